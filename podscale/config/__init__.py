@@ -1,0 +1,31 @@
+"""The run document: one typed model, its reader and its identity."""
+
+from podscale.config.document import dumps, json_schema, load, loads, options
+from podscale.config.identity import Difference, data_fingerprint, differences, fingerprint, result_values
+from podscale.config.model import (
+    ClaimSection,
+    DataSection,
+    InputSection,
+    ModelSection,
+    RunConfig,
+    TrainSection,
+)
+
+__all__ = [
+    "ClaimSection",
+    "DataSection",
+    "Difference",
+    "InputSection",
+    "ModelSection",
+    "RunConfig",
+    "TrainSection",
+    "data_fingerprint",
+    "differences",
+    "dumps",
+    "fingerprint",
+    "json_schema",
+    "load",
+    "loads",
+    "options",
+    "result_values",
+]

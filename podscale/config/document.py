@@ -1,0 +1,221 @@
+"""Read a run document: YAML text plus `--set` overrides to a `RunConfig`, with errors that name key, file and line.
+
+YAML is read as data only: no tags, no duplicate keys, no aliases (they can blow up a small file), numbers as in
+YAML 1.2 (so that `1e-4` is a number).
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from podscale.config.model import RunConfig
+from podscale.errors import InputError
+
+MAX_DOCUMENT_BYTES = 2**20
+
+
+class _DocumentLoader(yaml.SafeLoader):
+    """Safe YAML without the traps of version 1.1."""
+
+
+_DocumentLoader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float",)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_DocumentLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+
+
+@dataclass
+class _Origins:
+    """Where each dotted key was written, for messages."""
+
+    name: str
+    lines: dict[str, int] = field(default_factory=dict)
+    overrides: dict[str, str] = field(default_factory=dict)
+
+    def of(self, key: str) -> str:
+        """The place to look: the override, else the line of the key or of its nearest parent, else the file."""
+        probe = key
+        while probe:
+            if probe in self.overrides:
+                return f"--set {self.overrides[probe]}"
+            if probe in self.lines:
+                return f"{self.name}:{self.lines[probe]}"
+            probe = probe.rpartition(".")[0]
+        return self.name
+
+
+def load(path: Path | str | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run document at `path` (defaults alone where None) with `a.b=c` overrides applied.
+
+    Raises InputError: the file cannot be read, is no YAML, repeats a key, has an unknown key or a wrong value.
+    """
+    if path is None:
+        return loads("{}", "defaults", overrides)
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_DOCUMENT_BYTES:
+            raise InputError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; this is no run document")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the run document: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: the run document is not UTF-8 text ({error})") from error
+    return loads(text, str(path), overrides)
+
+
+def loads(text: str, name: str = "document", overrides: Sequence[str] = ()) -> RunConfig:
+    """As `load`, from text; `name` stands in for the file in messages."""
+    origins = _Origins(name)
+    values = _parse(text, origins)
+    for override in overrides:
+        _apply_override(values, override, origins)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise InputError(_explain(error, origins)) from None
+
+
+def dumps(config: RunConfig) -> str:
+    """The resolved document as YAML; `loads(dumps(c)) == c`."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a run document."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunConfig.model_json_schema()}
+
+
+def _parse(text: str, origins: _Origins) -> dict[str, Any]:
+    try:
+        loader = _DocumentLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return {}
+            if not isinstance(node, yaml.MappingNode):
+                raise InputError(f"{origins.name}: a run document is a mapping of sections, not a {_kind(node)}")
+            _record(node, "", origins)
+            values: dict[str, Any] = loader.construct_document(node)
+            return values
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{origins.name}:{mark.line + 1}" if mark else origins.name
+        problem = getattr(error, "problem", None) or str(error)
+        raise InputError(f"{place}: not valid YAML: {problem}") from None
+
+
+def _kind(node: yaml.Node) -> str:
+    return "list" if isinstance(node, yaml.SequenceNode) else "single value"
+
+
+def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | None = None) -> None:
+    seen = set() if seen is None else seen
+    if id(node) in seen:
+        raise InputError(
+            f"{origins.name}:{node.start_mark.line + 1}: YAML aliases are not allowed; write the value out"
+        )
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if not isinstance(item, yaml.ScalarNode):
+                _record(item, prefix, origins, seen)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise InputError(f"{origins.name}:{line}: keys are plain words")
+        key = f"{prefix}{key_node.value}"
+        if key in origins.lines:
+            raise InputError(f"{origins.name}:{line}: {key} is given twice (first on line {origins.lines[key]})")
+        origins.lines[key] = line
+        _record(value_node, f"{key}.", origins, seen)
+
+
+def _apply_override(values: dict[str, Any], override: str, origins: _Origins) -> None:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {override}: write it as section.key=value")
+    origins.overrides[key] = override
+    try:
+        value = yaml.load(text, Loader=_DocumentLoader) if text.strip() else ""
+    except yaml.YAMLError:
+        value = text
+    *parents, last = key.split(".")
+    target = values
+    for depth, parent in enumerate(parents):
+        child = target.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise InputError(f"--set {override}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+        target = child
+    target[last] = value
+
+
+def _explain(error: ValidationError, origins: _Origins) -> str:
+    messages = []
+    for item in error.errors(include_url=False):
+        context = item.get("ctx", {})
+        key = context["key"] if item["type"] == "conflict" else ".".join(str(part) for part in item["loc"])
+        messages.append(f"{origins.of(key)}: {_sentence(item['type'], key, item)}")
+    return "\n".join(messages)
+
+
+def _sentence(kind: str, key: str, item: Any) -> str:
+    if kind == "conflict":
+        return str(item["ctx"]["message"])
+    if kind == "extra_forbidden":
+        return f"unknown key {key}{_suggestion(key)}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    shown = json.dumps(item["input"], default=str)
+    return f"{key}: {message[:1].lower()}{message[1:]} (got {shown if len(shown) < 80 else shown[:77] + '...'})"
+
+
+def _suggestion(key: str) -> str:
+    parent, _, last = key.rpartition(".")
+    names = _keys_under(parent)
+    close = difflib.get_close_matches(last, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {parent + '.' if parent else ''}{close[0]}?"
+    elsewhere = [name for name in options() if name.rpartition(".")[2] == last]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return f"; valid here: {', '.join(names)}" if names else ""
+
+
+def _keys_under(section: str) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in section.split(".") if section else ():
+        field_info = model.model_fields.get(part)
+        annotation = field_info.annotation if field_info else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def options() -> list[str]:
+    """Every dotted option of a run document, in order."""
+    return list(_walk(RunConfig, ""))
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterable[str]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _walk(info.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -1,0 +1,63 @@
+"""What makes two run documents the same run: the values of their `result` fields."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from podscale.config.fields import FieldClass
+from podscale.config.model import DataSection, RunConfig
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One option whose value differs between two documents."""
+
+    option: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.option}: was {self.before!r}, is {self.now!r}"
+
+
+def values_of(model: BaseModel, field_class: FieldClass, prefix: str = "") -> dict[str, Any]:
+    """The options of one class as {dotted name: JSON value}."""
+    return dict(_values(model, field_class, prefix))
+
+
+def _values(model: BaseModel, field_class: FieldClass, prefix: str) -> Iterator[tuple[str, Any]]:
+    dumped = model.model_dump(mode="json")
+    for name, info in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from _values(value, field_class, f"{prefix}{name}.")
+            continue
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and extra.get("x-class") == field_class.value:
+            yield f"{prefix}{name}", dumped[name]
+
+
+def result_values(config: RunConfig) -> dict[str, Any]:
+    """The options that change the numbers of a run."""
+    return values_of(config, FieldClass.RESULT)
+
+
+def fingerprint(values: dict[str, Any]) -> str:
+    """A short stable hash of JSON values: 16 hexadecimal digits."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def data_fingerprint(data: DataSection) -> str:
+    """Names the shard set of a data section: <workspace>/datasets/<this>."""
+    return fingerprint(values_of(data, FieldClass.RESULT))
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """What changed between two sets of result values, in option order."""
+    names = [*before, *(name for name in now if name not in before)]
+    return [Difference(name, before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)]

@@ -1,0 +1,248 @@
+"""The run document: one frozen, typed model that says everything about a run.
+
+Sections follow the stages. Each field names its class (see `fields`), its unit and its meaning; the JSON schema that
+editors and the chart use is generated from here. Checks inside one section stand beside its fields; checks across
+sections stand in `checks`.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from podscale.config.checks import check_sections
+from podscale.config.fields import display, placement, result
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=False
+    )
+
+
+class RunSection(Section):
+    """Who this run is and where it lives."""
+
+    id: str = placement(
+        "run",
+        "Identity of the run: adopting, resuming and stopping go by it. A DNS-1035 label, because pods carry it.",
+        pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+        max_length=40,
+    )
+    workspace: str = placement(
+        ".", "Directory or URL under which datasets/<fingerprint> and runs/<id> are kept (file://, gs://, s3://)."
+    )
+    seed: int = result(0, "Seed of weights, sample order and augmentation.", ge=0, lt=2**63)
+
+
+class DataSection(Section):
+    """What the shard set is made of; the shard stage sees this section alone."""
+
+    source: str = result("digits", "Where the images are: `digits` (embedded), a path, or an fsspec URL.", min_length=1)
+    format: Literal["auto", "digits", "imagefolder", "tar", "table", "imagenet"] = result(
+        "auto", "Layout of the source; `auto` looks at it. `table` is a CSV or JSONL of path,label."
+    )
+    classes: tuple[str, ...] | None = result(
+        None, "Expected class names in index order; a source with other classes is refused."
+    )
+    validation_fraction: float = result(0.2, "Share held out where the source brings no validation split.", gt=0, lt=1)
+    stratify: bool = result(True, "Hold out the same share of every class instead of a plain hash split.")
+    seed: int = result(0, "Seed of the held-out share and of the global pre-shuffle.", ge=0, lt=2**63)
+    shard_bytes: int = result(256 * 2**20, "Aimed size of one shard in bytes.", ge=4096)
+    min_shards: int = result(1, "At least this many shards per split (a multiple of the hosts that read them).", ge=1)
+    policy: Literal["quarantine", "fail", "convert"] = result(
+        "quarantine",
+        "What to do with an unusable image: leave it out and list it, fail, or convert what can be converted.",
+    )
+    max_reject_rate: float = result(0.01, "Fail when more than this share of the images is unusable.", ge=0, le=1)
+    dedup: Literal["report", "drop", "fail"] = result("report", "What to do with byte-identical images.")
+    resize_short: int | None = result(None, "Re-encode to this short side in pixels (never enlarges).", ge=8)
+    quality: int = result(90, "JPEG quality where an image is re-encoded.", ge=1, le=100)
+    max_pixels: int = result(40_000_000, "Larger images are unusable (decompression bombs), in pixels.", ge=1)
+    max_bytes: int = result(64 * 2**20, "Larger files are unusable, in bytes.", ge=1)
+
+
+class CropSection(Section):
+    """Training augmentation, drawn from a stream keyed by (seed, epoch, sample key)."""
+
+    scale: tuple[float, float] = result((0.08, 1.0), "Share of the image's area that a random crop keeps.")
+    ratio: tuple[float, float] = result((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
+    flip: float = result(0.5, "Probability of a horizontal mirror.", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "CropSection":
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                raise ValueError(f"{name}: needs 0 < low <= high, got [{low}, {high}]")
+        if self.scale[1] > 1:
+            raise ValueError(f"scale: a crop cannot keep more than the whole image, got {self.scale[1]}")
+        return self
+
+
+class InputSection(Section):
+    """From shards to batches on the device."""
+
+    loader: Literal["auto", "torchvision", "dali", "synthetic"] = placement(
+        "auto", "Who decodes and crops; all follow the same order. `auto`: dali on GPUs where installed."
+    )
+    image_size: int = result(224, "Side of the square training image in pixels.", ge=4)
+    order: Literal["global", "blocked"] = result(
+        "global", "`global`: one permutation of everything. `blocked`: fixed groups of shards, for host caches."
+    )
+    groups: int = result(1, "Number of shard groups of the blocked order; every host count must divide it.", ge=1)
+    crop: CropSection = CropSection()
+    mean: tuple[float, float, float] = result((0.485, 0.456, 0.406), "Mean per channel, of pixels scaled to [0, 1].")
+    std: tuple[float, float, float] = result((0.229, 0.224, 0.225), "Deviation per channel, scaled to [0, 1].")
+    max_bad_rate: float = result(0.001, "Fail when more than this share of records cannot be decoded.", ge=0, le=1)
+    workers: int = placement(1, "Decoding threads or processes per rank.", ge=1)
+    prefetch: int = placement(2, "Batches prepared ahead per rank.", ge=1)
+    cache_dir: str | None = placement(None, "Node-local directory for remote shard sets; default: a temporary one.")
+    cache_bytes: int = placement(256 * 2**30, "Size limit of the node-local shard cache in bytes.", ge=2**20)
+
+
+class BatchNormSection(Section):
+    momentum: float = result(0.1, "Weight of the new statistics in the running ones.", gt=0, le=1)
+    eps: float = result(1e-5, "Added to the variance.", gt=0)
+    group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
+
+
+class ModelSection(Section):
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = result(
+        "resnet50", "Architecture, by its name in the catalogue."
+    )
+    stem: Literal["imagenet", "small"] = result(
+        "imagenet", "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px."
+    )
+    width: int = result(64, "Channels of the first stage; 64 is the published network.", ge=4, multiple_of=4)
+    zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
+    batch_norm: BatchNormSection = BatchNormSection()
+
+
+class OptimizerSection(Section):
+    name: Literal["sgd", "lars"] = result("sgd", "Update rule.")
+    momentum: float = result(0.9, "Momentum of the gradient average.", ge=0, lt=1)
+    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum.")
+    weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
+    decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
+    trust_coefficient: float = result(0.001, "LARS eta (You 2017).", gt=0)
+    eps: float = result(0.0, "LARS: added to the denominator of the trust ratio.", ge=0)
+
+
+class ScheduleSection(Section):
+    name: Literal["cosine", "step", "polynomial", "constant"] = result("cosine", "Decay after the warm-up.")
+    learning_rate: float = result(0.1, "Peak learning rate at the full global batch.", gt=0)
+    warmup_epochs: float = result(0.0, "Linear warm-up, in epochs.", ge=0)
+    warmup_start: float = result(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
+    end_learning_rate: float = result(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
+    power: float = result(2.0, "Exponent of the polynomial decay.", gt=0)
+    milestones: tuple[float, ...] = result((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")
+    gamma: float = result(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _milestones_rise(self) -> "ScheduleSection":
+        if list(self.milestones) != sorted(set(self.milestones)) or any(m <= 0 for m in self.milestones):
+            raise ValueError(f"milestones: must be positive and rising, got {list(self.milestones)}")
+        return self
+
+
+class AllReduceSection(Section):
+    algorithm: Literal["flat", "torus2d", "ddp"] = placement(
+        "flat",
+        "`flat`: the backend's all-reduce on our buckets. `torus2d`: reduce-scatter in the row, all-reduce in the "
+        "column, all-gather in the row. `ddp`: torch's DistributedDataParallel, as a baseline.",
+    )
+    row: int | None = placement(None, "Ranks in a row of the torus; default: the ranks of one node.", ge=1)
+    bucket_mb: float = placement(25.0, "Size of one gradient bucket in MiB.", gt=0)
+    overlap: bool = placement(True, "Reduce buckets while backward is still running.")
+
+
+class TrainSection(Section):
+    engine: Literal["pytorch"] = placement("pytorch", "Training engine.")
+    epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
+    global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
+    accumulation: int = placement(1, "Forward-backward passes per update.", ge=1)
+    label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    precision: Literal["fp32", "bf16", "fp16"] = result("fp32", "Arithmetic of forward and backward (autocast).")
+    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16.", gt=0)
+    channels_last: bool = placement(True, "Activations in NHWC memory order.")
+    all_reduce: AllReduceSection = AllReduceSection()
+    max_nonfinite: int = result(10, "Fail after this many masked non-finite updates in a row.", ge=0)
+    deterministic: bool = placement(False, "Ask the framework for deterministic kernels (GPU).")
+
+
+class EvaluateSection(Section):
+    batch: int = placement(256, "Images per rank and step.", ge=1)
+    image_size: int | None = result(None, "Side of the evaluation image in pixels; default: input.image_size.", ge=4)
+    crop_fraction: float = result(0.875, "Centre crop side over resized short side.", gt=0, le=1)
+    every_epochs: float = result(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
+
+
+class CheckpointSection(Section):
+    every_epochs: float = placement(1.0, "Save this often, in epochs; 0 = only at the end and when stopped.", ge=0)
+    every_steps: int = placement(0, "Save this often, in updates; 0 = by epochs alone.", ge=0)
+    keep_last: int = placement(2, "Newest checkpoints kept.", ge=1)
+    keep_best: int = placement(1, "Best checkpoints by validation top-1 kept besides.", ge=0)
+    resume: str = placement(
+        "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
+    )
+    asynchronous: bool = placement(True, "Write while training goes on.")
+
+
+class TelemetrySection(Section):
+    enabled: bool = display(True, "Serve Prometheus metrics while a stage runs.")
+    address: str = display("127.0.0.1", "Address the metrics endpoint listens on (0.0.0.0 in pods).")
+    port: int = display(0, "Port of the metrics endpoint; 0 = any free one (printed).", ge=0, le=65535)
+    linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
+    log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
+    log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
+
+
+class LaunchSection(Section):
+    backend: Literal["local"] = placement("local", "Who starts the processes.")
+    processes: int = placement(0, "Training processes per node; 0 = one per GPU, or one where there is none.", ge=0)
+    nodes: int = placement(1, "Nodes of the job.", ge=1)
+    threads: int = placement(0, "CPU threads per process; 0 = cores / processes.", ge=0)
+    shard_workers: int = placement(0, "Packing processes; 0 = one per core.", ge=0)
+    max_restarts: int = placement(
+        0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0
+    )
+    grace_seconds: float = placement(
+        60.0, "Time to save after a stop request, before processes are killed.", gt=0
+    )
+    timeout_seconds: float = placement(300.0, "Longest wait of one rank for its peers.", gt=0)
+
+
+class ClaimSection(Section):
+    """What the published run reported; the report sets it beside what was achieved."""
+
+    top1: float | None = display(None, "Top-1 accuracy as a share.", ge=0, le=1)
+    minutes: float | None = display(None, "Training time in minutes.", gt=0)
+    images_per_second: float | None = display(None, "Training throughput over all devices.", gt=0)
+    hardware: str | None = display(None, "What it ran on.")
+    source: str | None = display(None, "Where it was published.")
+
+
+class RunConfig(Section):
+    """One run, from images to report."""
+
+    run: RunSection = RunSection()
+    data: DataSection = DataSection()
+    input: InputSection = InputSection()
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    launch: LaunchSection = LaunchSection()
+    claim: ClaimSection = ClaimSection()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> "RunConfig":
+        check_sections(self)
+        return self
+
+    @property
+    def eval_image_size(self) -> int:
+        """Side of the evaluation image in pixels."""
+        return self.evaluate.image_size or self.input.image_size

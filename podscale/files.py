@@ -1,0 +1,38 @@
+"""Small files written so that a reader sees the old content or the new, never half of it."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Writes `path` by a temporary neighbour, fsync and rename; the directory must exist."""
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON document atomically, with sorted keys nowhere: the order given is the order read."""
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

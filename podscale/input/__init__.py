@@ -1,0 +1,1 @@
+"""From shards to batches of uint8 images; no framework is imported outside the loaders that need one."""

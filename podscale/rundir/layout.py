@@ -1,0 +1,93 @@
+"""Where everything of a run is: <workspace>/datasets/<fingerprint> and <workspace>/runs/<id>."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from podscale.config import RunConfig, data_fingerprint
+from podscale.config.model import DataSection
+from podscale.errors import InputError
+
+
+def local_path(location: str) -> Path:
+    """The path of a local directory given as path or file:// URL.
+
+    Raises InputError for other URLs: a run directory needs a file system that can lock and rename.
+    """
+    if location.startswith("file://"):
+        return Path(location.removeprefix("file://"))
+    if "://" in location:
+        raise InputError(
+            f"run.workspace {location}: a run directory needs a local or mounted file system; mount the bucket "
+            "(gcsfuse, PVC) and give its path. Only data.source and shard sets may be object-store URLs."
+        )
+    return Path(location)
+
+
+def dataset_directory(workspace: str, data: DataSection) -> str:
+    """Location of the shard set of a data section."""
+    return f"{workspace.rstrip('/') or '/'}/datasets/{data_fingerprint(data)}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run, by name. Nothing is created before `create`."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "RunDirectory":
+        return cls(local_path(config.run.workspace) / "runs" / config.run.id)
+
+    def create(self) -> "RunDirectory":
+        """Makes the directory; raises InputError where the place cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot make the run directory: {error.strerror}") from error
+        return self
+
+    @property
+    def config(self) -> Path:
+        """The resolved run document."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, devices and command line of the newest launch."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per logged step, evaluation and event."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def outcome(self) -> Path:
+        """How the newest launch of each stage ended."""
+        return self.path / "outcome.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The final model: model.safetensors, model.json, README.md (the model card)."""
+        return self.path / "model"
+
+    @property
+    def predictions(self) -> Path:
+        """One row per validation sample (see podscale.evaluate.predictions)."""
+        return self.path / "predictions.safetensors"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def lease(self) -> Path:
+        return self.path / ".lease"

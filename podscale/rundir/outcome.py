@@ -1,0 +1,71 @@
+"""outcome.json: how each stage of a run ended, for launchers, the exit handler and people."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from podscale.errors import ExitCode, PodscaleError
+from podscale.files import write_json
+
+Stage = Literal["shard", "train", "evaluate", "report"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One stage's end: its exit code, the error as shown to people (empty when done) and wall seconds."""
+
+    stage: str
+    exit_code: int
+    error: str = ""
+    seconds: float = 0.0
+    ended: str = ""
+    reused: bool = False
+    """True where the stage was finished before and nothing had to be done."""
+
+    @property
+    def done(self) -> bool:
+        return self.exit_code == ExitCode.DONE
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """Records `outcome` beside those of the other stages, which are kept."""
+    outcomes = read_outcomes(path)
+    outcomes[outcome.stage] = outcome
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {name: asdict(entry) for name, entry in outcomes.items()})
+
+
+def read_outcomes(path: Path) -> dict[str, Outcome]:
+    """The recorded outcomes by stage; empty where there are none or the file is damaged."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return {name: Outcome(**entry) for name, entry in entries.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+@contextmanager
+def recorded_stage(path: Path, stage: Stage) -> Iterator[None]:
+    """Runs one stage and records its outcome whatever happens; the exception goes on to the caller."""
+    started = datetime.now(UTC)
+
+    def record(exit_code: int, error: str) -> None:
+        now = datetime.now(UTC)
+        write_outcome(path, Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat()))
+
+    try:
+        yield
+    except PodscaleError as error:
+        record(int(error.exit_code), str(error))
+        raise
+    except KeyboardInterrupt:
+        record(130, "interrupted")
+        raise
+    except BaseException as error:
+        record(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+        raise
+    record(int(ExitCode.DONE), "")

@@ -1,0 +1,120 @@
+"""The binary index of a split: fixed little-endian columns, memory-mapped, one row per packed image.
+
+Layout: magic (8 bytes), version u32, number of columns u32, rows u64, then each column contiguous and aligned to 64
+bytes, in the order of `COLUMNS`. Source paths are kept beside it, because they are bytes of any encoding and length.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from enum import IntFlag
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError
+from podscale.files import write_atomically
+
+MAGIC = b"PODSIDX\0"
+VERSION = 1
+ALIGNMENT = 64
+_HEADER = struct.Struct("<8sIIQ")
+
+COLUMNS: Mapping[str, str] = {
+    "key": "<u8",
+    "offset": "<u8",
+    "size": "<u4",
+    "shard": "<u4",
+    "label": "<i4",
+    "height": "<u2",
+    "width": "<u2",
+    "format": "u1",
+    "flags": "u1",
+}
+"""Column -> dtype. `key` names the sample for ever (and keys its augmentation); `offset` and `size` are the bytes of
+the image inside its tar; `label` is the class index; `height` and `width` are in pixels."""
+
+JPEG, PNG = 1, 2
+
+
+class Flag(IntFlag):
+    """What is particular about a record."""
+
+    DROPPED = 1
+    """A duplicate left out by `data.dedup=drop`; packed, but no part of the split."""
+    GRAY = 2
+    CMYK = 4
+    PROGRESSIVE = 8
+    CONVERTED = 16
+    """Rewritten to a clean RGB JPEG by `data.policy=convert`."""
+    RESIZED = 32
+    ROTATED = 64
+    """EXIF asks for a rotation; loaders ignore it, as the field's reference pipelines do."""
+
+
+def encode(columns: Mapping[str, npt.ArrayLike]) -> bytes:
+    """The index file of these columns; all of one length, exactly those of `COLUMNS`."""
+    if set(columns) != set(COLUMNS):
+        raise ValueError(f"an index has the columns {list(COLUMNS)}, got {list(columns)}")
+    arrays = {name: np.ascontiguousarray(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}
+    rows = len(arrays["key"])
+    if any(array.shape != (rows,) for array in arrays.values()):
+        raise ValueError("the columns of an index are one-dimensional and of one length")
+    content = bytearray(_HEADER.pack(MAGIC, VERSION, len(COLUMNS), rows))
+    for array in arrays.values():
+        content.extend(bytes(-len(content) % ALIGNMENT))
+        content.extend(array.tobytes())
+    return bytes(content)
+
+
+def write(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
+    """Writes the index file atomically."""
+    write_atomically(path, encode(columns))
+
+
+def read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The columns of an index file, memory-mapped and read-only.
+
+    Raises InputError where the file is no index, of another version, or cut short.
+    """
+    try:
+        raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot read the shard index: {error}") from error
+    if len(raw) < _HEADER.size:
+        raise InputError(f"{path}: no shard index (only {len(raw)} bytes); run `podscale shard` again")
+    magic, version, columns, rows = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+    if magic != MAGIC or version != VERSION or columns != len(COLUMNS):
+        raise InputError(f"{path}: no shard index of version {VERSION}; run `podscale shard` again")
+    found = {}
+    offset = _HEADER.size
+    for name, dtype in COLUMNS.items():
+        offset += -offset % ALIGNMENT
+        end = offset + rows * np.dtype(dtype).itemsize
+        if end > len(raw):
+            raise InputError(f"{path}: the shard index is cut short; run `podscale shard --verify`")
+        found[name] = raw[offset:end].view(dtype)
+        offset = end
+    return found
+
+
+class Sources:
+    """Source paths of the rows: bytes, in row order; written as u64 end offsets followed by the text."""
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self._raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        self._ends = self._raw[: rows * 8].view("<u8")
+        self._start = rows * 8
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, row: int) -> bytes:
+        begin = int(self._ends[row - 1]) if row else 0
+        return self._raw[self._start + begin : self._start + int(self._ends[row])].tobytes()
+
+    @staticmethod
+    def encode(paths: Sequence[bytes]) -> bytes:
+        ends = np.cumsum([len(path) for path in paths], dtype="<u8")
+        return ends.tobytes() + b"".join(paths)

@@ -1,0 +1,90 @@
+"""manifest.json: what a shard set holds. Written last, so its presence means that the set is complete."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podscale.errors import InputError
+from podscale.files import write_json
+
+NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file: its name inside the split, images, bytes and hashes."""
+
+    name: str
+    count: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split: images in use (without dropped duplicates), bytes of its shards, images per class, shards."""
+
+    count: int
+    bytes: int
+    class_counts: tuple[int, ...]
+    index_sha256: str
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a shard set; no field depends on when, where or by how many workers it was packed."""
+
+    schema_version: int
+    data_fingerprint: str
+    plan_fingerprint: str
+    options: dict[str, Any]
+    """The values of the document's data section that the set was made with."""
+    classes_sha256: str
+    splits: dict[str, SplitSummary]
+    rejects: dict[str, int] = field(default_factory=dict)
+    """Unusable images by reason; the images are listed in rejects.jsonl."""
+    duplicates: dict[str, int] = field(default_factory=dict)
+    """Counts: inside, across, conflicting, dropped."""
+
+    @property
+    def count(self) -> int:
+        """Images in use, over all splits."""
+        return sum(split.count for split in self.splits.values())
+
+    def write(self, directory: Path) -> None:
+        write_json(directory / NAME, asdict(self))
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> "Manifest":
+        """Raises InputError where the text is no manifest of this version."""
+        try:
+            raw = json.loads(text)
+            if raw["schema_version"] != SCHEMA_VERSION:
+                raise InputError(
+                    f"{where}: shard set of schema version {raw['schema_version']}; this Podscale reads version "
+                    f"{SCHEMA_VERSION}: shard the source again"
+                )
+            splits = {
+                name: SplitSummary(
+                    **{
+                        **split,
+                        "class_counts": tuple(split["class_counts"]),
+                        "shards": tuple(Shard(**shard) for shard in split["shards"]),
+                    }
+                )
+                for name, split in raw.pop("splits").items()
+            }
+            return cls(splits=splits, **raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{where}: not a shard manifest ({error})") from error
+
+
+def classes_sha256(classes: list[str]) -> str:
+    """The hash that ties a shard set, a checkpoint and a model to one class map (names in index order)."""
+    return hashlib.sha256(json.dumps(classes, ensure_ascii=True).encode()).hexdigest()

@@ -1,0 +1,18 @@
+"""Shared fixtures. Real images are found through PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The directory that holds imagenette224.tar and imagenet-500.tar; skips where it is absent."""
+    candidates = [os.environ.get("PODSCALE_TEST_DATA"), str(ROOT.parent / "shared" / "data")]
+    for candidate in candidates:
+        if candidate and (Path(candidate) / "imagenette224.tar").exists():
+            return Path(candidate)
+    pytest.skip("the real images are not here: set PODSCALE_TEST_DATA to a directory with imagenette224.tar")
