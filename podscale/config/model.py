@@ -204,12 +204,8 @@ class LaunchSection(Section):
     nodes: int = placement(1, "Nodes of the job.", ge=1)
     threads: int = placement(0, "CPU threads per process; 0 = cores / processes.", ge=0)
     shard_workers: int = placement(0, "Packing processes; 0 = one per core.", ge=0)
-    max_restarts: int = placement(
-        0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0
-    )
-    grace_seconds: float = placement(
-        60.0, "Time to save after a stop request, before processes are killed.", gt=0
-    )
+    max_restarts: int = placement(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
+    grace_seconds: float = placement(60.0, "Time to save after a stop request, before processes are killed.", gt=0)
     timeout_seconds: float = placement(300.0, "Longest wait of one rank for its peers.", gt=0)
 
 

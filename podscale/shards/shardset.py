@@ -92,7 +92,9 @@ class ShardSet:
             classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             missing = Path(error.filename).name
-            raise InputError(f"{directory}: no complete shard set ({missing} is missing); run `podscale shard`") from error
+            raise InputError(
+                f"{directory}: no complete shard set ({missing} is missing); run `podscale shard`"
+            ) from error
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise

@@ -1,0 +1,1 @@
+"""The Kubeflow pipelines and the presets in runs/. Installed as podscale.pipelines."""
