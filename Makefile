@@ -1,0 +1,53 @@
+# make run   the whole pipeline on this machine, on embedded real images
+# make test  every test; each one runs or says why it cannot
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+RUN ?= digits
+ARGS ?=
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help run test lint types check bench clean lock lock-upgrade
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/.run ## shard, train, evaluate and report on embedded real images (RUN=preset, ARGS="--set a.b=c")
+	@$(BIN)/podscale run $(RUN) $(ARGS)
+
+test: .venv/.dev ## every test, with coverage (ARGS="-k name" to choose)
+	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+lint: .venv/.dev ## ruff: style and common mistakes
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: .venv/.dev ## mypy: types
+	@$(BIN)/mypy
+
+check: lint types test ## what continuous integration runs
+
+bench: .venv/.dev ## every benchmark of this machine, into benchmarks/results/ (needs the real images)
+	@for name in shards input telemetry; do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
+
+lock: ## resolve the requirement files again, keeping versions that still fit
+	@tools/lock.sh
+
+lock-upgrade: ## resolve the requirement files to the newest versions
+	@tools/lock.sh --upgrade
+
+clean: ## remove the environment, caches and what `make run` wrote
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
+
+# The environment is made from hash-pinned files alone. A stamp is older than its requirement file exactly when
+# something is to be done, so a second `make` takes no time.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "podscale needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@echo "making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+
+.venv/.run: requirements/run.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
+	@tools/install.sh run
+
+.venv/.dev: requirements/dev.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
+	@tools/install.sh dev

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# usage: tools/install.sh run|dev
+# Installs the hash-pinned requirements/<set>.txt and the package itself (editable) into .venv. Used by the Makefile.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+set_name=$1
+python=.venv/bin/python
+log=.venv/install.log
+
+echo "installing requirements/$set_name.txt (a few GB on the first run; log: $log)"
+{
+  "$python" -m pip install --require-hashes --no-deps --progress-bar off -r requirements/build.txt
+  "$python" -m pip install --require-hashes --no-deps --progress-bar off -r "requirements/$set_name.txt"
+  # The build tools were installed above from pinned files: nothing is fetched for building the package itself.
+  "$python" -m pip install --no-deps --no-build-isolation --progress-bar off --editable .
+} >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed; the whole log is $log" >&2; exit 1; }
+touch ".venv/.$set_name"
+# the development set holds everything that a run needs
+if [ "$set_name" = dev ]; then touch .venv/.run; fi
