@@ -1,0 +1,66 @@
+"""The installed wheel holds everything: it runs the embedded digits outside the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin directory of a new environment that holds the wheel; its dependencies are those of this environment."""
+    place = tmp_path_factory.mktemp("wheel")
+    source = place / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "runs", "datasets", "build", "*.egg-info", ".mypy_cache")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(place),
+        str(source),
+    ]
+    subprocess.run(build, check=True)
+    wheel = next(place.glob("podscale-*.whl"))
+    environment = place / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
+    # A .pth file adds the directory of the dependencies without obeying the .pth files in it: the editable install of
+    # the checkout stays invisible, so what runs is the wheel alone.
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *_shared_site_directories()}
+    (Path(site.strip()) / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True)
+    return environment / "bin"
+
+
+def _shared_site_directories() -> set[str]:
+    return {path for path in sys.path if path.endswith("site-packages")}
+
+
+def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    where = subprocess.check_output(
+        [wheel_environment / "python", "-c", "import podscale.pipelines; print(podscale.pipelines.__file__)"],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+    )
+    assert str(wheel_environment.parent) in where
+    command = [wheel_environment / "podscale", "run", "digits", "--set", "train.epochs=2", "--set", "run.id=wheel"]
+    command += ["--set", "launch.processes=1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (tmp_path / "runs" / "wheel" / "report.html").stat().st_size > 10_000

@@ -1,0 +1,105 @@
+"""The house keeps its shape: imports point downward, and frameworks stay in their rooms."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Lower number = lower floor. A module may import from its own room or from floors below, never from beside or above.
+FLOORS = {
+    "podscale.version": 0,
+    "podscale.errors": 0,
+    "podscale.files": 0,
+    "podscale.config": 1,
+    "podscale.models": 2,
+    "podscale.schedules": 2,
+    "podscale.order": 2,
+    "podscale.rundir": 3,
+    "podscale.shards": 3,
+    "podscale.checkpoint": 4,
+    "podscale.telemetry": 4,
+    "podscale.input": 4,
+    "podscale.evaluate": 5,
+    "podscale.launch": 5,
+    "podscale.pytorch": 6,
+    "podscale.stages": 7,
+    "podscale.components": 8,
+    "podscale.pipelines": 9,
+    "podscale.doctor": 9,
+    "podscale.commands": 10,
+    "podscale.cli": 11,
+}
+FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax"}
+FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.input.loaders")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts if parts[0] == "podscale" else ("podscale", *parts))
+    return name.removesuffix(".__init__")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for top in ("podscale", "components", "pipelines"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            yield module_name(path), path
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(name: str) -> str | None:
+    found = [prefix for prefix in FLOORS if name == prefix or name.startswith(f"{prefix}.")]
+    return max(found, key=len) if found else None
+
+
+MODULES = [(name, path) for name, path in modules() if name != "podscale"]
+
+
+@pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_imports_point_downward(name: str, path: Path) -> None:
+    home = room(name)
+    assert home, f"{name} stands in no room: give it a floor here, and say in CONTRIBUTING.md what it is for"
+    for imported in imports_of(path):
+        target = room(imported)
+        if target is not None and target != home:
+            assert FLOORS[target] < FLOORS[home], f"{name} imports {imported}, which is not below it"
+
+
+@pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_frameworks_stay_in_their_rooms(name: str, path: Path) -> None:
+    if name.startswith(FRAMEWORK_ROOMS):
+        return
+    found = {imported.partition(".")[0] for imported in imports_of(path)} & FRAMEWORKS
+    assert not found, f"{name} imports {found}; only {FRAMEWORK_ROOMS} may"
+
+
+LIGHT = ["podscale.cli", "podscale.config", "podscale.shards.build", "podscale.launch.supervisor"]
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_load_no_framework(module: str) -> None:
+    program = f"import sys, {module}; print(*(set(sys.modules) & {{'torch', 'torchvision', 'kfp', 'sklearn', 'jax'}}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_help_loads_no_validation_library() -> None:
+    """`podscale --help` answers at once because even pydantic is imported later."""
+    program = (
+        "import sys; sys.argv = ['podscale', '--help']\nfrom podscale import cli\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "print('loaded:', *(set(sys.modules) & {'pydantic', 'torch', 'kfp', 'numpy', 'yaml'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == ["loaded:"]
