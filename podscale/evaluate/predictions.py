@@ -57,9 +57,7 @@ def write(path: Path, predictions: Predictions) -> None:
     keys = columns["keys"][order]
     if len(keys) and (repeated := keys[1:][keys[1:] == keys[:-1]]).size:
         raise ValueError(f"sample {int(repeated[0]):016x} was predicted twice")
-    content = save(
-        {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}, {"format": FORMAT}
-    )
+    content = save({name: np.ascontiguousarray(column[order]) for name, column in columns.items()}, {"format": FORMAT})
     write_atomically(path, content)
 
 
