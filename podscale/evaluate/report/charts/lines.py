@@ -110,9 +110,7 @@ def _line(series: Series, x: Scale, y: Scale) -> list[Any]:
     return [tag("path", d=path, class_=f"line c{series.colour}"), dots]
 
 
-def _hover(
-    series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool
-) -> list[Markup]:
+def _hover(series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool) -> list[Markup]:
     """Per point an invisible target; over it, the point and its value appear (by CSS, so without a script)."""
     found = []
     for a, b in series.points:

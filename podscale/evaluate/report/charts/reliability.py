@@ -52,6 +52,4 @@ def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
 
 def _bar(label: str, left: float, right: float, top: float, base: float, style: str) -> Markup:
     height = max(base - top, 0.0)
-    return tag(
-        "rect", tag("title", label), x=left + 0.75, y=top, width=right - left - 1.5, height=height, class_=style
-    )
+    return tag("rect", tag("title", label), x=left + 0.75, y=top, width=right - left - 1.5, height=height, class_=style)
