@@ -8,6 +8,7 @@ import json
 import tarfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,7 @@ def _train(
             rate = config.train.schedule.learning_rate * min(1.0, (step + 1) / warm)
             weights -= rate * gradient
             marks.append(time.perf_counter())
-            for name, (a, b) in zip(phases, zip(marks, marks[1:], strict=False), strict=True):
+            for name, (a, b) in zip(phases, pairwise(marks), strict=True):
                 phases[name] += b - a
             step += 1
             if step % 5 == 0:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from podscale.evaluate.evaluation import ClassFigures, Claim, Compared, compare_claim
+from podscale.evaluate.evaluation import Claim, ClassFigures, Compared, compare_claim
 from podscale.evaluate.history import number
 from podscale.evaluate.report import charts, figures
 from podscale.evaluate.report.charts import Series
+from podscale.evaluate.report.charts.scale import rounded_out
 from podscale.evaluate.report.gather import STAGES, ReportData, ended
 from podscale.evaluate.report.pictures import one_per_class, picture
 from podscale.evaluate.report.svg import Markup, printable, tag, text
@@ -120,19 +121,11 @@ def curves(data: ReportData) -> Markup | None:
     ):
         points = _points_of(history.steps, unit, key)
         if points:
-            top = max(value for _, value in points) or 1.0
-            span = charts_range(top)
+            span = rounded_out(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
             panels.append(
                 charts.line_chart(title, [Series(title, points, colour)], y_unit=y_unit, x_unit=unit, y_range=span)
             )
     return _section("Training", tag("div", panels, class_="grid2")) if panels else None
-
-
-def charts_range(top: float) -> tuple[float, float]:
-    """From zero to the next tick over `top`: rates are compared from zero."""
-    from podscale.evaluate.report.charts.scale import rounded_out
-
-    return rounded_out(0.0, top)
 
 
 def time(data: ReportData) -> Markup | None:
@@ -210,10 +203,14 @@ def confusion(data: ReportData) -> Markup | None:
         ranked = _by_accuracy(scores.per_class)
         panels = [_class_table("Worst classes", ranked[:12]), _class_table("Best classes", ranked[::-1][:12])]
     pairs = [
-        tag("tr", tag("td", names[pair.label]), tag("td", names[pair.predicted]), tag("td", str(pair.count), class_="n"),
-            tag("td", figures.percent(pair.count / max(1, scores.per_class[pair.label].samples)), class_="n"))
-        for pair in scores.confused[:LISTED_PAIRS]
-    ]  # fmt: skip
+        _row(
+            names[p.label],
+            names[p.predicted],
+            str(p.count),
+            figures.percent(p.count / scores.per_class[p.label].samples),
+        )
+        for p in scores.confused[:LISTED_PAIRS]
+    ]
     if pairs and scores.confusion_matrix is None:
         head = tag("tr", tag("th", "true class"), tag("th", "taken for"), tag("th", "times", class_="n"),
                    tag("th", "of the class", class_="n"))  # fmt: skip
@@ -338,7 +335,12 @@ def _section(title: str, *children: Any) -> Markup:
 
 
 def _tile(name: str, value: str, note: str) -> Markup:
-    return tag("div", tag("span", name, class_="name"), tag("span", value, class_="value"), tag("span", note, class_="sub"), class_="tile")  # fmt: skip
+    parts = (("name", name), ("value", value), ("sub", note))
+    return tag("div", [tag("span", part, class_=style) for style, part in parts], class_="tile")
+
+
+def _row(true: str, taken: str, *numbers: str) -> Markup:
+    return tag("tr", tag("td", true), tag("td", taken), [tag("td", figure, class_="n") for figure in numbers])
 
 
 def _launches(data: ReportData) -> str:
@@ -407,7 +409,8 @@ def _samples(data: ReportData) -> Markup | None:
     cards = []
     for sample in one_per_class(split, len(data.shards.classes), SAMPLE_PICTURES):
         label = data.shards.classes[int(split.labels[sample])]
-        cards.append(tag("figure", picture(split, sample, label), tag("figcaption", tag("span", label, class_="label")), class_="card"))  # fmt: skip
+        caption = tag("figcaption", tag("span", label, class_="label"))
+        cards.append(tag("figure", picture(split, sample, label), caption, class_="card"))
     return text(tag("h3", f"Pictures of the split {name}"), tag("div", cards, class_="cards small"))
 
 
@@ -438,8 +441,13 @@ def _by_accuracy(classes: list[ClassFigures]) -> list[ClassFigures]:
 
 
 def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
-    head = tag("tr", tag("th", "class"), tag("th", "accuracy", class_="n", colspan=2), tag("th", "precision", class_="n"),
-               tag("th", "images", class_="n"))  # fmt: skip
+    head = tag(
+        "tr",
+        tag("th", "class"),
+        tag("th", "accuracy", class_="n", colspan=2),
+        tag("th", "precision", class_="n"),
+        tag("th", "images", class_="n"),
+    )
     rows = [
         tag(
             "tr",

@@ -8,7 +8,7 @@ class Markup(str):
     """Text that is already HTML or SVG; anything else is escaped when it becomes part of a tag."""
 
 
-def tag(name: str, *children: Any, **attributes: Any) -> Markup:
+def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
     """One element. `class_` is class, `stroke_width` is stroke-width; None leaves an attribute out.
 
     Floats are written with two decimals, which is a hundredth of a pixel.
@@ -21,7 +21,7 @@ def tag(name: str, *children: Any, **attributes: Any) -> Markup:
     return Markup(f"<{name}{written}>{text(*children)}</{name}>")
 
 
-def void(name: str, **attributes: Any) -> Markup:
+def void(name: str, /, **attributes: Any) -> Markup:
     """An element without content or end tag: img, meta, br."""
     return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
 
