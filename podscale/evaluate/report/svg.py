@@ -1,5 +1,6 @@
 """Markup by functions: every value is escaped here and nowhere else."""
 
+import unicodedata
 from html import escape
 from typing import Any
 
@@ -56,5 +57,4 @@ def printable(value: str | bytes) -> str:
 
 
 def _shows(c: str) -> bool:
-    bidirectional = "\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069"  # would turn the text around it
-    return c == "\n" or c == "\t" or (c.isprintable() and not "\ud800" <= c <= "\udfff" and not bidirectional)
+    return c in "\n\t" or c.isprintable() or unicodedata.category(c) == "Zs"
