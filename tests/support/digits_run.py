@@ -18,9 +18,7 @@ from sklearn.datasets import load_digits
 
 from podscale.config import RunConfig, dumps, loads
 from podscale.evaluate import predictions
-from podscale.evaluate.evaluation import evaluation_of, throughput_of, write
-from podscale.evaluate.history import read_history
-from podscale.evaluate.scores import score
+from podscale.evaluate.evaluation import evaluate_run
 from podscale.rundir import Outcome, write_outcome
 from podscale.shards import index
 from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
@@ -140,18 +138,7 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
     found = _predict(weights, held_x, held_y, shards.split("validation").keys)
     predictions.write(run / "predictions.safetensors", found)
     seconds = time.monotonic() - started
-    history = read_history(run / "metrics.jsonl")
-    write(
-        run / "evaluation.json",
-        evaluation_of(
-            score(found, len(classes)),
-            classes,
-            config=config,
-            manifest=shards.manifest,
-            shard_set=str(shards.directory),
-            throughput=throughput_of(config, history, samples=len(found), seconds=seconds, processes=1),
-        ),
-    )
+    evaluate_run(run, config, shards, seconds=seconds, processes=1)
     write_outcome(run / "outcome.json", Outcome("evaluate", 0, "", seconds, ""))
     return DigitsRun(run, root / "shards", config)
 

@@ -146,7 +146,7 @@ def _why(data: ReportData, stage: str, otherwise: str) -> str:
 def ended(outcome: Outcome) -> str:
     """How a stage ended, in words."""
     if outcome.done:
-        return "was finished before" if outcome.reused else "is done"
+        return "done before" if outcome.reused else "done"
     words = {
         ExitCode.BAD_INPUT: "refused its input",
         ExitCode.PREEMPTED: "was stopped after saving",

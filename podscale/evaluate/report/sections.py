@@ -100,11 +100,12 @@ def curves(data: ReportData) -> Markup | None:
         if all(number(line.get("epoch")) is not None for line in (*history.steps, *history.evaluations))
         else "step"
     )
+    end = max((number(line.get(unit)) or 0.0 for line in (*history.steps, *history.evaluations)), default=0.0)
     train_loss = _points_of(history.steps, unit, "loss")
     held_loss = _points_of(history.evaluations, unit, "loss")
     if train_loss or held_loss:
         lines = [Series("training", train_loss, 1), Series("validation", held_loss, 2, dots=True)]
-        panels.append(charts.line_chart("Loss", lines, y_unit="nats", x_unit=unit, log=True))
+        panels.append(charts.line_chart("Loss", lines, y_unit="nats", x_unit=unit, x_high=end, log=True))
     accuracy = [
         Series(name, _points_of(history.evaluations, unit, key), colour, dots=True)
         for name, key, colour in (("top-1", "top1", 1), ("top-5", "top5", 3))
@@ -113,7 +114,7 @@ def curves(data: ReportData) -> Markup | None:
         goal = data.config.claim.top1 if data.config else None
         panels.append(
             charts.line_chart("Validation accuracy", accuracy, x_unit=unit, show=lambda v: f"{100 * v:.4g}\u202f%",
-                              mark=goal, mark_name="claimed top-1")
+                              x_high=end, mark=goal, mark_name="claimed")
         )  # fmt: skip
     for title, key, y_unit, colour in (
         ("Learning rate", "learning_rate", "", 4),
@@ -123,7 +124,9 @@ def curves(data: ReportData) -> Markup | None:
         if points:
             span = rounded_out(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
             panels.append(
-                charts.line_chart(title, [Series(title, points, colour)], y_unit=y_unit, x_unit=unit, y_range=span)
+                charts.line_chart(
+                    title, [Series(title, points, colour)], y_unit=y_unit, x_unit=unit, x_high=end, y_range=span
+                )
             )
     return _section("Training", tag("div", panels, class_="grid2")) if panels else None
 

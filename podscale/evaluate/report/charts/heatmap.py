@@ -12,8 +12,9 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     hundred is to be seen.
     """
     n = len(names)
-    cell = max(18.0, min(40.0, 400.0 / n))
-    left, top = 108.0, 92.0
+    cell = max(16.0, min(34.0, 320.0 / n))
+    longest = min(15, max(len(name) for name in names))
+    left, top = 14.0 + 6.2 * longest, 16.0 + 5.0 * longest
     parts = []
     for i, row in enumerate(matrix):
         total = sum(row) or 1
@@ -53,7 +54,7 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
                 )
             )
     side = n * cell
-    width, height = left + side + 40, top + side + 6
+    width, height = left + side + 3.6 * longest, top + side + 4
     drawn = tag("svg", parts, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title, class_="chart")
     caption = tag("figcaption", tag("b", title), tag("span", "rows: true class, columns: prediction", class_="unit"))
     return tag("figure", caption, drawn, class_="panel")
