@@ -104,7 +104,7 @@ def _recipe(data: ReportData) -> str:
     lines = [
         f"- {train.epochs:g} epochs in batches of {train.global_batch}, {train.precision}, seed {data.config.run.seed}",
         f"- {optimizer.name.upper()} with momentum {optimizer.momentum:g}, weight decay {optimizer.weight_decay:g}",
-        f"- Learning rate {schedule.learning_rate:g}, {schedule.name} after {schedule.warmup_epochs:g} epochs of warm-up",
+        f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
         "- Everything else is in config.yaml of the run directory",
     ]
