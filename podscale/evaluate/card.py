@@ -4,7 +4,7 @@ from pathlib import Path
 
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import ReportData, gather
-from podscale.evaluate.report.svg import printable
+from podscale.evaluate.text import printable
 from podscale.files import write_atomically
 from podscale.shards.shardset import ShardSet
 

@@ -16,6 +16,7 @@ from podscale.errors import InputError
 from podscale.evaluate import predictions
 from podscale.evaluate.history import History, read_history
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, score
+from podscale.evaluate.text import printable
 from podscale.files import write_atomically
 from podscale.rundir import RunDirectory
 from podscale.shards.manifest import Manifest
@@ -297,7 +298,7 @@ def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
     accuracy, precision = figures.accuracy, figures.precision
     return [
         ClassFigures(
-            name=name,
+            name=printable(name),  # a class map may hold bytes that are no text
             samples=int(figures.support[i]),
             predicted=int(figures.predicted[i]),
             correct=int(figures.correct[i]),

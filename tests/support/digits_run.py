@@ -109,7 +109,9 @@ def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.n
     pixels = (digits.images * 15.9375).astype(np.uint8)
     images, labels = [png(image) for image in pixels], digits.target.astype(np.int32)
     cut = len(images) * 4 // 5
-    names = [f"digits/{classes[label]}/{i:04d}.png".encode() for i, label in enumerate(labels)]
+    names = [
+        f"digits/{classes[label]}/{i:04d}.png".encode("utf-8", "surrogateescape") for i, label in enumerate(labels)
+    ]
     return {"train": (images[:cut], labels[:cut]), "validation": (images[cut:], labels[cut:])}, names
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -61,8 +62,12 @@ def framed(report: Path, probe: str = PROBE) -> Path:
 
 def seen(page: Browser, path: Path, width: int, dark: bool = False) -> dict[str, object]:
     page.open(path, width=width, dark=dark)
-    wait = "new Promise(r => { const t = setInterval(() => { if (window.seen) { clearInterval(t); r(window.seen) } }, 20) })"
-    found: dict[str, object] = page.evaluate(wait)
+    found: dict[str, object] | None = None
+    deadline = time.monotonic() + 30
+    while found is None and time.monotonic() < deadline:
+        found = page.evaluate("window.seen")
+        time.sleep(0.05)
+    assert found is not None, f"the frame never reported: {complaints(page)}"
     return found
 
 

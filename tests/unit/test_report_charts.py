@@ -1,6 +1,7 @@
 """The chart module: round ticks, honest decimation, marks where the data is."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ def test_ticks_are_round_inside_and_not_too_many(low: float, span: float) -> Non
     assert 2 <= len(ticks) <= 7
     assert low - span * 1e-6 <= ticks[0]
     assert ticks[-1] <= low + span * (1 + 1e-6)
-    steps = [b - a for a, b in zip(ticks, ticks[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(ticks)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-5)
     mantissa = float(f"{steps[0]:.3e}".split("e")[0])
     assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 0.01

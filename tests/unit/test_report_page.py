@@ -16,8 +16,9 @@ from podscale.evaluate.evaluation import evaluate_run
 from podscale.evaluate.predictions import Predictions, write
 from podscale.evaluate.report import build_report
 from podscale.evaluate.report.pictures import MAX_BYTES, thumbnail
-from podscale.evaluate.report.svg import printable, tag
+from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
+from podscale.evaluate.text import printable
 from podscale.rundir import Outcome, write_outcome
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_shard_set
 
@@ -199,7 +200,7 @@ def test_many_classes_get_pairs_and_a_ranked_histogram(tmp_path: Path) -> None:
     )
     confidences = np.sort(rng.random((n, 5)), axis=1)[:, ::-1]
     write(run / "predictions.safetensors",
-          Predictions(shards.split("validation").keys, labels.astype(np.int32), top, confidences, confidences[:, 0]))  # fmt: skip
+          Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]))  # fmt: skip
     from podscale.config import loads
 
     evaluate_run(run, loads(""), shards)

@@ -35,7 +35,7 @@ def duration(seconds: float | None) -> str:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -13,8 +13,9 @@ from podscale.evaluate.report.charts import Series
 from podscale.evaluate.report.charts.scale import rounded_out
 from podscale.evaluate.report.gather import STAGES, ReportData, ended
 from podscale.evaluate.report.pictures import one_per_class, picture
-from podscale.evaluate.report.svg import Markup, printable, tag, text
+from podscale.evaluate.report.svg import Markup, tag, text
 from podscale.evaluate.scores import most_confident_mistakes
+from podscale.evaluate.text import printable
 
 SAMPLE_PICTURES = 20
 MISTAKES = 18

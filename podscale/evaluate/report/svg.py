@@ -1,8 +1,9 @@
 """Markup by functions: every value is escaped here and nowhere else."""
 
-import unicodedata
 from html import escape
 from typing import Any
+
+from podscale.evaluate.text import printable
 
 
 class Markup(str):
@@ -48,13 +49,3 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
     return printable(str(value))
-
-
-def printable(value: str | bytes) -> str:
-    """Text that any browser can show: bytes as UTF-8 with \\xNN for the rest, control characters as \\xNN."""
-    decoded = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
-    return "".join(c if _shows(c) else f"\\x{ord(c):02x}" for c in decoded)
-
-
-def _shows(c: str) -> bool:
-    return c in "\n\t" or c.isprintable() or unicodedata.category(c) == "Zs"
