@@ -50,10 +50,13 @@ def framed(report: Path, probe: str = PROBE) -> Path:
 
     Only the probe may run: it stands behind the report, and the report's own policy is lifted for it alone.
     """
-    inner = report.read_text().replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'") + probe
+    policy = escape("default-src 'none'")
+    text = report.read_text()
+    assert policy in text
+    inner = text.replace(policy, policy + escape("; script-src 'unsafe-inline'"), 1) + probe
     outer = report.with_name("framed.html")
     outer.write_text(
-        "<!doctype html><style>body{margin:0}iframe{border:0;width:100%;height:900px}</style>"
+        "<!doctype html><meta name=viewport content='width=device-width'><style>body{margin:0}iframe{border:0;width:100%;height:900px}</style>"
         "<script>addEventListener('message', e => { window.seen = e.data })</script>"
         f'<iframe sandbox="allow-scripts" srcdoc="{escape(inner)}"></iframe>'
     )
