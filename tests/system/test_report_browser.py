@@ -56,7 +56,8 @@ def framed(report: Path, probe: str = PROBE) -> Path:
     inner = text.replace(policy, policy + escape("; script-src 'unsafe-inline'"), 1) + probe
     outer = report.with_name("framed.html")
     outer.write_text(
-        "<!doctype html><meta name=viewport content='width=device-width'><style>body{margin:0}iframe{border:0;width:100%;height:900px}</style>"
+        "<!doctype html><meta name=viewport content='width=device-width'>"
+        "<style>body{margin:0}iframe{border:0;width:100%;height:900px}</style>"
         "<script>addEventListener('message', e => { window.seen = e.data })</script>"
         f'<iframe sandbox="allow-scripts" srcdoc="{escape(inner)}"></iframe>'
     )

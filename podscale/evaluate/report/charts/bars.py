@@ -44,7 +44,7 @@ def class_bars(title: str, names: Sequence[str], groups: Sequence[tuple[str, Seq
     drawn: list[Any] = []
     for i, name in enumerate(names):
         y = i * row + 4
-        label = name if len(name) <= 18 else name[:17] + "\u2026"
+        label = name if len(name) <= 13 else name[:12] + "\u2026"
         middle = y + 7.0 * len(groups) + 4
         drawn.append(tag("text", tag("title", name), label, x=left - 8, y=middle, text_anchor="end"))
         for j, (group, values) in enumerate(groups):

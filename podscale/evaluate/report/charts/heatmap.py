@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from podscale.evaluate.report.svg import Markup, tag
 
 
+LONGEST = 13
+"""Characters of a class name that are drawn; the whole name shows on hover."""
+
+
 def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -> Markup:
     """Rows are true classes, columns predictions; shade is the share of the row, so that rare classes show too.
 
@@ -13,8 +17,8 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     """
     n = len(names)
     cell = max(16.0, min(34.0, 320.0 / n))
-    longest = min(15, max(len(name) for name in names))
-    left, top = 14.0 + 6.2 * longest, 16.0 + 5.0 * longest
+    longest = min(LONGEST, max(len(name) for name in names))
+    left, top = 14.0 + 8.0 * longest, 16.0 + 5.0 * longest
     parts = []
     for i, row in enumerate(matrix):
         total = sum(row) or 1
@@ -61,7 +65,7 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
 
 
 def _name(name: str, x: float, y: float, *, slanted: bool) -> Markup:
-    label = name if len(name) <= 15 else name[:14] + "\u2026"
+    label = name if len(name) <= LONGEST else name[: LONGEST - 1] + "\u2026"
     if slanted:
         return tag("text", tag("title", name), label, x=x, y=y, transform=f"rotate(-50 {x:.1f} {y:.1f})")
     return tag("text", tag("title", name), label, x=x, y=y, text_anchor="end")
