@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from podscale.evaluate.report.svg import Markup, tag
 
-
 LONGEST = 13
 """Characters of a class name that are drawn; the whole name shows on hover."""
 
