@@ -71,7 +71,7 @@ def problems(data: ReportData) -> Markup | None:
         rows = [tag("li", tag("b", entry.what), ": ", entry.why) for entry in data.missing]
         parts.append(tag("details", tag("summary", f"{len(rows)} parts are missing from this report"), tag("ul", rows)))
     if data.history.damaged:
-        parts.append(tag("p", f"{data.history.damaged} lines of metrics.jsonl could not be read."))
+        parts.append(tag("p", f"Unreadable lines in metrics.jsonl: {data.history.damaged}."))
     return tag("section", parts, class_="notice bad" if data.failure else "notice") if parts else None
 
 
@@ -357,7 +357,8 @@ def _claim(data: ReportData) -> Claim | None:
         return data.evaluation.claim
     if data.config is None:
         return None
-    seconds = data.history.seconds if data.history.steps else None
+    trained = data.outcomes.get("train")
+    seconds = data.history.seconds if trained is not None and trained.done else None  # half a training is no time
     return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
 
 
