@@ -4,7 +4,7 @@ import io
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image as pil
+import PIL.Image as pil  # noqa: N813 - our own Image is what a header says
 from PIL import ImageOps
 
 from podscale.config.model import DataSection

@@ -82,7 +82,8 @@ class Plan:
     def shard_bytes(self, split: str) -> Ints:
         """Bytes of each shard as planned (an upper bound where nothing is converted)."""
         sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
-        return np.diff(sizes[self.bounds[split]])
+        packed: Ints = np.diff(sizes[self.bounds[split]])
+        return packed
 
     def write(self, path: Path) -> None:
         header = {"kind": "plan", "format": FORMAT, "fingerprint": self.fingerprint, "classes": self.classes}
@@ -223,15 +224,16 @@ def _validation(
     if (given == SPLITS.index(VALIDATION)).any():
         if (given < 0).any():
             raise InputError(f"data.source {data.source}: says the split of some images only; say it of all or of none")
-        return given == SPLITS.index(VALIDATION)
+        return np.equal(given, SPLITS.index(VALIDATION))
     if not data.stratify:
-        return hashes < np.uint64(int(data.validation_fraction * 2**64))
+        return np.less(hashes, np.uint64(int(data.validation_fraction * 2**64)))
     order = np.lexsort((hashes, labels))
     counts = np.bincount(labels)
     rank = np.empty(len(labels), dtype=np.int64)
     rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     share = np.maximum(np.floor(counts * data.validation_fraction + 0.5).astype(np.int64), 1)
-    return rank < np.minimum(share, counts - 1)[labels]
+    held_out: npt.NDArray[np.bool_] = rank < np.minimum(share, counts - 1)[labels]
+    return held_out
 
 
 def _check_classes(labels: Ints, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:

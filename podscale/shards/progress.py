@@ -65,6 +65,4 @@ class Ticker:
 
     def _send(self, done: bool) -> None:
         seconds = time.monotonic() - self._start
-        self._report(
-            Update(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done)
-        )
+        self._report(Update(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done))

@@ -10,7 +10,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-import simplejpeg
+from simplejpeg import decode_jpeg  # type: ignore[attr-defined]
 
 from podscale.shards.index import JPEG, PNG, Flag
 
@@ -27,7 +27,7 @@ LARGEST_SIDE = 65535
 """The index keeps sides in 16 bits; JPEG has no larger ones."""
 
 
-class Unusable(Exception):  # noqa: N818 - it is a verdict
+class Unusable(Exception):
     """Why an image is left out: a short stable reason, detail for people, and whether converting may help."""
 
     def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
@@ -45,7 +45,7 @@ class Image:
     format: int
     height: int
     width: int
-    flags: Flag = Flag(0)
+    flags: Flag
 
 
 def examine(data: bytes, max_pixels: int, max_bytes: int) -> Image:
@@ -157,7 +157,7 @@ def decode_strictly(data: bytes, image: Image) -> None:
     try:
         if image.format == JPEG:
             space = "CMYK" if image.flags & Flag.CMYK else "GRAY"
-            simplejpeg.decode_jpeg(data, space, min_height=1, min_width=1, min_factor=8)
+            decode_jpeg(data, space, min_height=1, min_width=1, min_factor=8)
         else:
             _decode_png(data)
     except ValueError as error:
@@ -166,7 +166,7 @@ def decode_strictly(data: bytes, image: Image) -> None:
 
 def _decode_png(data: bytes) -> None:
     """Checks every chunk's CRC and all pixel data, which Pillow does for PNG (and not for JPEG)."""
-    from PIL import Image as pil
+    import PIL.Image as pil  # noqa: N813
 
     try:
         with pil.open(io.BytesIO(data), formats=("PNG",)) as picture:

@@ -21,5 +21,3 @@ class ImageFolder:
 
     def read(self, item: Item) -> bytes:
         return self._storage.read(item.name)
-
-

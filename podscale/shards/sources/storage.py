@@ -1,6 +1,7 @@
 """Where the files of a source are: a local directory (names are bytes) or anything fsspec can open."""
 
-# ruff: noqa: PTH - paths here are bytes of any encoding, which pathlib does not take
+# Paths here are bytes of any encoding, which pathlib does not take.
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
 
 import os
 import stat

@@ -105,5 +105,3 @@ def _header(row: Sequence[str]) -> tuple[int, int, int | None] | None:
     if path is None or label is None:
         return None
     return path, label, names.index("split") if "split" in names else None
-
-
