@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,10 +110,8 @@ def _locked(directory: Path, shared: bool) -> Iterator[None]:
     """Keeps a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
+        with suppress(OSError):  # a file system without locks: packers write under names of their own and rename
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: packers write under names of their own and rename
         yield
     finally:
         os.close(descriptor)

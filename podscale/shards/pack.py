@@ -209,7 +209,7 @@ def writing(directory: Path) -> Iterator[None]:
         ) from error
 
 
-class TooManyRejects(Exception):  # noqa: N818
+class TooManyRejects(Exception):
     """More unusable images than allowed, in the shards packed so far."""
 
 
