@@ -84,12 +84,13 @@ def _build(
         return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
     _refuse_changed(directory, plan, before, data)
     everything = [Task(split, shard) for split in SPLITS for shard in range(plan.shards(split))]
-    missing = [task for task in everything if not _is_there(directory, plan, task, before, verify)]
+    missing = {task for task in everything if not _is_there(directory, plan, task, before, verify)}
     if before is not None and not missing:
         return BuildResult(directory, before, True, 0, len(everything))
-    mine = [task for number, task in enumerate(everything) if number % of == index and task in set(missing)]
+    mine = [task for number, task in enumerate(everything) if number % of == index and task in missing]
     with writing(directory):
-        (directory / NAME).unlink(missing_ok=True)
+        if before is not None:  # a damaged set is not complete until it is mended
+            (directory / NAME).unlink()
         if _read_plan(directory, plan) is None:
             plan.write(directory / plans.NAME)
     _check_room(directory, plan, mine)

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from podscale.shards.contact import contact_sheet
 from podscale.shards.index import JPEG, Flag
 from podscale.shards.merge import DUPLICATES, REJECTS
 from podscale.shards.progress import Report, silent
 from podscale.shards.shardset import ShardSet, Split
 from podscale.shards.verify import verify as verify_files
+
+__all__ = ["SplitView", "Summary", "contact_sheet", "inspect"]
 
 EXAMPLES = 20
 """Rejects and duplicates shown; the files hold all of them."""
@@ -109,7 +112,8 @@ def _text(summary: Summary) -> Iterator[str]:
     yield f"{summary.directory}  (source {summary.source}, fingerprint {summary.fingerprint})"
     for name, split in summary.splits.items():
         yield ""
-        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {split.shards} shards, {_mib(split.bytes)}"
+        shards = f"{split.shards} shard{'s' if split.shards > 1 else ''}"
+        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {_mib(split.bytes)}"
         for what in ("image_bytes", "width", "height"):
             spread = getattr(split, what)
             label = what.replace("_", " ")
