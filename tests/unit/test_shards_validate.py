@@ -90,7 +90,7 @@ def test_unusable_images_are_refused(data: bytes, expected: str) -> None:
 
 
 def test_corruption_inside_the_entropy_data_is_found() -> None:
-    """The reduced decode finds whatever a full strict decode finds; Pillow decodes all of it without a word."""
+    """The reduced decode finds whatever a full strict decode finds."""
     data = encoded(size=(300, 200), quality=92)
     start = data.index(b"\xff\xda") + 20
     rng = random.Random(3)
@@ -98,7 +98,6 @@ def test_corruption_inside_the_entropy_data_is_found() -> None:
     for _ in range(40):
         at = rng.randrange(start, len(data) - 60)
         damaged = data[:at] + rng.randbytes(50) + data[at + 50 :]
-        Pil.open(io.BytesIO(damaged)).load()
         try:
             simplejpeg.decode_jpeg(damaged, "RGB")
             broken = False
