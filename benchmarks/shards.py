@@ -19,6 +19,7 @@ import platform
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +43,11 @@ SHARD_BYTES = 256 * 2**20
 def cpu_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def peak_kilobytes() -> int:
+    """Largest resident size of this process (getrusage would count that of the process that started it)."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
 class Originals:
@@ -185,16 +191,14 @@ def write_speed(archive: Path, repeat: int, rounds: int, scratch: Path) -> tuple
 def plan_cost(count: int, scratch: Path) -> list[str]:
     """Wall seconds, peak memory and file size of a plan, each in a fresh process."""
     script = (
-        "import sys, resource, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
         "from podscale.config.model import DataSection\n"
         "from podscale.shards.plan import make_plan\n"
-        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "base = shards.peak_kilobytes()\n"
         "plan = make_plan(shards.Synthetic(int(sys.argv[2])), DataSection(source='synthetic'))\n"
         "plan.write(pathlib.Path(sys.argv[3]))\n"
-        "print(base, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, plan.shards('train'))\n"
+        "print(base, shards.peak_kilobytes(), plan.shards('train'))\n"
     )
-    import subprocess
-
     lines = ["| images | wall s | CPU s | peak memory MB (of it imports) | plan file MB |", "|---:|---:|---:|---:|---:|"]
     for images in (count // 10, count):
         path = scratch / "plan"
@@ -211,7 +215,7 @@ def plan_cost(count: int, scratch: Path) -> list[str]:
 def pack_memory(archive: Path, scratch: Path) -> list[str]:
     """Peak memory of planning and packing more and more images, each in a fresh process."""
     script = (
-        "import sys, resource, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
         "from podscale.config.model import DataSection\n"
         "from podscale.shards.plan import make_plan\n"
         "repeat, out = int(sys.argv[3]), pathlib.Path(sys.argv[4])\n"
@@ -219,10 +223,8 @@ def pack_memory(archive: Path, scratch: Path) -> list[str]:
         "data = DataSection(source='x', shard_bytes=64 * 2**20)\n"
         "plan = make_plan(source, data)\n"
         "out.mkdir(); shards.podscale_writer(plan, source, data, decode=True, sha256=True)(out)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, plan.shards('train'))\n"
+        "print(shards.peak_kilobytes(), plan.shards('train'))\n"
     )
-    import subprocess
-
     lines = ["| images packed | shards | peak memory MB |", "|---:|---:|---:|"]
     for repeat in (1, 4, 16):
         command = [sys.executable, "-c", script, str(Path(__file__).parent), str(archive), str(repeat), str(scratch / "m")]
