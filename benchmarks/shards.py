@@ -1,4 +1,4 @@
-"""Sharding speed: images and megabytes per CPU-second against other writers, and the cost of a plan of a million images.
+"""Sharding speed: images per CPU-second against other writers, and the cost of a plan of a million images.
 
 Run:  python benchmarks/shards.py --images imagenet-500.tar
 
@@ -199,7 +199,10 @@ def plan_cost(count: int, scratch: Path) -> list[str]:
         "plan.write(pathlib.Path(sys.argv[3]))\n"
         "print(base, shards.peak_kilobytes(), plan.shards('train'))\n"
     )
-    lines = ["| images | wall s | CPU s | peak memory MB (of it imports) | plan file MB |", "|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| images | wall s | CPU s | peak memory MB (of it imports) | plan file MB |",
+        "|---:|---:|---:|---:|---:|",
+    ]
     for images in (count // 10, count):
         path = scratch / "plan"
         wall, cpu = time.monotonic(), cpu_seconds()
@@ -227,7 +230,15 @@ def pack_memory(archive: Path, scratch: Path) -> list[str]:
     )
     lines = ["| images packed | shards | peak memory MB |", "|---:|---:|---:|"]
     for repeat in (1, 4, 16):
-        command = [sys.executable, "-c", script, str(Path(__file__).parent), str(archive), str(repeat), str(scratch / "m")]
+        command = [
+            sys.executable,
+            "-c",
+            script,
+            str(Path(__file__).parent),
+            str(archive),
+            str(repeat),
+            str(scratch / "m"),
+        ]
         peak, shards = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         shutil.rmtree(scratch / "m")
         lines.append(f"| {500 * repeat:,} | {shards} | {int(peak) / 1e3:.0f} |")
@@ -245,8 +256,14 @@ def versions() -> str:
 
 
 def machine() -> str:
-    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return f"{os.cpu_count()} cores of {cpu}, {memory:.0f} GiB, Linux {platform.release()}"
 

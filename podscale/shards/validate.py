@@ -89,11 +89,15 @@ _FRAME = struct.Struct(">BHHB")
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _USABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+# Plain numbers here: combining enum members would cost more than all the rest of the scan.
+_FLAGS = [Flag(value) for value in range(128)]
+_PROGRESSIVE = int(Flag.PROGRESSIVE)
+_OF_COMPONENTS = {1: int(Flag.GRAY), 3: 0, 4: int(Flag.CMYK)}
 
 
 def jpeg_header(data: bytes) -> Image:
     """Reads marker segments up to the frame header (ITU-T T.81, B.2); raises Unusable."""
-    flags = Flag(0)
+    flags = 0
     position, end = 2, len(data) - 4
     while position <= end:
         lead, marker, length = _SEGMENT.unpack_from(data, position)
@@ -112,33 +116,33 @@ def jpeg_header(data: bytes) -> Image:
     raise Unusable("corrupt", "the JPEG has no frame header")
 
 
-def _frame(data: bytes, position: int, marker: int, flags: Flag) -> Image:
+def _frame(data: bytes, position: int, marker: int, flags: int) -> Image:
     precision, height, width, components = _FRAME.unpack_from(data, position + 4)
     if marker not in _USABLE_FRAMES:
         raise Unusable("unusable_coding", f"JPEG coding process SOF{marker - 0xC0} (lossless or arithmetic)")
     if precision != 8:
         raise Unusable("unusable_depth", f"JPEG of {precision} bits a sample")
-    if components not in (1, 3, 4):
+    if components not in _OF_COMPONENTS:
         raise Unusable("unusable_components", f"JPEG of {components} components")
     if marker == 0xC2:
-        flags |= Flag.PROGRESSIVE
-    return Image(JPEG, height, width, flags | {1: Flag.GRAY, 3: Flag(0), 4: Flag.CMYK}[components])
+        flags |= _PROGRESSIVE
+    return Image(JPEG, height, width, _FLAGS[flags | _OF_COMPONENTS[components]])
 
 
-def _orientation(exif: bytes) -> Flag:
+def _orientation(exif: bytes) -> int:
     """ROTATED where the Exif orientation (tag 0x0112) is one of 2..8."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
-        return Flag(0)
+        return 0
     (directory,) = struct.unpack_from(order + "I", exif, 4)
     if directory + 2 > len(exif):
-        return Flag(0)
+        return 0
     (count,) = struct.unpack_from(order + "H", exif, directory)
     for at in range(directory + 2, min(directory + 2 + 12 * count, len(exif) - 11), 12):
         tag, _, _, value = struct.unpack_from(order + "HHIH", exif, at)
         if tag == 0x0112:
-            return Flag.ROTATED if 2 <= value <= 8 else Flag(0)
-    return Flag(0)
+            return int(Flag.ROTATED) if 2 <= value <= 8 else 0
+    return 0
 
 
 def png_header(data: bytes, max_pixels: int) -> Image:

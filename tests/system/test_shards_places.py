@@ -73,9 +73,13 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
     for name in ("train", "records/train"):
         (out / name).mkdir(parents=True)
     packer = Packer(out, data, Rules.of(data))
-    with pytest.raises(InputError, match=r"No space left on device.*finished shards are kept"):
+
+    def pack_until_full() -> None:
         for shard in range(plan.shards("train")):
             packer.pack(plan, source, Task("train", shard), lambda progress: None)
+
+    with pytest.raises(InputError, match=r"No space left on device.*finished shards are kept"):
+        pack_until_full()
     kept = [name for name in files(out) if name.endswith(".tar")]
     assert kept
     assert all(name.endswith((".tar", ".record")) for name in files(out)), "a temporary file is left"

@@ -7,8 +7,10 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from podscale.config.model import DataSection
@@ -101,9 +103,7 @@ def test_workers_and_pods_do_not_change_a_byte(folder: Path, tmp_path: Path) -> 
     assert tree(tmp_path / "pods") == expected
 
 
-def test_packing_processes_write_the_same_bytes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing_processes_write_the_same_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(folder, tmp_path / "one")
     monkeypatch.setattr("podscale.shards.pack.SMALL", 0)
     updates: list[Update] = []
@@ -239,16 +239,30 @@ def test_too_many_rejects_fail_with_a_list(folder: Path, tmp_path: Path, rate: f
     assert not (tmp_path / "set" / NAME).exists()
 
 
-def test_an_unreadable_image_is_tried_again(folder: Path, tmp_path: Path) -> None:
-    """A mount that comes back must not leave its rejects behind."""
-    image = folder / "train" / "cat" / "late.jpg"
-    image.symlink_to(tmp_path / "late.jpg")
-    (tmp_path / "late.jpg").write_bytes(b"")
-    (tmp_path / "late.jpg").unlink()
+class Flaky(MemoryFileSystem):  # type: ignore[misc]
+    """A store that lists everything and, while it is down, fails to read one image."""
+
+    protocol = "flaky"
+    down = True
+
+    def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+        if self.down and path.endswith("003.jpg"):
+            raise TimeoutError("no answer")
+        return bytes(super().cat_file(path, *arguments, **options))
+
+
+def test_an_unreadable_image_is_tried_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers again must not leave its rejects behind."""
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    for path in folder.rglob("*.jpg"):
+        Flaky().pipe_file(f"/images/{path.relative_to(folder)}", path.read_bytes())
+    data = DataSection(source="flaky://images", shard_bytes=16384, max_reject_rate=0)
     with pytest.raises(InputError, match="1 unreadable"):
-        build(folder, tmp_path / "set", max_reject_rate=0)
-    (tmp_path / "late.jpg").write_bytes(picture(50))
-    assert build(folder, tmp_path / "set", max_reject_rate=0).manifest.count == 41
+        build_shard_set(data, tmp_path / "set", workers=1)
+    monkeypatch.setattr(Flaky, "down", False)
+    result = build_shard_set(data, tmp_path / "set", workers=1)
+    assert result.manifest.count == 40
+    assert not rejects(tmp_path / "set")
 
 
 def test_a_class_that_loses_all_its_images_is_an_error(folder: Path, tmp_path: Path) -> None:

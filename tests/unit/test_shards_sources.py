@@ -61,7 +61,7 @@ class TestImageFolder:
 
     def test_test_folders_are_left_out(self, tmp_path: Path) -> None:
         write(tmp_path, *TREE, "test/cat/9.jpg")
-        assert list(listed(tmp_path)) and not any("test" in name for name in listed(tmp_path))
+        assert sorted(listed(tmp_path)) == sorted(TREE)
 
     def test_strange_names(self, tmp_path: Path) -> None:
         names = [b"cat/new\nline.jpg", b"cat/\xff\xfe.jpg", b"c\xe9/\xc3\xa9.jpg", b"cat/a\tb.jpg"]
@@ -105,7 +105,7 @@ class TestImageFolder:
 
     def test_images_outside_class_folders_are_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "1.jpg", "cat/2.jpg")
-        with pytest.raises(InputError, match="1.jpg is not inside a class folder"):
+        with pytest.raises(InputError, match=r"1.jpg is not inside a class folder"):
             listed(tmp_path)
         write(tmp_path / "b", *TREE, "other/cat/1.jpg")
         with pytest.raises(InputError, match=r"other/cat/1.jpg is neither below train/ nor below val/"):
@@ -151,7 +151,11 @@ class TestTar:
     def test_several_archives_of_a_folder_and_a_url(self, tmp_path: Path) -> None:
         make_tar(tmp_path / "one.tar", {"cat/1.jpg": b"1"})
         make_tar(tmp_path / "two.tar", {"dog/1.jpg": b"2", "cat/1.jpg": b"3"})
-        expected = {"one.tar!cat/1.jpg": ("cat", ""), "two.tar!dog/1.jpg": ("dog", ""), "two.tar!cat/1.jpg": ("cat", "")}
+        expected = {
+            "one.tar!cat/1.jpg": ("cat", ""),
+            "two.tar!dog/1.jpg": ("dog", ""),
+            "two.tar!cat/1.jpg": ("cat", ""),
+        }
         assert listed(tmp_path) == expected
         fs = fsspec.filesystem("memory")
         for name in ("one.tar", "two.tar"):
@@ -183,7 +187,11 @@ class TestTar:
     def test_links_and_devices_are_no_images(self, tmp_path: Path) -> None:
         tar = make_tar(tmp_path / "a.tar", {"cat/1.jpg": b"1", "dog/1.jpg": b"1"})
         with tarfile.open(tar, "a") as archive:
-            for name, kind in (("cat/2.jpg", tarfile.SYMTYPE), ("cat/3.jpg", tarfile.LNKTYPE), ("d.jpg", tarfile.CHRTYPE)):
+            for name, kind in (
+                ("cat/2.jpg", tarfile.SYMTYPE),
+                ("cat/3.jpg", tarfile.LNKTYPE),
+                ("d.jpg", tarfile.CHRTYPE),
+            ):
                 info = tarfile.TarInfo(name)
                 info.type, info.linkname = kind, "/etc/passwd"
                 archive.addfile(info)

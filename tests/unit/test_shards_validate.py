@@ -1,5 +1,6 @@
 """Validation: what the header says agrees with Pillow; what is broken, too large or of another kind is refused."""
 
+import contextlib
 import io
 import random
 import struct
@@ -165,10 +166,8 @@ def test_any_bytes_give_a_verdict() -> None:
             data = bytearray(good[: rng.randrange(1, len(good) + 1)])
             for _ in range(rng.randrange(4)):
                 data[rng.randrange(len(data))] = rng.randrange(256)
-            try:
+            with contextlib.suppress(Unusable):  # and nothing else may be raised
                 decode_strictly(bytes(data), examine(bytes(data), **CAPS))
-            except Unusable as problem:
-                assert problem.reason
 
 
 def test_real_originals_are_all_usable(real_data: Any) -> None:
