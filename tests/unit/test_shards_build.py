@@ -245,6 +245,10 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]
     protocol = "flaky"
     down = True
 
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("flaky:/")))
+
     def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
         if self.down and path.endswith("003.jpg"):
             raise TimeoutError("no answer")
