@@ -294,7 +294,8 @@ def main() -> None:
         "## Writing shards",
         "",
         f"Original ImageNet JPEGs: {conditions}. CPU time is user + system, one process, page-cache hot, all "
-        "writers in turn. Every podscale row includes the header scan, the xxh3-128 of each image and fsync; strict validation "
+        "writers in turn. Every podscale row includes the header scan, the xxh3-128 of each image and fsync; "
+        "strict validation "
         "decodes all entropy data.",
         "",
         *speed,
