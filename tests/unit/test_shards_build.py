@@ -5,7 +5,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -243,6 +243,8 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]
     """A store that lists everything and, while it is down, fails to read one image."""
 
     protocol = "flaky"
+    store: ClassVar[dict[str, Any]] = {}  # its own: the memory file system's is one for the whole process
+    pseudo_dirs: ClassVar[list[str]] = [""]
     down = True
 
     @classmethod
