@@ -1,5 +1,6 @@
 """Shows a running stage: follows the files its ranks append to."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -37,7 +38,11 @@ class Display:
         self._err = err
 
     def update(self) -> None:
-        """Shows what is new."""
+        """Shows what is new; a reader that hung up (a closed pipe) costs the display, not the run."""
+        with suppress(BrokenPipeError):
+            self._update()
+
+    def _update(self) -> None:
         for line in self._rank_log.lines() if self._rank_log is not None else ():
             self._err.write(printable([line.decode("utf-8", "replace").rstrip("\r")]) + "\n")
             self._err.flush()

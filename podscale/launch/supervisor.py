@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -39,17 +40,19 @@ TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(p
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def supervise(config: RunConfig, stage: Stage, shard_set: str) -> int:
+def supervise(config: RunConfig, stage: Stage, shard_set: str, *, rank_module: str | None = None) -> int:
     """Runs one stage in this pod to its end and returns the exit code (errors.ExitCode).
 
     Writes environment.json before and outcome.json after (in the pod that leads). The culprit's message is the last
     thing printed on stderr. Call it from the main thread: it handles SIGTERM and SIGINT while it runs.
+    rank_module: what each rank runs; default: the entry of the document's engine.
     """
     run = RunDirectory.of(config)
     started = time.monotonic()
     leads = True
     try:
         spec = job_spec(config, stage, shard_set, os.environ, gpus=gpu_count(), cores=core_count())
+        spec = replace(spec, rank_module=rank_module or spec.rank_module)
         leads = spec.leads is not False
         verdict = run_job(config, spec, run.create())
     except PodscaleError as error:
@@ -66,6 +69,7 @@ def supervise(config: RunConfig, stage: Stage, shard_set: str) -> int:
 def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO | None = None) -> Verdict:
     """Runs `spec`; raises InputError where it cannot even start (port in use, run directory taken)."""
     with ExitStack() as stack:
+        stop = stack.enter_context(_stop_requests())
         rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
         stack.callback(shutil.rmtree, rank_dir, ignore_errors=True)
         registry = CollectorRegistry()
@@ -85,7 +89,6 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
             server.start()
             print(f"metrics at {server.url}", file=sys.stderr, flush=True)
         steplog = StepLog(out or sys.stdout, config.telemetry.log)
-        stop = stack.enter_context(_stop_requests())
         left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
         while True:
             attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, steplog)
@@ -100,7 +103,7 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
             print(f"{verdict.error}; restarting ({left} more)", file=sys.stderr, flush=True)
         if server:
             merged.refresh()
-            server.linger(0 if stop.requested else config.telemetry.linger_seconds)
+            server.linger(config.telemetry.linger_seconds, lambda: stop.requested)
         return verdict
 
 

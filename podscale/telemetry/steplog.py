@@ -108,6 +108,6 @@ def printable(lines: Iterable[str]) -> str:
 
 
 def _console(stream: TextIO) -> Any:
-    from rich.console import Console  # noqa: PLC0415  # only where there is a terminal to colour
+    from rich.console import Console  # only where there is a terminal to colour
 
     return Console(file=stream)
