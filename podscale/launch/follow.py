@@ -31,8 +31,8 @@ class Follower:
 class Display:
     """The step log of a run on `out`, and what its first local rank prints on `err`."""
 
-    def __init__(self, metrics: Path, rank_log: Path | None, steplog: StepLog, err: TextIO) -> None:
-        self._metrics = Follower(metrics)
+    def __init__(self, metrics: Path | None, rank_log: Path | None, steplog: StepLog, err: TextIO) -> None:
+        self._metrics = Follower(metrics) if metrics is not None else None
         self._rank_log = Follower(rank_log) if rank_log is not None else None
         self._steplog = steplog
         self._err = err
@@ -46,7 +46,7 @@ class Display:
         for line in self._rank_log.lines() if self._rank_log is not None else ():
             self._err.write(printable([line.decode("utf-8", "replace").rstrip("\r")]) + "\n")
             self._err.flush()
-        for line in self._metrics.lines():
+        for line in self._metrics.lines() if self._metrics is not None else ():
             record = parse_record(line)
             if record is not None:
                 self._steplog.write(record)

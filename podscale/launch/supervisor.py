@@ -88,10 +88,10 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
         if server:
             server.start()
             print(f"metrics at {server.url}", file=sys.stderr, flush=True)
-        steplog = StepLog(out or sys.stdout, config.telemetry.log)
+        display = _display(spec, run, logs, StepLog(out or sys.stdout, config.telemetry.log))
         left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
         while True:
-            attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, steplog)
+            attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, display)
             verdict = judge(attempt.run())
             if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:
                 break
@@ -135,16 +135,14 @@ class _Attempt:
         logs: Path,
         lease: Lease | None,
         stop: _Stop,
-        steplog: StepLog,
+        display: Display,
     ) -> None:
         self._spec = spec
         self._rank_dir = rank_dir
         self._stop = stop
         self._launcher_log = logs / f"launcher-{spec.rendezvous.node_rank or 0}.log"
         self._launcher_begin = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
-        first = None if spec.rendezvous.node_rank is None else spec.rendezvous.node_rank * spec.processes
-        rank_log = logs / f"rank-{first}.log" if first is not None else None
-        self._display = Display(run.metrics, rank_log, steplog, sys.stderr)
+        self._display = display
         self._variables = local.environment(
             spec, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
@@ -223,6 +221,13 @@ class _Attempt:
         with self._launcher_log.open("rb") as file:
             file.seek(self._launcher_begin)
             return file.read().decode("utf-8", "replace")
+
+
+def _display(spec: JobSpec, run: RunDirectory, logs: Path, steplog: StepLog) -> Display:
+    """The step log in the pod that leads, and in every pod what its first rank prints."""
+    node_rank = spec.rendezvous.node_rank
+    rank_log = logs / f"rank-{node_rank * spec.processes}.log" if node_rank is not None else None
+    return Display(run.metrics if spec.leads is not False else None, rank_log, steplog, sys.stderr)
 
 
 def _listen(config: RunConfig, merged: MergedMetrics, stack: ExitStack) -> MetricsServer | None:

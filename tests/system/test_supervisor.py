@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,15 +69,15 @@ class Run:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> object:
+def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def start(*options: str, module: str = "plain_rank", **behaviour: str) -> Run:
+    def start(*options: str, module: str = "plain_rank", python_path: Path = PROGRAMS, **behaviour: str) -> Run:
         place = tmp_path / "runs" / "t"
         place.mkdir(parents=True, exist_ok=True)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
-            "PYTHONPATH": str(PROGRAMS),
+            "PYTHONPATH": str(python_path),
             "PLAIN_RANK": json.dumps({name.strip("_").replace("all", "*"): value for name, value in behaviour.items()}),
             "PLAIN_PLACE": str(place),
         }
@@ -215,13 +219,13 @@ def test_kill_9_of_one_of_two_ranks_names_it(launch: Launch) -> None:
     assert run.members() == []
 
 
-def test_two_ranks_under_torchrun_agree_to_stop(launch: Launch) -> None:
-    run = launch("launch.processes=2", module="torch_rank")
-    run.wait_for_ranks(2)
+def test_two_ranks_under_torchrun_stop_on_request(launch: Launch) -> None:
+    run = launch("launch.processes=2", all="long")
+    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
     run.process.terminate()
     code, _, err = run.end(60)
     assert code == 75, err
-    assert "saved step" in err.splitlines()[-1]
+    assert "stopped" in err.splitlines()[-1]
 
 
 def test_the_culprit_speaks_not_its_peer(launch: Launch) -> None:
@@ -270,10 +274,87 @@ def test_a_second_run_of_the_same_directory_is_refused(launch: Launch) -> None:
     assert (first.place / "environment.json").read_text() == before
 
 
-def test_a_launcher_without_torch_says_why(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = PROGRAMS / "without_torch"
-    monkeypatch.setenv("PYTHONPATH", str(hidden))
-    run = launch("launch.processes=2", "launch.nodes=1", module="no_such_module", all="train")
+def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "hidden" / "torch").mkdir(parents=True)
+    (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ImportError('no torch on this machine')")
+    run = launch("launch.processes=2", python_path=tmp_path / "hidden", all="train")
     code, _, err = run.end()
     assert code == 1
-    assert "no_such_module" in err
+    assert "the ranks could not be started" in err
+    assert err.splitlines()[-1] == "ImportError: no torch on this machine"
+
+
+PROMETHEUS = """
+global: {scrape_interval: 250ms, scrape_timeout: 250ms}
+scrape_configs: [{job_name: podscale, static_configs: [{targets: ["127.0.0.1:PORT"]}]}]
+"""
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
+    """Starts a real Prometheus that scrapes a port; gives its address."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    servers = []
+
+    def start(target: int) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            own = probe.getsockname()[1]
+        (tmp_path / "prometheus.yml").write_text(PROMETHEUS.replace("PORT", str(target)))
+        options = ["config.file=prometheus.yml", "storage.tsdb.path=tsdb", f"web.listen-address=127.0.0.1:{own}"]
+        servers.append(
+            subprocess.Popen(
+                ["prometheus", *(f"--{option}" for option in options)], cwd=tmp_path, stderr=subprocess.DEVNULL
+            )
+        )
+        return f"http://127.0.0.1:{own}"
+
+    yield start
+    for server in servers:
+        server.terminate()
+        server.wait()
+
+
+def query(server: str, expression: str) -> dict[str, float]:
+    """Values by rank; empty while the server is starting."""
+    url = f"{server}/api/v1/query?query={urllib.parse.quote(expression)}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            result = json.load(answer)["data"]["result"]
+    except (urllib.error.URLError, ConnectionError):
+        return {}
+    return {entry["metric"].get("rank", ""): float(entry["value"][1]) for entry in result}
+
+
+def test_a_real_prometheus_scrapes_both_ranks(launch: Launch, prometheus: Callable[[int], str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    run = launch("launch.processes=2", f"telemetry.port={port}", "telemetry.linger_seconds=20", all="hundred")
+    server = prometheus(port)
+    images = 'podscale_train_images_total{run="t"}'
+    run.wait_for(lambda: 0 < min(query(server, images).values(), default=0) < 3200)
+    assert query(server, 'up{job="podscale"}') == {"": 1.0}
+    rate = query(server, "sum by (run) (rate(podscale_train_images_total[5s]))")
+    assert rate[""] > 0
+    code, _, err = run.end()
+    assert code == 0, err
+    # It lingered for the last scrape: the final counts of both ranks are known to Prometheus.
+    assert query(server, f"max_over_time({images}[1m])") == {"0": 3200.0, "1": 3200.0}
+    assert set(query(server, "max_over_time(podscale_train_loss[1m])")) == {"0"}
+    phases = query(server, 'max_over_time(podscale_train_phase_seconds_total{phase="forward_backward"}[1m])')
+    assert min(phases.values()) >= 100 * 0.05
+
+
+def test_what_is_served_is_clean_to_promtool(launch: Launch) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    run = launch(f"telemetry.port={port}", all="long")
+    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
+    time.sleep(1.1)  # one rendering later
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read()
+    assert b"podscale_train_images_total" in text
+    check = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+    assert (check.returncode, check.stdout + check.stderr) == (0, b"")

@@ -49,6 +49,10 @@ def long() -> None:
     train(steps=100_000)
 
 
+def hundred() -> None:
+    train(steps=100, seconds=0.05)
+
+
 def bad_input() -> None:
     raise InputError("the class map is wrong: run podscale shard again")
 
