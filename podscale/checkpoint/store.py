@@ -109,7 +109,8 @@ class Checkpoints:
         """The state to continue from, verified; None where the run starts from the beginning.
 
         resume: `auto`: the newest whole checkpoint of this run; `never`: only a fresh run will do; otherwise a
-        checkpoint, or a directory of them, to start from until this run has its own.
+        checkpoint, or a directory of them, to start from until this run has its own. Reading changes nothing on disk,
+        so every rank may call it (before rank 0 saves); agree on the step, or let rank 0 read and broadcast.
         Raises InputError where a checkpoint belongs to another run (the differences are listed), where `never`
         meets a checkpoint, and where a named directory holds none.
         """

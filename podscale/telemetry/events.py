@@ -57,7 +57,7 @@ class EventLog:
         self._append("evaluation", step=step, epoch=round(epoch, 4), top1=top1, top5=top5, loss=loss, **more)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Anything else: start (with total_steps), resumed (with step), checkpoint, skipped_update, done..."""
+        """Anything else: start (with step and total_steps), resumed (with step), checkpoint, bad_record, done..."""
         self._append("event", event=event, **fields)
 
     def close(self) -> None:
@@ -106,13 +106,13 @@ def parse_record(line: bytes) -> Record | None:
 def history(path: Path) -> list[Record]:
     """The log as one undisturbed run would have written it.
 
-    Where a launch continued from step n, what earlier launches logged of later steps is left out: those updates were
-    lost and done again.
+    Where a launch began or continued at step n (`step` of its start or resumed event), what earlier launches logged
+    of later steps is left out: those updates were lost and done again.
     """
     kept: list[Record] = []
     for record in read_records(path):
-        if record.get("event") in ("start", "resumed"):
-            start = int(record.get("step") or 0)
+        if record.get("event") in ("start", "resumed") and "step" in record:
+            start = int(record["step"])
             kept = [entry for entry in kept if entry["kind"] == "event" or entry["step"] <= start]
         kept.append(record)
     return kept
