@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +10,9 @@ from typing import Literal
 
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it."""
 
 Stage = Literal["shard", "train", "evaluate", "report"]
 
@@ -48,6 +51,14 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
         return {}
 
 
+def _exit_of(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, PodscaleError):
+        return int(error.exit_code), str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    return int(ExitCode.FAILED), f"{type(error).__name__}: {error}"
+
+
 @contextmanager
 def recorded_stage(path: Path, stage: Stage) -> Iterator[None]:
     """Runs one stage and records its outcome whatever happens; the exception goes on to the caller."""
@@ -59,13 +70,8 @@ def recorded_stage(path: Path, stage: Stage) -> Iterator[None]:
 
     try:
         yield
-    except PodscaleError as error:
-        record(int(error.exit_code), str(error))
-        raise
-    except KeyboardInterrupt:
-        record(130, "interrupted")
-        raise
     except BaseException as error:
-        record(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # a full disk must not hide the error that it caused
+            record(*_exit_of(error))
         raise
     record(int(ExitCode.DONE), "")
