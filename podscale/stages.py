@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -69,7 +70,7 @@ def shard(
     if result.manifest is None:
         return None
     if result.reused and before is not None and before.done:
-        write_outcome(record, replace(before, reused=True))
+        write_outcome(record, _reused(before))
     return ShardResult(location, result.manifest, result.reused)
 
 
@@ -135,7 +136,7 @@ def _once(
     _adopt_shard_outcome(config, run)
     done = resume.finished(config, stage, shard_set)
     if done is not None:
-        reused = replace(done, reused=True)
+        reused = _reused(done)
         write_outcome(run.outcome, reused)
         return reused
     resume.forget(config, stage)
@@ -145,6 +146,11 @@ def _once(
         work(run)
     resume.mark_finished(config, stage, shard_set)
     return read_outcomes(run.outcome)[stage]
+
+
+def _reused(outcome: Outcome) -> Outcome:
+    """The outcome of a stage that was found finished now; its seconds stay those of the work."""
+    return replace(outcome, reused=True, ended=datetime.now(UTC).isoformat())
 
 
 def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
