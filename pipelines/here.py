@@ -8,6 +8,7 @@ stage, which saves; a launch that is killed takes its stages with it (see podsca
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -43,6 +44,8 @@ class Launch:
     scratch: Path
     stage: str | None = None
     """The stage that is running, or was the last to run."""
+    task: str | None = None
+    """As `stage`, but the exit handler's summary counts too."""
     pid: int | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of this launch so far, by stage."""
@@ -121,7 +124,8 @@ def _observe(launch: Launch, begun: datetime) -> None:
     """Reads which stage is running and which have ended since the launch began."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         sign = json.loads((launch.scratch / "stage.json").read_text(encoding="utf-8"))
-        launch.stage, launch.pid = sign["stage"], sign["pid"]
+        launch.task, launch.pid = sign["stage"], sign["pid"]
+        launch.stage = launch.task if launch.task in resume.STAGES else launch.stage
     launch.outcomes = {
         stage: outcome
         for stage, outcome in stages.outcomes(launch.config).items()
@@ -139,16 +143,20 @@ def _ended(launch: Launch, stopped_by: int | None, seconds: float, log: Path) ->
     if not launch.failed and list(outcomes) == list(resume.STAGES):
         return Ended(outcomes, seconds, ExitCode.DONE, log=log)
     stage = launch.stage or "pipeline"
-    error = f"the {stage} stage ended without saying why; the end of {log}:\n{_tail(log)}"
+    error = f"the {stage} stage ended without saying why. The last it printed:\n{_last_words(log, stage)}"
     return Ended(outcomes, seconds, ExitCode.FAILED, error, stage, log)
 
 
-def _tail(log: Path) -> str:
+def _last_words(log: Path, stage: str) -> str:
+    """The end of what a stage printed, out of what kfp made of it (names in colour, stage output indented by four)."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join([line for line in lines if line.strip()][-LOG_TAIL:])
+    _, _, after = text.rpartition(f"Executing task \x1b[96m'{stage}'")
+    own = re.split(r"(?m)^\d\d:\d\d:\d\d\.\d+ - (?:INFO|ERROR) - Task ", after)[0]
+    lines = [line.removeprefix("    ") for line in own.splitlines() if line.strip()]
+    return "\n".join(lines[-LOG_TAIL:])
 
 
 @contextlib.contextmanager
@@ -215,7 +223,7 @@ class _Signals:
         pid = self._launch.pid
         if self.received is not None and pid is not None and pid not in self._told:
             self._told.add(pid)
-            if self._launch.stage != "summary":
+            if self._launch.task in resume.STAGES:
                 _send(pid, signal.SIGTERM)
 
     def kill(self) -> bool:

@@ -9,8 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -63,14 +62,14 @@ def shard(
     directory = local_path(location)
     record = shard_outcome_path(workspace, data)
     before = read_outcomes(record).get("shard")
-    with recorded_stage(record, "shard"), _disk_errors(directory):
+    with recorded_stage(record, "shard") as recording, _disk_errors(directory):
         result = build_shard_set(
             data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress
         )
+        if result.reused:
+            recording.found = before if before is not None and before.done else Outcome("shard", ExitCode.DONE)
     if result.manifest is None:
         return None
-    if result.reused and before is not None and before.done:
-        write_outcome(record, _reused(before))
     return ShardResult(location, result.manifest, result.reused)
 
 
@@ -134,23 +133,15 @@ def _once(
 ) -> Outcome:
     run = resume.open_run(config)
     _adopt_shard_outcome(config, run)
-    done = resume.finished(config, stage, shard_set)
-    if done is not None:
-        reused = _reused(done)
-        write_outcome(run.outcome, reused)
-        return reused
-    resume.forget(config, stage)
-    with recorded_stage(run.outcome, stage), _disk_errors(run.path):
-        if stage != "report":
-            preflight(config, "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here")
-        work(run)
+    with recorded_stage(run.outcome, stage) as recording, _disk_errors(run.path):
+        recording.found = resume.finished(config, stage, shard_set)
+        if recording.found is None:
+            resume.forget(config, stage)
+            if stage != "report":
+                preflight(config, "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here")
+            work(run)
     resume.mark_finished(config, stage, shard_set)
     return read_outcomes(run.outcome)[stage]
-
-
-def _reused(outcome: Outcome) -> Outcome:
-    """The outcome of a stage that was found finished now; its seconds stay those of the work."""
-    return replace(outcome, reused=True, ended=datetime.now(UTC).isoformat())
 
 
 def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:

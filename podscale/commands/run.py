@@ -12,6 +12,7 @@ from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode
+from podscale.pipelines.here import Launch, run_here
 from podscale.rundir import RunDirectory
 from podscale.version import VERSION
 
@@ -35,8 +36,6 @@ def run(document: str | None, changes: Sequence[str], *, dry_run: bool, fresh: b
 
 
 def _carry_out(config: RunConfig, directory: RunDirectory, started: float, *, verbose: bool) -> int:
-    from podscale.pipelines.here import run_here
-
     _say(f"podscale {VERSION}: run {config.run.id} in {directory.path}")
     view = View(config)
     ended = run_here(config, watch=view.update, verbose=verbose)
@@ -56,16 +55,14 @@ class View:
     """Follows the files of a running launch: stages as they begin and end, packing progress, the step log."""
 
     def __init__(self, config: RunConfig) -> None:
-        from podscale.telemetry.steplog import StepLog
-
         self._bar = ProgressLine("shard")
         self._metrics = RunDirectory.of(config).metrics
         self._position = self._metrics.stat().st_size if self._metrics.exists() else 0
-        self._steps = StepLog(config, sys.stdout)
+        self._out = sys.stdout  # while kfp runs, sys.stdout is its log
         self._told: set[str] = set()
         self._stage: str | None = None
 
-    def update(self, launch: "Launch") -> None:
+    def update(self, launch: Launch) -> None:
         """Shows what has changed."""
         if launch.stage != self._stage:
             self._stage = launch.stage
@@ -104,7 +101,7 @@ class View:
         end = text.rfind(b"\n") + 1
         self._position += end
         for line in text[:end].splitlines():
-            self._steps.write(json.loads(line))
+            self._out.write(line.decode() + "\n")
 
 
 def _result(directory: RunDirectory) -> str:

@@ -46,6 +46,9 @@ class _Origins:
 
     def of(self, key: str) -> str:
         """The place to look: the override, else the line of the key or of its nearest parent, else the file."""
+        inside = next((text for name, text in self.overrides.items() if name.startswith(f"{key}.")), None)
+        if inside is not None and key not in self.lines:
+            return f"--set {inside}"
         probe = key
         while probe:
             if probe in self.overrides:

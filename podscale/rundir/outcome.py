@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,7 @@ class Outcome:
     seconds: float = 0.0
     ended: str = ""
     reused: bool = False
-    """True where the stage was finished before and nothing had to be done."""
+    """True where the stage was finished before and nothing had to be done; `seconds` are then those of the work."""
 
     @property
     def done(self) -> bool:
@@ -59,17 +59,30 @@ def _exit_of(error: BaseException) -> tuple[int, str]:
     return int(ExitCode.FAILED), f"{type(error).__name__}: {error}"
 
 
+@dataclass
+class Recording:
+    """What a stage tells about itself while it is recorded."""
+
+    found: Outcome | None = None
+    """Set where nothing had to be done: the outcome of the launch that did the work."""
+
+
 @contextmanager
-def recorded_stage(path: Path, stage: Stage) -> Iterator[None]:
+def recorded_stage(path: Path, stage: Stage) -> Iterator[Recording]:
     """Runs one stage and records its outcome whatever happens; the exception goes on to the caller."""
     started = datetime.now(UTC)
+    recording = Recording()
 
     def record(exit_code: int, error: str) -> None:
         now = datetime.now(UTC)
-        write_outcome(path, Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat()))
+        if recording.found is not None and exit_code == ExitCode.DONE:
+            outcome = replace(recording.found, reused=True, ended=now.isoformat())
+        else:
+            outcome = Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat())
+        write_outcome(path, outcome)
 
     try:
-        yield
+        yield recording
     except BaseException as error:
         with suppress(OSError):  # a full disk must not hide the error that it caused
             record(*_exit_of(error))
