@@ -37,7 +37,7 @@ class BatchNorm(nn.Module):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
             )
-        y, mean, var, count = _GroupNorm.apply(x, self.weight, self.bias, self.eps, self.group)  # type: ignore[no-untyped-call]
+        y, mean, var, count = _GroupNorm.apply(x, self.weight, self.bias, self.eps, self.group)
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(var * (count / (count - 1)), self.momentum)

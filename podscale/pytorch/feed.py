@@ -65,7 +65,8 @@ class Feed:
         images = batch.images if isinstance(batch.images, Tensor) else self._copy(torch.from_numpy(batch.images))
         assert images.dtype == torch.uint8, images.dtype
         images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=self._layout)
-        return DeviceBatch(images.mul_(self._factor).add_(self._shift), self._copy(torch.from_numpy(batch.labels)), batch)
+        images.mul_(self._factor).add_(self._shift)
+        return DeviceBatch(images, self._copy(torch.from_numpy(batch.labels)), batch)
 
     def _copy(self, values: Tensor) -> Tensor:
         if self._stream is None:

@@ -91,7 +91,7 @@ class FlatReducer:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._overlap = overlap
         self._lane = build_lane(all_reduce, world.device)
-        # Backward reaches the last layers first, so the layout runs backwards; `extra` comes last, as it is needed last.
+        # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
         backwards = list(reversed(self._parameters))
         layout = plan_layout(
             [p.numel() for p in backwards] + [extra], int(bucket_mb * 2**20) // 4, _multiple(all_reduce, world)
@@ -127,7 +127,7 @@ class FlatReducer:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._reducing = last
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._reducing = False
 
     def finish(self) -> None:
@@ -172,7 +172,7 @@ class DdpReducer:
     def __init__(self, model: nn.Module, world: World, *, bucket_mb: float = 25.0, extra: int = 1) -> None:
         # The running statistics of batch norm are averaged through `extra`, so DDP need not copy those of rank 0.
         devices = [world.device] if world.on_gpu else None
-        self.module = DistributedDataParallel(
+        self.module: nn.Module = DistributedDataParallel(
             model, device_ids=devices, bucket_cap_mb=bucket_mb, broadcast_buffers=False, gradient_as_bucket_view=True
         )
         self._parameters: Sequence[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
@@ -192,7 +192,7 @@ class DdpReducer:
         self.extra.zero_()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def finish(self) -> None:
         dist.all_reduce(self.extra.div_(self._ranks))

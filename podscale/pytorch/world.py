@@ -46,8 +46,12 @@ class World:
         return self._group([list(range(place, self.size, row)) for place in range(row)])
 
     def _group(self, partition: list[list[int]]) -> dist.ProcessGroup:
+        """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it."""
         groups = [dist.new_group(ranks) for ranks in partition]
-        return next(group for group, ranks in zip(groups, partition, strict=True) if self.rank in ranks)
+        mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
+        group = groups[mine]
+        assert isinstance(group, dist.ProcessGroup)
+        return group
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""
@@ -75,7 +79,7 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ) ->
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     else:
         assert size == 1, "a world of several ranks is started by torchrun"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout)
     return World(rank, size, local_rank, local_size, device)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.models import BOTTLENECK, EXPANSION, RESNETS
+from podscale.models import BASIC, BOTTLENECK, EXPANSION, RESNETS
 from podscale.pytorch.batchnorm import BatchNorm
 
 Norm = Callable[[int], nn.Module]
@@ -22,6 +22,8 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut."""
+
+    expansion = EXPANSION[BASIC]
 
     def __init__(self, inputs: int, inner: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -44,9 +46,11 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
 
+    expansion = EXPANSION[BOTTLENECK]
+
     def __init__(self, inputs: int, inner: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        outputs = inner * EXPANSION[BOTTLENECK]
+        outputs = inner * self.expansion
         self.conv1 = conv(inputs, inner, 1)
         self.bn1 = norm(inner)
         self.conv2 = conv(inner, inner, 3, stride)
@@ -73,12 +77,22 @@ def shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
     return nn.Sequential(conv(inputs, outputs, 1, stride), norm(outputs))
 
 
+Block = type[BasicBlock] | type[Bottleneck]
+
+
+def stage(block: Block, inputs: int, inner: int, depth: int, stride: int, norm: Norm) -> nn.Sequential:
+    """`depth` blocks; the first one halves the image where stride is 2."""
+    first = block(inputs, inner, stride, norm)
+    rest = [block(inner * block.expansion, inner, 1, norm) for _ in range(depth - 1)]
+    return nn.Sequential(first, *rest)
+
+
 class ResNet(nn.Module):
     """images float [n, 3, height, width] -> logits [n, classes]."""
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         depths: tuple[int, int, int, int],
         classes: int,
         norm: Norm,
@@ -90,21 +104,15 @@ class ResNet(nn.Module):
         self.conv1 = conv(3, width, 3) if small_stem else conv(3, width, 7, stride=2)
         self.bn1 = norm(width)
         self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, stride=2, padding=1)
-        expansion = 4 if block is Bottleneck else 1
-        channels = width
-        for stage, depth in enumerate(depths):
-            inner = width * 2**stage
-            blocks = []
-            for number in range(depth):
-                blocks.append(block(channels, inner, 2 if stage and not number else 1, norm))
-                channels = inner * expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.fc = nn.Linear(channels, classes)
+        self.layer1 = stage(block, width, width, depths[0], 1, norm)
+        self.layer2 = stage(block, width * block.expansion, width * 2, depths[1], 2, norm)
+        self.layer3 = stage(block, width * block.expansion * 2, width * 4, depths[2], 2, norm)
+        self.layer4 = stage(block, width * block.expansion * 4, width * 8, depths[3], 2, norm)
+        self.fc = nn.Linear(width * block.expansion * 8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = stage(x)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 

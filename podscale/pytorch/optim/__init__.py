@@ -20,9 +20,7 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, spec: models.Mo
     ]
     match section.name:
         case "sgd":
-            return Sgd(
-                slots, momentum=section.momentum, nesterov=section.nesterov, weight_decay=section.weight_decay
-            )
+            return Sgd(slots, momentum=section.momentum, nesterov=section.nesterov, weight_decay=section.weight_decay)
         case "lars":
             return Lars(
                 slots,
