@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
+from podscale.errors import PodscaleError
 from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Loader
 from podscale.order import evaluation_steps
@@ -66,7 +67,9 @@ class Evaluator:
             sums[3] += weights.sum()
         dist.all_reduce(sums)
         top1, top5, loss, images = sums.tolist()
-        assert images == self._count, f"{images} of {self._count} validation images were seen"
+        assert images <= self._count, f"{images} of {self._count} validation images were seen"
+        if images == 0:
+            raise PodscaleError("no validation image could be decoded; run `podscale shard --verify`")
         return Evaluation(top1 / images, top5 / images, loss / images, int(images), time.perf_counter() - started)
 
     def predict(self, model: nn.Module, phase: Phase) -> Predictions | None:
@@ -78,7 +81,6 @@ class Evaluator:
         if gathered is None:
             return None
         whole = {name: np.concatenate([columns[name] for columns in gathered]) for name in mine}
-        assert len(whole["keys"]) == self._count, f"{len(whole['keys'])} of {self._count} validation images were seen"
         return Predictions(**whole)
 
     def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:

@@ -1,4 +1,4 @@
-"""Batches of uint8 from a loader to normalised images on the device, one batch ahead of their use."""
+"""Batches of uint8 from a loader to normalised images on the device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -27,7 +27,8 @@ class DeviceBatch:
 class Feed:
     """Moves uint8 (a quarter of the bytes of fp32) and normalises there.
 
-    On a GPU the copy of the next batch runs on a side stream while the current one is being used.
+    On a GPU the copy runs on a side stream. The host is ahead of the device there, so the next batch is copied while
+    the current one is still being used.
     """
 
     def __init__(self, section: InputSection, world: World, *, channels_last: bool) -> None:
@@ -40,26 +41,26 @@ class Feed:
 
     def __call__(self, batches: Iterator[Batch], phase: Phase) -> Iterator[DeviceBatch]:
         """The same batches on the device, in order; phases data_wait and h2d are measured."""
-        upcoming = self._next(batches, phase)
-        while upcoming is not None:
-            batch = self._arrive(upcoming)
-            if self._stream is not None:
-                upcoming = self._next(batches, phase)
-                yield batch
-            else:  # reading ahead would only delay this batch: the loader prefetches by itself
-                yield batch
-                upcoming = self._next(batches, phase)
+        while True:
+            with phase("data_wait"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            with phase("h2d"):
+                moved = self._move(batch)
+            yield moved
 
-    def _next(self, batches: Iterator[Batch], phase: Phase) -> DeviceBatch | None:
-        with phase("data_wait"):
-            batch = next(batches, None)
-        if batch is None:
-            return None
-        with phase("h2d"):
-            if self._stream is None:
-                return self._to_device(batch)
-            with torch.cuda.stream(self._stream):
-                return self._to_device(batch)
+    def _move(self, batch: Batch) -> DeviceBatch:
+        """Copies on the side stream, orders the current one after it and keeps the memory until that is done with."""
+        if self._stream is None:
+            return self._to_device(batch)
+        with torch.cuda.stream(self._stream):
+            moved = self._to_device(batch)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in (moved.images, moved.labels):
+            tensor.record_stream(current)
+        return moved
 
     def _to_device(self, batch: Batch) -> DeviceBatch:
         images = batch.images if isinstance(batch.images, Tensor) else self._copy(torch.from_numpy(batch.images))
@@ -72,12 +73,3 @@ class Feed:
         if self._stream is None:
             return values
         return values.pin_memory().to(self._device, non_blocking=True)
-
-    def _arrive(self, batch: DeviceBatch) -> DeviceBatch:
-        """Orders the current stream after the copy and keeps the memory until the current stream is done with it."""
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_stream(self._stream)
-            for tensor in (batch.images, batch.labels):
-                tensor.record_stream(current)
-        return batch

@@ -79,7 +79,9 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ) ->
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     else:
         assert size == 1, "a world of several ranks is started by torchrun"
-        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(
+            backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
     return World(rank, size, local_rank, local_size, device)
 
 
