@@ -1,0 +1,20 @@
+"""Which checkpoints stay."""
+
+from collections.abc import Sequence
+
+from podscale.checkpoint.layout import Entry
+
+
+def kept_steps(entries: Sequence[Entry], keep_last: int, keep_best: int) -> set[int]:
+    """Steps to keep: the `keep_last` newest and the `keep_best` highest by top-1 (the later one where equal).
+
+    keep_last >= 1, so the newest complete checkpoint always stays.
+    """
+    newest = sorted((entry.step for entry in entries), reverse=True)[:keep_last]
+    return {*newest, *(entry.step for entry in best_entries(entries)[:keep_best])}
+
+
+def best_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with a known top-1, best first."""
+    scored = [entry for entry in entries if entry.top1 is not None]
+    return sorted(scored, key=lambda entry: (entry.top1, entry.step), reverse=True)

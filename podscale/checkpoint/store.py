@@ -1,0 +1,230 @@
+"""The checkpoints of one run: save without waiting, restore the newest that is whole."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podscale.checkpoint.identity import Identity
+from podscale.checkpoint.layout import (
+    STEP_NAME,
+    Entry,
+    Manifest,
+    Snapshot,
+    complete_entries,
+    read_entry,
+    read_snapshot,
+    replace_manifest,
+    step_directory,
+    steps_on_disk,
+)
+from podscale.checkpoint.retention import best_entries, kept_steps
+from podscale.checkpoint.writer import remove_checkpoint, write_checkpoint
+from podscale.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A finished save: what it wrote, how long the writer took, and what retention then removed."""
+
+    step: int
+    bytes: int
+    seconds: float
+    top1: float | None
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A checkpoint that restore had to pass over, and why."""
+
+    step: int
+    reason: str
+
+
+class Checkpoints:
+    """Saves and restores under `directory`; one writer at a time (the run's lease sees to that).
+
+    One save is in flight at most: a further `save` waits for it, so that memory holds one snapshot and every
+    checkpoint asked for is written. A failed save raises its error at the next `save`, `wait` or `close`.
+    `listener` hears of every finished save (from the writer's thread when asynchronous) and of every checkpoint
+    passed over.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: Identity,
+        *,
+        keep_last: int,
+        keep_best: int,
+        asynchronous: bool,
+        fence: Callable[[], None] | None,
+        listener: Callable[[Saved | Passed], None] | None = None,
+    ) -> None:
+        self.directory = directory
+        self._identity = identity
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self._asynchronous = asynchronous
+        self._fence = fence or (lambda: None)
+        self._listener = listener or (lambda event: None)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._verified: set[int] = set()  # steps that this process wrote or read whole
+        self._damaged: set[int] = set()  # steps that restore passed over; their sizes may look right
+
+    def save(self, snapshot: Snapshot, *, top1: float | None = None) -> None:
+        """Writes `snapshot`; returns at once when asynchronous (the arrays must be the caller's copies).
+
+        top1: validation accuracy as a share, where known, for `keep_best`. Raises the error of an earlier failed
+        save.
+        """
+        self.wait()
+        if not self._asynchronous:
+            self._write(snapshot, top1)
+            return
+        # Not a daemon: an interpreter that ends in the ordinary way finishes the checkpoint first.
+        self._thread = threading.Thread(target=self._write_quietly, args=(snapshot, top1), name="checkpoint-writer")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the save in flight; raises its error, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """As `wait`; safe to call twice."""
+        self.wait()
+
+    def restore(self, resume: str) -> Snapshot | None:
+        """The state to continue from, verified; None where the run starts from the beginning.
+
+        resume: `auto`: the newest whole checkpoint of this run; `never`: only a fresh run will do; otherwise a
+        checkpoint, or a directory of them, to start from until this run has its own.
+        Raises InputError where a checkpoint belongs to another run (the differences are listed), where `never`
+        meets a checkpoint, and where a named directory holds none.
+        """
+        if resume == "never":
+            if self.entries():
+                raise InputError(
+                    f"{self.directory}: this run already has checkpoints and checkpoint.resume is never; "
+                    "choose another run.id, remove them, or set checkpoint.resume=auto"
+                )
+            return None
+        if resume == "auto":
+            return self._newest(self.directory)
+        start = Path(resume)
+        if start.resolve().parent == self.directory.resolve():
+            return self._named(start)
+        return self._newest(self.directory) or self._foreign(start)
+
+    def entries(self) -> list[Entry]:
+        """The complete checkpoints, newest first."""
+        return [entry for entry in complete_entries(self.directory) if entry.step not in self._damaged]
+
+    def best(self) -> Entry | None:
+        """The complete checkpoint with the highest top-1, of this and of earlier launches."""
+        return next(iter(best_entries(self.entries())), None)
+
+    def _write_quietly(self, snapshot: Snapshot, top1: float | None) -> None:
+        try:
+            self._write(snapshot, top1)
+        except BaseException as error:  # handed to the thread that calls wait
+            self._error = error
+
+    def _write(self, snapshot: Snapshot, top1: float | None) -> None:
+        started = time.perf_counter()
+        if snapshot.step in self._verified:
+            manifest = self._scored(snapshot.step, top1)
+        else:
+            manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
+            self._verified.add(snapshot.step)
+            self._damaged.discard(snapshot.step)
+        removed = self._prune()
+        seconds = time.perf_counter() - started
+        self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
+
+    def _scored(self, step: int, top1: float | None) -> Manifest:
+        """The state after a step is one: saved again, it is the same arrays, and only a score may be new."""
+        self._fence()
+        entry = read_entry(step_directory(self.directory, step))
+        if top1 is None or top1 == entry.top1:
+            return entry.manifest
+        manifest = replace(entry.manifest, top1=top1)
+        replace_manifest(entry.path, manifest)
+        return manifest
+
+    def _prune(self) -> tuple[int, ...]:
+        """Removes what retention does not keep, and leftovers of writers that died: the lease makes us the only one."""
+        self._fence()
+        kept = kept_steps(self.entries(), self._keep_last, self._keep_best)
+        surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept}
+        for path in surplus.values():
+            remove_checkpoint(path)
+        return tuple(surplus)
+
+    def _newest(self, root: Path) -> Snapshot | None:
+        """The newest whole one under `root`; damaged ones are passed over aloud, one of another run is refused."""
+        for step, path in steps_on_disk(root).items():
+            try:
+                return self._read(path)
+            except InputError:
+                raise
+            except ValueError as error:
+                logger.warning("%s is passed over: %s", path, error)
+                self._listener(Passed(step, str(error)))
+                if root == self.directory:
+                    self._damaged.add(step)
+        return None
+
+    def _named(self, path: Path) -> Snapshot:
+        """A checkpoint of this very run, named by the user; going back over newer ones is theirs to decide."""
+        snapshot = self._read_named(path)
+        later = [entry.path.name for entry in self.entries() if entry.step > snapshot.step]
+        if later:
+            raise InputError(
+                f"checkpoint.resume={path}: this run has later checkpoints ({', '.join(later)}); remove them to go "
+                "back, or start a new run (another run.id) from this one"
+            )
+        return snapshot
+
+    def _foreign(self, start: Path) -> Snapshot:
+        """A state of another run directory to start from."""
+        if STEP_NAME.match(start.name):
+            return self._read_named(start)
+        snapshot = self._newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
+        if snapshot is None:
+            raise InputError(f"checkpoint.resume={start}: there is no complete checkpoint in this directory")
+        return snapshot
+
+    def _read_named(self, path: Path) -> Snapshot:
+        try:
+            return self._read(path)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"checkpoint.resume={path}: this checkpoint cannot be used: {error}") from None
+
+    def _read(self, path: Path) -> Snapshot:
+        """Raises ValueError where it is not whole and InputError where it belongs to another run."""
+        entry = read_entry(path)
+        conflicts = self._identity.conflicts(entry.manifest.identity)
+        if conflicts:
+            raise InputError(
+                f"{path}: this checkpoint belongs to another run:\n"
+                + "".join(f"  {line}\n" for line in conflicts)
+                + "restore these values to continue it, or start a new run (another run.id)"
+            )
+        snapshot = read_snapshot(entry)
+        if path.parent == self.directory:
+            self._verified.add(snapshot.step)
+        return snapshot

@@ -1,0 +1,79 @@
+"""Writes one checkpoint so that it is complete or does not exist."""
+
+import errno
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from podscale.checkpoint.arrayfile import write_arrays
+from podscale.checkpoint.identity import Identity
+from podscale.checkpoint.layout import MANIFEST, Manifest, Snapshot, step_directory, write_manifest
+from podscale.errors import PodscaleError
+from podscale.files import sync_directory
+
+
+def write_checkpoint(
+    root: Path, snapshot: Snapshot, identity: Identity, top1: float | None, fence: Callable[[], None]
+) -> Manifest:
+    """Writes step-<n>/ under `root`; durable when it returns.
+
+    `fence` raises where another run has taken the directory over; it is asked before the first byte and again before
+    the manifest. Raises PodscaleError where the file system refuses (full disk, quota); then nothing of this
+    checkpoint is left and the earlier ones are untouched.
+    """
+    directory = step_directory(root, snapshot.step)
+    fence()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_checkpoint(directory)
+        directory.mkdir()
+        files = tuple(
+            write_arrays(directory / f"{group}.safetensors", arrays)
+            for group, arrays in _groups(snapshot.arrays).items()
+        )
+        sync_directory(directory)
+        fence()
+        manifest = Manifest(snapshot.step, identity, files, snapshot.meta, top1)
+        write_manifest(directory, manifest)
+        sync_directory(directory)
+        sync_directory(root)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise PodscaleError(_explain(directory, snapshot, error)) from error
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return manifest
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Removes a checkpoint, its manifest first: one that is half removed no longer counts as complete."""
+    if not directory.exists():
+        return
+    manifest = directory / MANIFEST
+    if manifest.exists():
+        manifest.unlink()
+        sync_directory(directory)
+    shutil.rmtree(directory)
+
+
+def _groups(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """One file for each first part of the names: model, optimizer."""
+    groups: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
+    for name, array in arrays.items():
+        groups[name.partition("/")[0]][name] = array
+    return dict(groups)
+
+
+def _explain(directory: Path, snapshot: Snapshot, error: OSError) -> str:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    text = f"{directory}: the checkpoint of step {snapshot.step} could not be written: {reason}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        need = sum(array.nbytes for array in snapshot.arrays.values())
+        text += f"; it needs {need / 2**20:.1f} MiB: free space or lower checkpoint.keep_last"
+    return text + ". Earlier checkpoints are untouched; the same command continues from the newest"

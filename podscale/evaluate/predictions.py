@@ -1,0 +1,83 @@
+"""What the model said about every validation sample: the one thing that engines hand to evaluation.
+
+Kept as columns in a safetensors file, sorted by sample key, so that two files of one model are byte-identical whatever
+the number of ranks that made them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from podscale.errors import InputError
+from podscale.files import write_atomically
+
+FORMAT = "podscale-predictions-1"
+
+COLUMNS = {"keys": np.uint64, "labels": np.int32, "topk": np.int32, "confidences": np.float32, "losses": np.float32}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One row per sample.
+
+    keys: uint64 [n], unique sample keys (see `shards.index`).
+    labels: int32 [n], true class indices.
+    topk: int32 [n, k], the k most probable classes, best first; k >= min(5, number of classes).
+    confidences: float32 [n, k], their softmax probabilities.
+    losses: float32 [n], cross-entropy of the true class in nats, without label smoothing.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    labels: npt.NDArray[np.int32]
+    topk: npt.NDArray[np.int32]
+    confidences: npt.NDArray[np.float32]
+    losses: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def sorted_by_key(self) -> "Predictions":
+        """The same rows in key order, which is the order of the file."""
+        order = np.argsort(self.keys, kind="stable")
+        return Predictions(**{name: getattr(self, name)[order] for name in COLUMNS})
+
+
+def write(path: Path, predictions: Predictions) -> None:
+    """Writes `predictions` atomically, sorted by key.
+
+    Raises ValueError where the columns disagree in length or a sample occurs twice: padding must be left out before.
+    """
+    columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in COLUMNS.items()}
+    _check(columns)
+    order = np.argsort(columns["keys"], kind="stable")
+    keys = columns["keys"][order]
+    if len(keys) and (repeated := keys[1:][keys[1:] == keys[:-1]]).size:
+        raise ValueError(f"sample {int(repeated[0]):016x} was predicted twice")
+    content = save({name: np.ascontiguousarray(column[order]) for name, column in columns.items()}, {"format": FORMAT})
+    write_atomically(path, content)
+
+
+def read(path: Path) -> Predictions:
+    """The predictions at `path`; raises InputError where there are none or the file is damaged."""
+    try:
+        columns = load(path.read_bytes())
+        predictions = Predictions(**{name: columns[name].astype(dtype, copy=False) for name, dtype in COLUMNS.items()})
+        _check(columns)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there are no predictions yet; run `podscale evaluate`") from error
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{path}: cannot read the predictions ({error}); run `podscale evaluate` again") from error
+    return predictions
+
+
+def _check(columns: dict[str, npt.NDArray[np.generic]]) -> None:
+    shapes = {name: column.shape for name, column in columns.items()}
+    rows = len(columns["keys"])
+    width = columns["topk"].shape[1:]
+    expected = {name: (rows, *width) if name in ("topk", "confidences") else (rows,) for name in COLUMNS}
+    if len(width) != 1 or shapes != expected:
+        raise ValueError(f"columns do not fit together: {shapes}")

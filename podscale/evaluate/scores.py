@@ -1,0 +1,195 @@
+"""Scores from predictions: accuracy, loss, per-class figures, confusion and calibration, all in float64."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError
+from podscale.evaluate.predictions import Predictions
+
+CALIBRATION_BINS = 15
+CALIBRATION_SOURCE = "Guo et al. 2017, On Calibration of Modern Neural Networks, equations 3 and 5"
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """Figures of each class, arrays of length [classes].
+
+    support: int64, samples of the class. predicted: int64, samples given to it. correct: int64, both.
+    accuracy: correct / support, which is the recall of the class; NaN where it has no samples.
+    precision: correct / predicted; NaN where the class was never predicted.
+    """
+
+    support: npt.NDArray[np.int64]
+    predicted: npt.NDArray[np.int64]
+    correct: npt.NDArray[np.int64]
+
+    @property
+    def accuracy(self) -> npt.NDArray[np.float64]:
+        return _ratio(self.correct, self.support)
+
+    @property
+    def precision(self) -> npt.NDArray[np.float64]:
+        return _ratio(self.correct, self.predicted)
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often each class was taken for which: only pairs that occur, ordered by label, then prediction.
+
+    label, predicted: int32 [m]; count: int64 [m]. Sparse, because 1000 classes make a million cells.
+    """
+
+    classes: int
+    label: npt.NDArray[np.int32]
+    predicted: npt.NDArray[np.int32]
+    count: npt.NDArray[np.int64]
+
+    def matrix(self) -> npt.NDArray[np.int64]:
+        """int64 [classes, classes]: rows are true classes, columns are predictions."""
+        dense = np.zeros((self.classes, self.classes), dtype=np.int64)
+        dense[self.label, self.predicted] = self.count
+        return dense
+
+    def worst(self, limit: int) -> list[tuple[int, int, int]]:
+        """The most frequent mistakes as (label, predicted, count), most frequent first, ties by class index."""
+        wrong = np.flatnonzero(self.label != self.predicted)
+        order = wrong[np.argsort(-self.count[wrong], kind="stable")][:limit]
+        return [(int(self.label[i]), int(self.predicted[i]), int(self.count[i])) for i in order]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Does a confidence of 90 % mean right in 90 % of cases?
+
+    Bins of equal width over the top-1 confidence, bin m being ((m - 1) / M, m / M] (Guo et al. 2017, section 3).
+    count: int64 [M]; confidence, accuracy: float64 [M], means in the bin, NaN where it is empty.
+    ece: expected calibration error, sum over bins of count / n * |accuracy - confidence| (equations 3 and 5).
+    """
+
+    count: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float64]
+    accuracy: npt.NDArray[np.float64]
+    ece: float
+
+    @property
+    def edges(self) -> npt.NDArray[np.float64]:
+        """float64 [M + 1], borders of the bins."""
+        return bin_edges(len(self.count))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything that the predictions of one split say about a model.
+
+    top1, top5: shares. `top5_k` is the k that top5 was taken at: 5, or the number of classes where that is less.
+    top1_interval: 95 % Wilson score interval of top1 (Wilson 1927), the range that sampling noise alone explains.
+    loss: mean cross-entropy in nats. balanced: mean accuracy over classes that have samples.
+    """
+
+    count: int
+    classes: int
+    top1: float
+    top1_interval: tuple[float, float]
+    top5: float
+    top5_k: int
+    loss: float
+    balanced: float
+    per_class: PerClass
+    confusion: Confusion
+    calibration: Calibration
+
+
+def score(predictions: Predictions, classes: int) -> Scores:
+    """The scores of `predictions` over `classes` classes.
+
+    Raises InputError where there are no predictions or they belong to another class map.
+    """
+    _check_classes(predictions, classes)
+    n = len(predictions)
+    labels = predictions.labels.astype(np.int64)
+    predicted = predictions.topk[:, 0].astype(np.int64)
+    right = predicted == labels
+    k = min(5, classes)
+    per_class = PerClass(
+        support=np.bincount(labels, minlength=classes),
+        predicted=np.bincount(predicted, minlength=classes),
+        correct=np.bincount(labels[right], minlength=classes),
+    )
+    return Scores(
+        count=n,
+        classes=classes,
+        top1=float(right.mean(dtype=np.float64)),
+        top1_interval=wilson_interval(int(right.sum()), n),
+        top5=float((predictions.topk[:, :k] == labels[:, None]).any(axis=1).mean(dtype=np.float64)),
+        top5_k=k,
+        loss=float(predictions.losses.mean(dtype=np.float64)),
+        balanced=float(np.nanmean(per_class.accuracy)),
+        per_class=per_class,
+        confusion=_confusion(labels, predicted, classes),
+        calibration=_calibration(predictions.confidences[:, 0].astype(np.float64), right),
+    )
+
+
+def wilson_interval(right: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """The score interval of a share (Wilson 1927); `z` is the normal quantile, by default that of 95 %."""
+    share = right / n
+    middle = share + z * z / (2 * n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def bin_edges(bins: int) -> npt.NDArray[np.float64]:
+    """Borders of `bins` bins of equal width over [0, 1]: float64 [bins + 1]."""
+    return np.arange(bins + 1, dtype=np.float64) / bins
+
+
+def most_confident_mistakes(predictions: Predictions, limit: int) -> npt.NDArray[np.int64]:
+    """Rows of wrong predictions, most confident first, ties by key."""
+    wrong = np.flatnonzero(predictions.topk[:, 0] != predictions.labels)
+    order = np.lexsort((predictions.keys[wrong], -predictions.confidences[wrong, 0].astype(np.float64)))
+    return wrong[order][:limit]
+
+
+def _check_classes(predictions: Predictions, classes: int) -> None:
+    if len(predictions) == 0:
+        raise InputError("the predictions are empty: the validation split holds no sample, so nothing can be scored")
+    for name, values in (("label", predictions.labels), ("predicted class", predictions.topk)):
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= classes:
+            raise InputError(
+                f"the predictions hold the {name} {low if low < 0 else high}, but there are only {classes} classes: "
+                "they belong to another shard set; run `podscale evaluate` again"
+            )
+    if predictions.topk.shape[1] < min(5, classes):
+        raise InputError(
+            f"the predictions keep the top {predictions.topk.shape[1]} classes, but top-5 needs {min(5, classes)}; "
+            "run `podscale evaluate` again"
+        )
+
+
+def _confusion(labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: int) -> Confusion:
+    pairs, counts = np.unique(labels * classes + predicted, return_counts=True)
+    return Confusion(
+        classes, (pairs // classes).astype(np.int32), (pairs % classes).astype(np.int32), counts.astype(np.int64)
+    )
+
+
+def _calibration(
+    confidence: npt.NDArray[np.float64], right: npt.NDArray[np.bool_], bins: int = CALIBRATION_BINS
+) -> Calibration:
+    bin_of = np.searchsorted(bin_edges(bins)[1:-1], confidence, side="left")
+    count = np.bincount(bin_of, minlength=bins)
+    hits = np.bincount(bin_of, weights=right, minlength=bins)
+    mass = np.bincount(bin_of, weights=confidence, minlength=bins)
+    ece = float(np.abs(hits - mass).sum() / len(confidence))  # the bin's count cancels
+    return Calibration(count, _ratio(mass, count), _ratio(hits, count), ece)
+
+
+def _ratio(part: npt.NDArray[np.generic], whole: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """part / whole, NaN where whole is 0."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(part, dtype=np.float64) / np.where(whole == 0, np.nan, whole)

@@ -1,0 +1,1 @@
+"""What a run tells: Prometheus metrics, the event log, and the step log for people."""

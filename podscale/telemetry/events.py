@@ -1,0 +1,133 @@
+"""metrics.jsonl: what happened in a run, one JSON line a time, appended by rank 0 of every launch."""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+
+
+class EventLog:
+    """Appends lines of kind step, evaluation and event; every line carries `time` in unix seconds.
+
+    `fence` raises where a newer launch has taken the run over; it is asked before each line, so it must be cheap.
+    A full disk costs lines, and one warning, not the training. Numbers that are not finite are written as null.
+    """
+
+    def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._fence = fence or (lambda: None)
+        self._lost = 0
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._broken = not _ends_with_newline(self._descriptor)
+
+    def step(
+        self,
+        step: int,
+        *,
+        epoch: float,
+        loss: float,
+        learning_rate: float,
+        images_per_second: float,
+        phases: Mapping[str, float],
+        **more: Any,
+    ) -> None:
+        """One logged update: `images_per_second` over all ranks, `phases` in seconds since the line before."""
+        self._append(
+            "step",
+            step=step,
+            epoch=round(epoch, 4),
+            loss=loss,
+            learning_rate=learning_rate,
+            images_per_second=round(images_per_second, 2),
+            phases={name: round(seconds, 6) for name, seconds in phases.items()},
+            **more,
+        )
+
+    def evaluation(self, step: int, *, epoch: float, top1: float, top5: float, loss: float, **more: Any) -> None:
+        """One evaluation of the validation split; accuracies are shares."""
+        self._append("evaluation", step=step, epoch=round(epoch, 4), top1=top1, top5=top5, loss=loss, **more)
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Anything else: start (with total_steps), resumed (with step), checkpoint, skipped_update, done..."""
+        self._append("event", event=event, **fields)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> "EventLog":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        self._fence()
+        line = json.dumps(_finite({"time": round(time.time(), 3), "kind": kind, **fields}), allow_nan=False) + "\n"
+        data = (b"\n" if self._broken else b"") + line.encode()
+        try:
+            self._broken = os.write(self._descriptor, data) < len(data)
+        except OSError as error:
+            if not self._lost:
+                logger.warning("%s: lines are being lost: %s", self._path, error.strerror)
+            self._lost += 1
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Every whole line of the log in the order written; half lines of a killed writer are left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            record = parse_record(line)
+            if record is not None:
+                yield record
+
+
+def parse_record(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None
+
+
+def history(path: Path) -> list[Record]:
+    """The log as one undisturbed run would have written it.
+
+    Where a launch continued from step n, what earlier launches logged of later steps is left out: those updates were
+    lost and done again.
+    """
+    kept: list[Record] = []
+    for record in read_records(path):
+        if record.get("event") in ("start", "resumed"):
+            start = int(record.get("step") or 0)
+            kept = [entry for entry in kept if entry["kind"] == "event" or entry["step"] <= start]
+        kept.append(record)
+    return kept
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def _ends_with_newline(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"

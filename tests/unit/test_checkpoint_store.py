@@ -1,0 +1,339 @@
+"""Checkpoints: complete or ignored, retained by rule, refused where they belong to another run."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from podscale.checkpoint import Checkpoints, Identity, Passed, Saved, Snapshot
+from podscale.checkpoint.arrayfile import write_arrays
+from podscale.errors import InputError, PodscaleError
+
+IDENTITY = Identity({"train.global_batch": 256, "run.seed": 1}, "c" * 64, "f" * 16)
+
+
+def snapshot(step: int, value: float = 1.0) -> Snapshot:
+    arrays = {
+        "model/conv1.weight": np.full((8, 3, 3, 3), value + step, np.float32),
+        "model/bn1.num_batches_tracked": np.array(step, np.int64),
+        "optimizer/momentum/conv1.weight": np.full((8, 3, 3, 3), -value, np.float32),
+    }
+    return Snapshot(step, arrays, {"position": step, "loss_scale": 65536.0})
+
+
+def checkpoints(directory: Path, identity: Identity = IDENTITY, **options: object) -> Checkpoints:
+    settings = {"keep_last": 2, "keep_best": 1, "asynchronous": False, "fence": None, **options}
+    return Checkpoints(directory, identity, **settings)  # type: ignore[arg-type]
+
+
+def steps(directory: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in directory.iterdir())
+
+
+def restored_step(directory: Path) -> int | None:
+    found = checkpoints(directory).restore("auto")
+    return None if found is None else found.step
+
+
+def assert_same(left: Snapshot, right: Snapshot) -> None:
+    assert left.step == right.step
+    assert left.meta == right.meta
+    assert left.arrays.keys() == right.arrays.keys()
+    for name, array in left.arrays.items():
+        np.testing.assert_array_equal(array, right.arrays[name])
+        assert (array.dtype, array.shape) == (right.arrays[name].dtype, right.arrays[name].shape)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_restores_what_was_saved(tmp_path: Path, asynchronous: bool) -> None:
+    store = checkpoints(tmp_path, asynchronous=asynchronous)
+    assert store.restore("auto") is None
+    store.save(snapshot(10))
+    store.close()
+    found = checkpoints(tmp_path).restore("auto")
+    assert found is not None
+    assert_same(found, snapshot(10))
+
+
+def test_files_are_plain_safetensors_and_the_manifest_lists_them(tmp_path: Path) -> None:
+    checkpoints(tmp_path).save(snapshot(10), top1=0.5)
+    model = load_file(tmp_path / "step-10" / "model.safetensors")
+    assert set(model) == {"model/conv1.weight", "model/bn1.num_batches_tracked"}
+    assert model["model/bn1.num_batches_tracked"].shape == ()
+    manifest = json.loads((tmp_path / "step-10" / "manifest.json").read_text())
+    for file in manifest["files"]:
+        path = tmp_path / "step-10" / file["name"]
+        assert path.stat().st_size == file["bytes"]
+        digest = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
+        assert digest == file["sha256"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int32", "uint8", "uint64", "bool"])
+def test_array_files_are_read_by_the_library(tmp_path: Path, dtype: str) -> None:
+    arrays = {
+        "transposed": np.arange(24).reshape(4, 6).astype(dtype).T,
+        "scalar": np.array(1).astype(dtype),
+        "empty": np.zeros((0, 3), dtype),
+    }
+    write_arrays(tmp_path / "x.safetensors", arrays)
+    loaded = load_file(tmp_path / "x.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert loaded[name].dtype == array.dtype
+
+
+def test_asynchronous_save_returns_before_the_write_and_the_next_waits_for_it(tmp_path: Path) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def fence() -> None:
+        entered.set()
+        assert gate.wait(30)
+
+    store = checkpoints(tmp_path, asynchronous=True, fence=fence)
+    store.save(snapshot(1))
+    assert entered.wait(30)
+    assert restored_step(tmp_path) is None  # the writer still stands at the fence
+    second = threading.Thread(target=store.save, args=(snapshot(2),))
+    second.start()
+    assert second.is_alive()
+    gate.set()
+    second.join()
+    store.close()
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    store = checkpoints(tmp_path, keep_last=2, keep_best=1)
+    removed = []
+    store._listener = lambda event: removed.extend(event.removed)  # type: ignore[union-attr]
+    for step, top1 in [(1, 0.1), (2, 0.9), (3, 0.5), (4, None), (5, 0.6)]:
+        store.save(snapshot(step), top1=top1)
+    assert steps(tmp_path) == [2, 4, 5]
+    assert removed == [1, 3]
+
+
+def test_the_best_is_known_after_a_restart(tmp_path: Path) -> None:
+    checkpoints(tmp_path, keep_last=1).save(snapshot(1), top1=0.9)
+    later = checkpoints(tmp_path, keep_last=1)
+    later.restore("auto")
+    for step in (2, 3):
+        later.save(snapshot(step), top1=0.5)
+    best = later.best()
+    assert best is not None
+    assert (best.step, best.top1) == (1, 0.9)
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_leftovers_of_a_dead_writer_are_ignored_and_then_removed(tmp_path: Path) -> None:
+    store = checkpoints(tmp_path)
+    store.save(snapshot(1))
+    leftover = tmp_path / "step-7"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert restored_step(tmp_path) == 1
+    assert steps(tmp_path) == [1, 7]  # reading removes nothing: another rank may be the writer
+    store.save(snapshot(2))
+    assert steps(tmp_path) == [1, 2]
+
+
+def damage_manifest(directory: Path) -> None:
+    path = directory / "manifest.json"
+    path.write_text(path.read_text().replace('"position": 2', '"position": 3'))
+
+
+def flip_bit(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(directory: Path) -> None:
+    os.truncate(directory / "optimizer.safetensors", 100)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (damage_manifest, "manifest.json does not match its sha256"),
+        (flip_bit, "model.safetensors does not match its sha256"),
+        (truncate, "optimizer.safetensors has 100 bytes"),
+        (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda d: (d / "manifest.json").unlink(), "never finished"),
+        (lambda d: os.truncate(d / "manifest.json", 50), "manifest.json is cut off"),
+    ],
+)
+def test_falls_back_past_a_damaged_checkpoint_and_says_so(
+    tmp_path: Path, damage: object, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = checkpoints(tmp_path)
+    for step in (1, 2):
+        store.save(snapshot(step), top1=step / 10)
+    damage(tmp_path / "step-2")  # type: ignore[operator]
+    events: list[Saved | Passed] = []
+    again = checkpoints(tmp_path, keep_last=1, keep_best=1, listener=events.append)
+    found = again.restore("auto")
+    assert found is not None
+    assert_same(found, snapshot(1))
+    assert isinstance(events[0], Passed)
+    assert said in events[0].reason
+    assert said in caplog.text
+    # The damaged one is no candidate for keeping, whatever its manifest says, and its step can be written again.
+    best = again.best()
+    assert best is not None
+    assert best.step == 1
+    again.save(snapshot(2, value=5.0))
+    restored = checkpoints(tmp_path).restore("auto")
+    assert restored is not None
+    assert_same(restored, snapshot(2, value=5.0))
+
+
+def test_saving_the_same_step_again_only_adds_the_score(tmp_path: Path) -> None:
+    store = checkpoints(tmp_path)
+    store.save(snapshot(3))
+    before = (tmp_path / "step-3" / "model.safetensors").stat().st_ino
+    store.save(snapshot(3), top1=0.7)
+    assert (tmp_path / "step-3" / "model.safetensors").stat().st_ino == before
+    found = checkpoints(tmp_path)
+    assert found.restore("auto") is not None
+    best = found.best()
+    assert best is not None
+    assert best.top1 == 0.7
+
+
+def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) -> None:
+    checkpoints(tmp_path).save(snapshot(1))
+    other = Identity({"train.global_batch": 512, "run.seed": 1}, "d" * 64, "e" * 16)
+    with pytest.raises(InputError) as caught:
+        checkpoints(tmp_path, other).restore("auto")
+    text = str(caught.value)
+    assert "train.global_batch: was 256, is 512" in text
+    assert "class map" in text
+    assert "data fingerprint" in text
+    assert "run.seed" not in text
+
+
+def test_never_refuses_to_continue(tmp_path: Path) -> None:
+    store = checkpoints(tmp_path)
+    assert store.restore("never") is None
+    store.save(snapshot(1))
+    with pytest.raises(InputError, match=r"already has checkpoints.*another run\.id"):
+        checkpoints(tmp_path).restore("never")
+
+
+def test_starts_from_a_named_directory_until_the_run_has_its_own(tmp_path: Path) -> None:
+    source = tmp_path / "source" / "checkpoints"
+    store = checkpoints(source)
+    for step in (1, 2):
+        store.save(snapshot(step))
+    own = tmp_path / "own" / "checkpoints"
+    for name, expected in [("source", 2), ("source/checkpoints", 2), ("source/checkpoints/step-1", 1)]:
+        found = checkpoints(own).restore(str(tmp_path / name))
+        assert found is not None
+        assert found.step == expected
+    checkpoints(own).save(snapshot(5))
+    found = checkpoints(own).restore(str(source))
+    assert found is not None
+    assert found.step == 5
+
+
+def test_a_named_checkpoint_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no complete checkpoint"):
+        checkpoints(tmp_path / "own").restore(str(tmp_path / "nowhere"))
+    store = checkpoints(tmp_path / "own")
+    for step in (1, 2):
+        store.save(snapshot(step))
+    with pytest.raises(InputError, match="later checkpoints \\(step-2\\)"):
+        checkpoints(tmp_path / "own").restore(str(tmp_path / "own" / "step-1"))
+    flip_bit(tmp_path / "own" / "step-2")
+    with pytest.raises(InputError, match="does not match its sha256"):
+        checkpoints(tmp_path / "own").restore(str(tmp_path / "own" / "step-2"))
+
+
+def test_a_refused_fence_leaves_no_checkpoint(tmp_path: Path) -> None:
+    calls = []
+
+    def fence() -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            raise PodscaleError("another run has taken over")
+
+    store = checkpoints(tmp_path, asynchronous=True, fence=fence)
+    store.save(snapshot(1))
+    with pytest.raises(PodscaleError, match="another run"):
+        store.wait()
+    store.close()  # the error was raised once
+    assert steps(tmp_path) == []
+
+
+def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
+    events: list[Saved | Passed] = []
+    checkpoints(tmp_path, listener=events.append).save(snapshot(4), top1=0.25)
+    (saved,) = events
+    assert isinstance(saved, Saved)
+    assert (saved.step, saved.top1) == (4, 0.25)
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "step-4").glob("*.safetensors"))
+    assert saved.bytes == on_disk
+    assert saved.seconds > 0
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    """The limit on file size stands in for the full disk where no tmpfs can be mounted: a real error of the kernel."""
+    store = checkpoints(tmp_path, asynchronous=True)
+    store.save(snapshot(1))
+    store.wait()
+    large = Snapshot(2, {"model/w": np.zeros(100_000, np.float32)}, {})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        store.save(large)
+        with pytest.raises(PodscaleError, match=r"step 2 could not be written: .*Earlier checkpoints are untouched"):
+            store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert steps(tmp_path) == [1]
+    assert restored_step(tmp_path) == 1
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from podscale.checkpoint import Checkpoints, Identity, Snapshot
+store = Checkpoints(Path(sys.argv[1]), Identity({}, "c", "f"), keep_last=2, keep_best=0, asynchronous=True, fence=None)
+store.restore("auto")
+step = 0
+while True:
+    step += 1
+    store.save(Snapshot(step, {f"model/{i}": np.full(30_000, step, np.float32) for i in range(20)}, {"step": step}))
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment_the_newest_complete_one_is_whole(tmp_path: Path, seed: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= 3 + seed:
+            break
+    threading.Event().wait(np.random.default_rng(seed).uniform(0, 0.03))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    found = checkpoints(tmp_path, Identity({}, "c", "f")).restore("auto")
+    assert found is not None
+    assert found.step >= 1 + seed  # at least the one before the save in flight
+    assert found.meta == {"step": found.step}
+    for array in found.arrays.values():
+        np.testing.assert_array_equal(array, np.full(30_000, found.step, np.float32))
