@@ -1,0 +1,180 @@
+"""From a data section to a complete shard set: plan, pack what is missing, merge."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from podscale.config.identity import data_fingerprint
+from podscale.config.model import DataSection
+from podscale.errors import InputError
+from podscale.shards import plan as plans
+from podscale.shards import record as shard_records
+from podscale.shards.convert import Rules
+from podscale.shards.manifest import NAME, Manifest
+from podscale.shards.merge import Records, check_rejects, merge, write_rejects
+from podscale.shards.pack import Packer, Task, TooManyRejects, pack_all, writing
+from podscale.shards.plan import SPLITS, Plan, make_plan
+from podscale.shards.progress import Report, silent
+from podscale.shards.sources import SourceMissing, open_source
+from podscale.shards.verify import file_matches
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """How a build ended."""
+
+    directory: Path
+    found: Manifest | None
+    """The manifest; None where other packers of an indexed job have not finished."""
+    reused: bool
+    """The set was complete before and nothing was written."""
+    packed: int
+    """Shards this call packed."""
+    kept: int
+    """Shards that were there before."""
+    notes: tuple[str, ...] = ()
+    """What a person should know, one sentence each."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of a complete set, which a build that is not one of several always returns."""
+        assert self.found is not None
+        return self.found
+
+
+def build_shard_set(
+    data: DataSection,
+    directory: Path,
+    *,
+    workers: int,
+    index: int = 0,
+    of: int = 1,
+    verify: bool = False,
+    progress: Report | None = None,
+) -> BuildResult:
+    """Makes the shard set of `data` in `directory`, or finishes it, or finds that it is complete.
+
+    Packer `index` of `of` packs every of-th shard; the one that finds all shards packed merges. With `verify`, shards
+    that are there are read again and packed anew where their sha256 differs. Raises InputError, and then leaves what
+    was finished for the next call.
+    """
+    assert 0 <= index < of
+    report = progress or silent
+    workers = workers or os.cpu_count() or 1
+    with writing(directory):
+        for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
+            folder.mkdir(parents=True, exist_ok=True)
+    with _locked(directory, shared=of > 1):
+        return _build(data, directory, workers, index, of, verify, report)
+
+
+def _build(
+    data: DataSection, directory: Path, workers: int, index: int, of: int, verify: bool, report: Report
+) -> BuildResult:
+    before = _complete(directory, data)
+    try:
+        plan = make_plan(open_source(data), data, report)
+    except SourceMissing as error:
+        if before is None:
+            raise
+        return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
+    _refuse_changed(directory, plan, before, data)
+    everything = [Task(split, shard) for split in SPLITS for shard in range(plan.shards(split))]
+    missing = [task for task in everything if not _is_there(directory, plan, task, before, verify)]
+    if before is not None and not missing:
+        return BuildResult(directory, before, True, 0, len(everything))
+    mine = [task for number, task in enumerate(everything) if number % of == index and task in set(missing)]
+    with writing(directory):
+        (directory / NAME).unlink(missing_ok=True)
+        if _read_plan(directory, plan) is None:
+            plan.write(directory / plans.NAME)
+    _check_room(directory, plan, mine)
+    limit = int(data.max_reject_rate * len(plan))
+    try:
+        pack_all(Packer(directory, data, Rules.of(data)), plan, mine, workers, report, limit)
+    except TooManyRejects:
+        check_rejects(directory, plan, data, write_rejects(directory, plan, _records(directory, plan, everything)))
+        raise
+    records = _records(directory, plan, everything)
+    finished = sum(map(len, records.values())) == len(everything)
+    found = merge(directory, plan, data, records) if finished else None
+    return BuildResult(directory, found, False, len(mine), len(everything) - len(missing))
+
+
+@contextmanager
+def _locked(directory: Path, shared: bool) -> Iterator[None]:
+    """Keeps a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: packers write under names of their own and rename
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _complete(directory: Path, data: DataSection) -> Manifest | None:
+    """The manifest that is there; raises InputError where it belongs to another data section."""
+    path = directory / NAME
+    if not path.exists():
+        return None
+    manifest = Manifest.parse(path.read_text(encoding="utf-8"), str(path))
+    if manifest.data_fingerprint != data_fingerprint(data):
+        raise InputError(f"{directory}: holds the shard set of another data section; choose another directory")
+    return manifest
+
+
+def _refuse_changed(directory: Path, plan: Plan, before: Manifest | None, data: DataSection) -> None:
+    if before is None or before.plan_fingerprint == plan.fingerprint:
+        return
+    try:
+        what = plans.changes(Plan.read(directory / plans.NAME), plan)
+    except InputError:
+        what = "the listing is another"
+    raise InputError(
+        f"{data.source}: changed since its shard set was made: {what}; restore it, or delete {directory} to shard it "
+        "again (runs that trained on the old set cannot be resumed with the new one)"
+    )
+
+
+def _is_there(directory: Path, plan: Plan, task: Task, before: Manifest | None, verify: bool) -> bool:
+    record = shard_records.matching(directory, plan, *task)
+    if record is None or (before is None and not record.final):
+        return False
+    return not verify or file_matches(directory / task.split / plan.shard_name(*task), record.bytes, record.sha256)
+
+
+def _read_plan(directory: Path, plan: Plan) -> Plan | None:
+    """The plan that is written there where it is this one."""
+    try:
+        written = Plan.read(directory / plans.NAME)
+    except InputError:
+        return None
+    return written if written.fingerprint == plan.fingerprint else None
+
+
+def _records(directory: Path, plan: Plan, tasks: Sequence[Task]) -> Records:
+    """The records that are there, by split and in shard order."""
+    found: Records = {split: [] for split in SPLITS}
+    for task in tasks:
+        record = shard_records.matching(directory, plan, *task)
+        if record is not None:
+            found[task.split].append(record)
+    return found
+
+
+def _check_room(directory: Path, plan: Plan, tasks: Sequence[Task]) -> None:
+    """Raises InputError where the disk cannot hold what is to be packed (known before anything is written)."""
+    needed = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise InputError(
+            f"{directory}: needs {needed / 2**20:.0f} MiB for {len(tasks)} shards, only {free / 2**20:.0f} MiB are "
+            "free; make room or choose another run.workspace (finished shards are kept)"
+        )

@@ -1,0 +1,84 @@
+"""A small file format: one JSON header and named columns, memory-mapped. Plans and shard records are kept in it.
+
+Layout: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then each column aligned to 64 bytes. The
+header's "columns" entry lists name, dtype and length of each, in file order.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError
+from podscale.files import write_atomically
+
+MAGIC = b"PODSCOL\0"
+ALIGNMENT = 64
+_PREFIX = struct.Struct("<8sQ")
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+def encode(header: Mapping[str, Any], columns: Columns) -> bytes:
+    """The file of a header (JSON values) and one-dimensional columns; little-endian."""
+    arrays = {name: np.ascontiguousarray(c, dtype=c.dtype.newbyteorder("<")) for name, c in columns.items()}
+    listing = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
+    text = json.dumps({**header, "columns": listing}, ensure_ascii=True, allow_nan=False).encode()
+    content = bytearray(_PREFIX.pack(MAGIC, len(text)) + text)
+    for array in arrays.values():
+        content.extend(bytes(-len(content) % ALIGNMENT))
+        content.extend(array.view(np.uint8).data)
+    return bytes(content)
+
+
+def write(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
+    """Writes the file atomically."""
+    write_atomically(path, encode(header, columns))
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Header and memory-mapped columns of a file; raises InputError where it is none or is cut short."""
+    try:
+        raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
+        if magic != MAGIC:
+            raise ValueError("another kind of file")
+        header = json.loads(raw[_PREFIX.size : _PREFIX.size + length].tobytes())
+        columns = {}
+        offset = _PREFIX.size + length
+        for name, dtype, count in header.pop("columns"):
+            offset += -offset % ALIGNMENT
+            end = offset + count * np.dtype(dtype).itemsize
+            if end > len(raw):
+                raise ValueError("it is cut short")
+            columns[name] = raw[offset:end].view(dtype)
+            offset = end
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise InputError(f"{path}: cannot be read ({error}); delete it and run `podscale shard` again") from error
+    return header, columns
+
+
+def pack_bytes(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
+    """Two columns that hold byte strings of any length: end offsets and the joined text."""
+    ends = np.cumsum(np.fromiter(map(len, texts), dtype="<u8", count=len(texts)), dtype="<u8")
+    return {f"{prefix}_ends": ends, f"{prefix}_text": np.frombuffer(b"".join(texts), dtype=np.uint8)}
+
+
+class ByteStrings(Sequence[bytes]):
+    """What `pack_bytes` packed, read back one at a time."""
+
+    def __init__(self, columns: Columns, prefix: str) -> None:
+        self._ends, self._text = columns[f"{prefix}_ends"], columns[f"{prefix}_text"]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        begin = int(self._ends[i - 1]) if i else 0
+        return self._text[begin : int(self._ends[i])].tobytes()

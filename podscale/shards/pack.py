@@ -1,0 +1,314 @@
+"""Packing: reads the images of each planned shard once, checks them, and writes tar and record.
+
+A shard is written under a temporary name, synced and renamed; its record follows. Whatever moment a packer dies at,
+the next run finds finished shards with their records, and packs the others again from the plan.
+"""
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from podscale.config.model import DataSection
+from podscale.errors import InputError
+from podscale.files import sync_directory
+from podscale.shards import ustar
+from podscale.shards.convert import Rules, admit
+from podscale.shards.index import JPEG
+from podscale.shards.plan import NAME, Entry, Plan
+from podscale.shards.progress import Report, Ticker
+from podscale.shards.record import UNREADABLE, Record, Reject, Rows, path_of
+from podscale.shards.sources import Source, open_source
+from podscale.shards.sources.base import class_name
+from podscale.shards.validate import Unusable
+
+FLUSH_BYTES = 2**20
+FLUSH_PIECES = 1000
+"""Below the 1,024 pieces that one writev takes."""
+SMALL = 16 * 2**20
+"""Bytes below which starting processes costs more than packing."""
+
+
+class Task(NamedTuple):
+    split: str
+    shard: int
+
+
+class Progress(NamedTuple):
+    images: int
+    bytes: int
+    rejects: int
+
+
+Count = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Packer:
+    """Packs shards of one plan into one directory; picklable, a process needs nothing else."""
+
+    directory: Path
+    data: DataSection
+    rules: Rules
+    hash_shards: bool = True
+    """Take the sha256 of every shard while writing (only a measurement of the copy alone goes without)."""
+
+    def pack(self, plan: Plan, source: Source, task: Task, count: Count) -> Record:
+        """Writes one shard and its record; raises InputError where the place or, by policy, an image stops it."""
+        path = self.directory / task.split / plan.shard_name(*task)
+        with writing(path.parent):
+            temporary = self._fresh(path)
+            try:
+                with _Writer(temporary, self.hash_shards) as writer:
+                    columns, rejects = self._fill(writer, plan.entries(*task), source, task.shard, count)
+                record = Record(plan.fingerprint, writer.position, writer.sha256, columns, rejects)
+                path_of(self.directory, plan, *task).unlink(missing_ok=True)
+                temporary.rename(path)
+                sync_directory(path.parent)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            record.write(path_of(self.directory, plan, *task))
+        return record
+
+    def _fresh(self, path: Path) -> Path:
+        """A temporary name beside `path`; what dead packers of the same shard left is removed."""
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+        return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def _fill(
+        self, writer: "_Writer", entries: Iterator[Entry], source: Source, shard: int, count: Count
+    ) -> tuple[dict[str, Any], list[Reject]]:
+        rows, rejects = Rows(), []
+        for entry in entries:
+            try:
+                original = self._read(source, entry)
+                content, image = admit(entry.item.name, original, self.rules)
+            except Unusable as problem:
+                if self.data.policy == "fail":
+                    raise InputError(
+                        f"{self.data.source}: {class_name(entry.item.name)}: {problem}; mend or remove it, or set "
+                        "data.policy to quarantine"
+                    ) from None
+                rejects.append(Reject(entry.key, problem.reason, problem.detail))
+                count(Progress(1, 0, 1))
+                continue
+            digest = xxhash.xxh3_128_intdigest(original)
+            offset = writer.sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
+            rows.add(
+                (
+                    *(entry.key, offset, len(content), shard, entry.label),
+                    *(image.height, image.width, image.format, int(image.flags)),
+                    *(digest >> 64, digest & (2**64 - 1)),
+                )
+            )
+            count(Progress(1, len(content), 0))
+        return rows.columns(), rejects
+
+    def _read(self, source: Source, entry: Entry) -> bytes:
+        """The image's bytes; raises Unusable, or InputError where they are not those of the plan any more."""
+        if entry.item.size > self.rules.max_bytes:
+            raise Unusable(
+                "too_many_bytes", f"{entry.item.size} bytes, at most {self.rules.max_bytes} (data.max_bytes)"
+            )
+        try:
+            content = source.read(entry.item)
+        except OSError as error:
+            raise Unusable(UNREADABLE, error.strerror or str(error)) from error
+        if len(content) != entry.item.size:
+            raise InputError(
+                f"{self.data.source}: {class_name(entry.item.name)} changed while it was packed (listed with "
+                f"{entry.item.size} bytes, has {len(content)}); run again when nothing writes to the source"
+            )
+        return content
+
+
+class _Writer:
+    """A shard being written: pieces are gathered and go out a megabyte at a time, without being copied."""
+
+    def __init__(self, path: Path, hashing: bool) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._digest = hashlib.sha256() if hashing else None
+        self._pieces: list[bytes] = []
+        self._pending = 0
+        self.position = 0
+        self._labels: dict[int, bytes] = {}
+
+    def sample(self, key: int, ending: bytes, content: bytes, label: int) -> int:
+        """Appends image and label of one sample; returns where the image begins."""
+        name = b"%08d." % key
+        size = len(content)
+        offset = self.position + ustar.BLOCK
+        text = b"%d" % label
+        pieces = (
+            ustar.header(name + ending, size),
+            content,
+            bytes(ustar.padding(size)) + ustar.header(name + b"cls", len(text)) + text.ljust(ustar.BLOCK, b"\0"),
+        )
+        self._append(pieces, ustar.sample_bytes(size))
+        return offset
+
+    def _append(self, pieces: Sequence[bytes], size: int) -> None:
+        self._pieces.extend(pieces)
+        self.position += size
+        self._pending += size
+        if self._pending >= FLUSH_BYTES or len(self._pieces) >= FLUSH_PIECES - 3:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._digest is not None:
+            for piece in self._pieces:
+                self._digest.update(piece)
+        written = os.writev(self._descriptor, self._pieces)
+        if written < self._pending:  # a signal or a full disk: the rest, or the disk's error, comes from write
+            rest = memoryview(b"".join(self._pieces))[written:]
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        self._pieces.clear()
+        self._pending = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest() if self._digest is not None else ""
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if kind is None:
+                self._append((ustar.END,), len(ustar.END))
+                self._flush()
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Errors of the place that is written to, in words for people; everything finished is kept."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{directory}: cannot write the shard set: {error.strerror or error}; give a writable place with enough "
+            "room (run.workspace) and run again: finished shards are kept"
+        ) from error
+
+
+class TooManyRejects(Exception):  # noqa: N818
+    """More unusable images than allowed, in the shards packed so far."""
+
+
+def pack_all(packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, report: Report, limit: int) -> None:
+    """Packs `tasks`, in this process where there is little to do, else in `workers` processes.
+
+    Raises InputError where the place fails, and TooManyRejects as soon as the finished shards hold more than `limit`
+    unusable images.
+    """
+    total = sum(int(plan.bounds[split][shard + 1] - plan.bounds[split][shard]) for split, shard in tasks)
+    size = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
+    ticker = Ticker("pack", report, total)
+    workers = min(workers, len(tasks))
+    rejects = 0
+    pack = _pack_here if workers <= 1 or size < SMALL else _pack_in_processes
+    for rejected in pack(packer, plan, tasks, workers, ticker):
+        rejects += rejected
+        if rejects > limit:
+            raise TooManyRejects
+    ticker.close()
+
+
+def _pack_here(packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: Ticker) -> Iterator[int]:
+    """Yields the number of rejects of every finished shard."""
+
+    def count(progress: Progress) -> None:
+        ticker.add(progress.images, progress.bytes, progress.rejects)
+
+    source = open_source(packer.data)
+    for task in tasks:
+        yield len(packer.pack(plan, source, task, count).rejects)
+
+
+def _pack_in_processes(
+    packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: Ticker
+) -> Iterator[int]:
+    """Yields the number of rejects of every finished shard."""
+    context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of whoever calls
+    counters = [context.Value("Q", 0) for _ in Progress._fields]
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (packer, counters, os.getpid()))
+    try:
+        waiting: set[Future[int]] = {pool.submit(_work, task) for task in tasks}
+        while waiting:
+            done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            ticker.set(*(int(counter.value) for counter in counters))
+            yield from (future.result() for future in done)
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a packing process was killed (often: out of memory); run again with fewer launch.shard_workers: "
+            "finished shards are kept"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Counter:
+    """Counts images in a packing process and passes the sums on ten times a second."""
+
+    def __init__(self, totals: "list[Synchronized[int]]") -> None:
+        self._totals = totals
+        self._pending = [0] * len(totals)
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        for position, value in enumerate(progress):
+            self._pending[position] += value
+        if time.monotonic() - self._last > Ticker.INTERVAL:
+            self.publish()
+
+    def publish(self) -> None:
+        self._last = time.monotonic()
+        for position, total in enumerate(self._totals):
+            with total.get_lock():
+                total.value += self._pending[position]
+            self._pending[position] = 0
+
+
+class _Worker(NamedTuple):
+    packer: Packer
+    plan: Plan
+    source: Source
+    counter: _Counter
+
+
+_worker: list[_Worker] = []  # the state of this process: a pool hands its tasks no other
+
+
+def _start_worker(packer: Packer, totals: "list[Synchronized[int]]", parent: int) -> None:
+    """Prepares a packing process, which dies with its parent even where that is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
+    plan = Plan.read(packer.directory / NAME)
+    _worker.append(_Worker(packer, plan, open_source(packer.data), _Counter(totals)))
+
+
+def _work(task: Task) -> int:
+    worker = _worker[0]
+    record = worker.packer.pack(worker.plan, worker.source, task, worker.counter)
+    worker.counter.publish()
+    return len(record.rejects)

@@ -1,0 +1,287 @@
+"""The plan of a shard set: which image goes where, decided before any image is read.
+
+The listing is sorted by name (bytes), so it does not depend on a file system or locale. Order and hold-out go by a
+hash of name and seed (xxh3-64): an image keeps its side of the split when others are added. The plan alone decides
+what every shard holds; who packs it, and with how many workers, does not.
+"""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from podscale.config.model import DataSection
+from podscale.errors import InputError
+from podscale.shards import columnar, ustar
+from podscale.shards.progress import Report, Ticker, silent
+from podscale.shards.sources import Item, Source
+from podscale.shards.sources.base import TRAIN, VALIDATION, class_name
+
+NAME = "plan"
+FORMAT = 1
+"""Raised when the same plan would be packed into other bytes: records of an older format are then packed again."""
+
+SPLITS = (TRAIN, VALIDATION)
+_CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
+_ORDER_SALT, _SPLIT_SALT = b"order\0", b"split\0"
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One planned image."""
+
+    key: int
+    label: int
+    item: Item
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows in packing order: all of train, then all of validation; the row number is the sample's key."""
+
+    fingerprint: str
+    classes: list[str]
+    bounds: dict[str, Ints]
+    """Per split: the first row of each shard, and the row after the last."""
+    columns: dict[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def shards(self, split: str) -> int:
+        return len(self.bounds[split]) - 1
+
+    def shard_name(self, split: str, shard: int) -> str:
+        return f"shard-{shard:05d}-of-{self.shards(split):05d}.tar"
+
+    @property
+    def names(self) -> columnar.ByteStrings:
+        """Source names by row."""
+        return columnar.ByteStrings(self.columns, "name")
+
+    def entries(self, split: str, shard: int) -> Iterator[Entry]:
+        """The images of one shard, in order."""
+        names, containers = self.names, columnar.ByteStrings(self.columns, "container")
+        label, size = self.columns["label"], self.columns["size"]
+        for row in range(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1])):
+            container, offset = b"", 0
+            if len(containers):
+                container, offset = containers[int(self.columns["in"][row])], int(self.columns["offset"][row])
+            item = Item(names[row], self.classes[label[row]], int(size[row]), split, container, offset)
+            yield Entry(row, int(label[row]), item)
+
+    def shard_bytes(self, split: str) -> Ints:
+        """Bytes of each shard as planned (an upper bound where nothing is converted)."""
+        sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
+        packed: Ints = np.diff(sizes[self.bounds[split]])
+        return packed
+
+    def write(self, path: Path) -> None:
+        header = {"kind": "plan", "format": FORMAT, "fingerprint": self.fingerprint, "classes": self.classes}
+        columnar.write(path, header, {**{f"bounds_{s}": b for s, b in self.bounds.items()}, **self.columns})
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        """The plan in a file, memory-mapped; raises InputError where it is none."""
+        header, columns = columnar.read(path)
+        bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
+        return cls(header["fingerprint"], header["classes"], bounds, columns)
+
+
+def make_plan(source: Source, data: DataSection, progress: Report = silent) -> Plan:
+    """Lists the source and decides split, order and shard of every image.
+
+    Raises InputError where the listing cannot make a data set: nothing in it, one class, a class without images in a
+    split, a name twice, other classes than expected.
+    """
+    listing = _Listing.of(source, Ticker("list", progress))
+    if not listing.names:
+        raise InputError(f"data.source {data.source}: no images found (jpg, png, ... in class folders); check the path")
+    listing.refuse_duplicates(data.source)
+    classes = _classes(listing.classes, data)
+    labels = np.asarray([classes.index(name) for name in listing.classes])[np.asarray(listing.labels)]
+    names_hash = _hashes(listing.names, _SPLIT_SALT, data.seed)
+    validation = _validation(np.asarray(listing.splits), labels, names_hash, data)
+    _check_classes(labels, validation, classes, data)
+    order = np.lexsort((listing.sorted_rank(), _hashes(listing.names, _ORDER_SALT, data.seed), validation))
+    columns = listing.columns(order)
+    columns["label"] = labels[order].astype("<i4")
+    train = len(labels) - int(validation.sum())
+    weights = _packed_bytes(columns["size"])
+    bounds = {
+        TRAIN: _shard_bounds(weights[:train], data, TRAIN),
+        VALIDATION: _shard_bounds(weights[train:], data, VALIDATION) + train,
+    }
+    return Plan(_fingerprint(classes, bounds, columns, data), classes, bounds, columns)
+
+
+class _Listing:
+    """Everything a source lists, column by column: a million images take some 200 MB."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.sizes, self.offsets = array("Q"), array("Q")
+        self.labels, self.containers, self.splits = array("I"), array("I"), array("b")
+        self.classes: list[str] = []
+        self.container_names: list[bytes] = []
+
+    @classmethod
+    def of(cls, source: Source, ticker: Ticker) -> "_Listing":
+        listing = cls()
+        classes: dict[str, int] = {}
+        containers: dict[bytes, int] = {}
+        for item in source.items():
+            listing.names.append(item.name)
+            listing.sizes.append(item.size)
+            listing.offsets.append(item.offset)
+            listing.labels.append(classes.setdefault(item.label, len(classes)))
+            listing.containers.append(containers.setdefault(item.container, len(containers)))
+            listing.splits.append(SPLITS.index(item.split) if item.split else -1)
+            ticker.add(1)
+        ticker.close()
+        listing.classes, listing.container_names = list(classes), list(containers)
+        return listing
+
+    def sorted_rank(self) -> Ints:
+        """Place of every name in the sorted listing."""
+        order = sorted(range(len(self.names)), key=self.names.__getitem__)
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        return rank
+
+    def refuse_duplicates(self, where: str) -> None:
+        if len(set(self.names)) < len(self.names):
+            seen: set[bytes] = set()
+            twice = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise InputError(
+                f"data.source {where}: {class_name(twice)} is listed twice; every image needs a name of its own"
+            )
+
+    def columns(self, order: Ints) -> dict[str, npt.NDArray[Any]]:
+        columns: dict[str, npt.NDArray[Any]] = {"size": np.asarray(self.sizes)[order].astype("<u8")}
+        columns |= columnar.pack_bytes("name", [self.names[row] for row in order])
+        held = any(self.container_names)
+        # containers are numbered by sorted name: the plan must not depend on the order of listing
+        sorted_names = sorted(self.container_names) if held else []
+        columns |= columnar.pack_bytes("container", sorted_names)
+        if held:
+            place = {name: number for number, name in enumerate(sorted_names)}
+            numbers = np.asarray([place[name] for name in self.container_names])
+            columns["in"] = numbers[np.asarray(self.containers)][order].astype("<u4")
+            columns["offset"] = np.asarray(self.offsets)[order].astype("<u8")
+        return columns
+
+
+def _packed_bytes(sizes: npt.NDArray[Any]) -> Ints:
+    """Bytes that images of these sizes take in a shard."""
+    sizes = sizes.astype(np.int64)
+    return sizes + (-sizes % ustar.BLOCK) + ustar.sample_bytes(0)
+
+
+def _hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[np.uint64]:
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter((digest(salt + name, seed) for name in names), dtype=np.uint64, count=len(names))
+
+
+def _classes(found: Sequence[str], data: DataSection) -> list[str]:
+    """The class map: the expected names where the document gives them, else the sorted names found."""
+    if len(found) < 2:
+        raise InputError(f"data.source {data.source}: has only the class {found[0]!r}; a classifier needs at least two")
+    if data.classes is None:
+        return sorted(found, key=lambda name: name.encode())
+    if len(set(data.classes)) < len(data.classes):
+        raise InputError("data.classes: names a class twice")
+    missing, extra = sorted(set(data.classes) - set(found)), sorted(set(found) - set(data.classes))
+    if missing or extra:
+        raise InputError(
+            f"data.source {data.source}: its classes are not those of data.classes: "
+            f"missing {_some(missing)}, unexpected {_some(extra)}; correct the source or the document"
+        )
+    return list(data.classes)
+
+
+def _some(names: Sequence[str]) -> str:
+    return (", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")) or "none"
+
+
+def _validation(
+    given: npt.NDArray[np.int8], labels: Ints, hashes: npt.NDArray[np.uint64], data: DataSection
+) -> npt.NDArray[np.bool_]:
+    """Which images are validation: as the source says, else the share with the smallest hashes.
+
+    Plain: hash below the threshold, so nothing moves when images are added. Stratified: of each class the nearest
+    whole number of images with the smallest hashes, at least one; adding an image moves at most one other.
+    """
+    if (given == SPLITS.index(VALIDATION)).any():
+        if (given < 0).any():
+            raise InputError(f"data.source {data.source}: says the split of some images only; say it of all or of none")
+        return np.equal(given, SPLITS.index(VALIDATION))
+    if not data.stratify:
+        return np.less(hashes, np.uint64(int(data.validation_fraction * 2**64)))
+    order = np.lexsort((hashes, labels))
+    counts = np.bincount(labels)
+    rank = np.empty(len(labels), dtype=np.int64)
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    share = np.maximum(np.floor(counts * data.validation_fraction + 0.5).astype(np.int64), 1)
+    held_out: npt.NDArray[np.bool_] = rank < np.minimum(share, counts - 1)[labels]
+    return held_out
+
+
+def _check_classes(labels: Ints, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:
+    for split, chosen in ((TRAIN, ~validation), (VALIDATION, validation)):
+        counts = np.bincount(labels[chosen], minlength=len(classes))
+        absent = [classes[label] for label in np.flatnonzero(counts == 0)]
+        if absent:
+            raise InputError(
+                f"data.source {data.source}: {_some(absent)} without an image in the {split} split; every class needs "
+                "images in both: add some, remove the class, or see data.stratify and data.validation_fraction"
+            )
+
+
+def _shard_bounds(weights: Ints, data: DataSection, split: str) -> Ints:
+    """First row of each shard: contiguous rows of nearly equal bytes, at least one image each."""
+    total = np.cumsum(weights)
+    shards = max(data.min_shards, -(-int(total[-1]) // data.shard_bytes))
+    if len(weights) < data.min_shards:
+        raise InputError(
+            f"data.min_shards {data.min_shards}: the {split} split has only {len(weights)} images; ask for fewer shards"
+        )
+    shards = min(shards, len(weights))
+    inner = np.searchsorted(total, np.arange(1, shards) * (total[-1] / shards)) + 1
+    bounds = np.concatenate([[0], inner, [len(weights)]]).astype(np.int64)
+    steps = np.arange(shards + 1)
+    bounds = np.maximum.accumulate(bounds - steps) + steps  # each begins after the one before
+    return np.minimum(bounds, len(weights) - shards + steps)
+
+
+def _fingerprint(classes: list[str], bounds: dict[str, Ints], columns: columnar.Columns, data: DataSection) -> str:
+    options = {name: getattr(data, name) for name in _CONTENT_OPTIONS}
+    digest = hashlib.sha256(json.dumps([FORMAT, classes, options]).encode())
+    for name, column in [*bounds.items(), *sorted(columns.items())]:
+        digest.update(f"{name} {column.dtype.str} {len(column)}\n".encode())
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()
+
+
+def changes(before: Plan, now: Plan) -> str:
+    """What differs between two listings of one source, in words for people."""
+    old = dict(zip(before.names, zip(before.columns["size"], before.columns["label"], strict=True), strict=True))
+    new = dict(zip(now.names, zip(now.columns["size"], now.columns["label"], strict=True), strict=True))
+    parts = []
+    for word, names in (
+        ("added", new.keys() - old.keys()),
+        ("removed", old.keys() - new.keys()),
+        ("changed", {name for name in old.keys() & new.keys() if old[name] != new[name]}),
+    ):
+        if names:
+            parts.append(f"{len(names)} {word} (such as {class_name(min(names))})")
+    return ", ".join(parts) or "another split or class map"

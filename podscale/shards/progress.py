@@ -1,0 +1,68 @@
+"""How long work reports where it is: a callable that gets an update now and then, for a bar or a log."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Stage = Literal["list", "pack", "merge", "verify"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """Where a stage stands. `total` is 0 where it is not known; rates are over the whole stage so far."""
+
+    stage: Stage
+    images: int
+    total: int
+    bytes: int = 0
+    rejects: int = 0
+    seconds: float = 0.0
+    done: bool = False
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate so far; None where it cannot be told."""
+        if not self.total or not self.images:
+            return None
+        return (self.total - self.images) * self.seconds / self.images
+
+
+Report = Callable[[Update], None]
+
+
+def silent(update: Update) -> None:
+    """The report of whoever does not want one."""
+
+
+class Ticker:
+    """Counts images of a stage and reports at most ten times a second."""
+
+    INTERVAL = 0.1
+
+    def __init__(self, stage: Stage, report: Report, total: int = 0) -> None:
+        self._stage, self._report, self._total = stage, report, total
+        self._images = self._bytes = self._rejects = 0
+        self._start = self._last = time.monotonic()
+
+    def add(self, images: int, size: int = 0, rejects: int = 0) -> None:
+        self.set(self._images + images, self._bytes + size, self._rejects + rejects)
+
+    def set(self, images: int, size: int, rejects: int) -> None:
+        self._images, self._bytes, self._rejects = images, size, rejects
+        if images % 256 == 0 or self._stage != "list":  # listing is too quick to ask the clock every time
+            now = time.monotonic()
+            if now - self._last >= self.INTERVAL:
+                self._last = now
+                self._send(False)
+
+    def close(self) -> None:
+        self._send(True)
+
+    def _send(self, done: bool) -> None:
+        seconds = time.monotonic() - self._start
+        self._report(Update(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done))

@@ -1,0 +1,23 @@
+"""A tree of class folders: train/ and val/ of them, or one tree of which a share is held out."""
+
+from collections.abc import Iterator
+
+from podscale.shards.sources.base import Item
+from podscale.shards.sources.layout import is_image_name, placed
+from podscale.shards.sources.storage import Storage
+
+
+class ImageFolder:
+    """<class>/.../<image>, optionally below train/ and val/; local or any fsspec URL."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def items(self) -> Iterator[Item]:
+        files = [file for file in self._storage.files() if is_image_name(file.path)]
+        where = f"data.source {self._storage.location}"
+        for number, (split, label) in placed([file.path for file in files], where):
+            yield Item(files[number].path, label, files[number].size, split)
+
+    def read(self, item: Item) -> bytes:
+        return self._storage.read(item.name)

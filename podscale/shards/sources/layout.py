@@ -1,0 +1,94 @@
+"""How paths say split and class: [common directories/][train|val|...]/class/.../image."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from podscale.errors import InputError
+from podscale.shards.sources.base import TRAIN, VALIDATION, class_name
+
+SPLITS = {
+    b"train": TRAIN,
+    b"training": TRAIN,
+    b"val": VALIDATION,
+    b"valid": VALIDATION,
+    b"validation": VALIDATION,
+}
+TEST = b"test"
+"""A folder beside train/ that is left out: its images are for a last look, not for model selection."""
+
+IMAGE_SUFFIXES = frozenset(
+    (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".gif", b".bmp", b".webp", b".tif", b".tiff", b".ppm", b".heic")
+)
+"""Names that claim to be images. Formats that are not usable are listed too, so that they are reported, not ignored."""
+
+
+def is_image_name(name: bytes) -> bool:
+    """Whether a file name claims to be an image; hidden files (AppleDouble "._x.jpg") do not."""
+    base = name.rsplit(b"/", 1)[-1]
+    dot = base.rfind(b".")
+    return dot > 0 and base[:1] != b"." and base[dot:].lower() in IMAGE_SUFFIXES
+
+
+class Placed(NamedTuple):
+    split: str
+    label: str
+
+
+def common_directories(paths: Sequence[bytes]) -> int:
+    """How many leading directories all paths share, not counting one that names a split or is the only class."""
+    shared = paths[0].split(b"/")[:-1]
+    fewest = len(shared)
+    for path in paths:
+        parts = path.split(b"/")[:-1]
+        fewest = min(fewest, len(parts))
+        while parts[: len(shared)] != shared:
+            shared.pop()
+    for depth, part in enumerate(shared):
+        if part.lower() in SPLITS:
+            return depth
+    return min(len(shared), fewest - 1) if fewest else 0
+
+
+def place(path: bytes, skip: int, splits: bool, where: str) -> Placed | None:
+    """Split and class of a path below `skip` common directories; None where it belongs to no split (test/).
+
+    Raises InputError where the path has no class directory.
+    """
+    parts: Sequence[bytes] = path.split(b"/")[skip:]
+    split = ""
+    if splits:
+        first = parts[0].lower()
+        if first == TEST:
+            return None
+        if first in SPLITS:
+            split, parts = SPLITS[first], parts[1:]
+        else:
+            raise InputError(
+                f"{where}: {class_name(path)} is neither below train/ nor below val/; with split folders present "
+                "every image must be in one (move it, or remove the split folders to have a share held out)"
+            )
+    if len(parts) < 2:
+        raise InputError(
+            f"{where}: {class_name(path)} is not inside a class folder; expected <class>/<image> or "
+            "train/<class>/<image> and val/<class>/<image>, or use a table of path,label"
+        )
+    return Placed(split, class_name(parts[0]))
+
+
+def has_splits(paths: Sequence[bytes], skip: int) -> bool:
+    """Whether the first directory below the common ones names splits.
+
+    `train` may also be a class (COCO has one): it names a split where there are class folders below it.
+    """
+    named = [parts for parts in (path.split(b"/")[skip:] for path in paths) if parts[0].lower() in SPLITS]
+    return bool(named) and all(len(parts) >= 3 for parts in named)
+
+
+def placed(paths: Sequence[bytes], where: str) -> Iterator[tuple[int, Placed]]:
+    """Number, split and class of every path that belongs to a split."""
+    skip = common_directories(paths) if paths else 0
+    splits = has_splits(paths, skip)
+    for number, path in enumerate(paths):
+        found = place(path, skip, splits, where)
+        if found is not None:
+            yield number, found

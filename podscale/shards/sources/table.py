@@ -1,0 +1,107 @@
+"""A table of images: CSV or JSON lines of path, label and optionally split."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+
+from podscale.errors import InputError
+from podscale.shards.sources.base import Item
+from podscale.shards.sources.layout import SPLITS
+from podscale.shards.sources.storage import Storage, open_storage
+
+PATH_NAMES = ("path", "file", "filename", "image")
+LABEL_NAMES = ("label", "class")
+
+
+def is_table_name(name: str) -> bool:
+    return name.lower().endswith((".csv", ".jsonl", ".ndjson"))
+
+
+class Table:
+    """Rows of path,label[,split]; paths are relative to the table, absolute, or URLs."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._table = storage
+        parent = storage.location.rpartition("/")[0]
+        self._images = open_storage(parent or ("/" if storage.location.startswith("/") else "."))
+        self._others: dict[bytes, Storage] = {}
+
+    def items(self) -> Iterator[Item]:
+        for line, (path, label, split) in self._rows():
+            if not path or not label:
+                raise InputError(f"{self._table.location}:{line}: a row needs a path and a label")
+            if split and split.lower().encode() not in SPLITS:
+                raise InputError(
+                    f"{self._table.location}:{line}: split {split!r} is unknown; use train or val, or leave it empty"
+                )
+            name = path.encode("utf-8", "surrogateescape")
+            yield Item(name, label, self._size(name), SPLITS[split.lower().encode()] if split else "")
+
+    def read(self, item: Item) -> bytes:
+        storage, path = self._place(item.name)
+        return storage.read(path)
+
+    def _size(self, name: bytes) -> int:
+        """Bytes of an image; 0 where it is not there, which is found unreadable when it is packed."""
+        try:
+            storage, path = self._place(name)
+            return storage.size(path)
+        except (OSError, InputError):
+            return 0
+
+    def _place(self, name: bytes) -> tuple[Storage, bytes]:
+        if b"://" not in name:
+            return self._images, name  # joining keeps an absolute path as it is
+        root, _, path = name.rpartition(b"/")
+        if root not in self._others:
+            self._others[root] = open_storage(root.decode("utf-8", "surrogateescape"))
+        return self._others[root], path
+
+    def _rows(self) -> Iterator[tuple[int, tuple[str, str, str]]]:
+        try:
+            text = self._table.read(b"").decode("utf-8-sig", "surrogateescape")
+        except OSError as error:
+            raise InputError(f"{self._table.location}: cannot be read: {error.strerror or error}") from error
+        if self._table.location.lower().endswith(".csv"):
+            return self._csv(text)
+        return self._json(text)
+
+    def _csv(self, text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
+        reader = csv.reader(io.StringIO(text, newline=""))
+        columns: tuple[int, int, int | None] = (0, 1, 2)
+        for number, row in enumerate(reader):
+            if not row:
+                continue
+            if number == 0 and (header := _header(row)) is not None:
+                columns = header
+                continue
+            path, label, split = columns
+            if len(row) <= max(path, label):
+                raise InputError(f"{self._table.location}:{reader.line_num}: expected path,label[,split], got {row}")
+            third = row[split].strip() if split is not None and split < len(row) else ""
+            yield reader.line_num, (row[path], row[label], third)
+
+    def _json(self, text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                path = next(str(row[name]) for name in PATH_NAMES if name in row)
+                label = next(str(row[name]) for name in LABEL_NAMES if name in row)
+                yield number, (path, label, str(row.get("split") or ""))
+            except (ValueError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
+                raise InputError(
+                    f'{self._table.location}:{number}: expected {{"path": ..., "label": ...}}, got {line[:80]!r}'
+                ) from error
+
+
+def _header(row: Sequence[str]) -> tuple[int, int, int | None] | None:
+    """Positions of path, label and split where the first row names its columns."""
+    names = [cell.strip().lower() for cell in row]
+    path = next((names.index(name) for name in PATH_NAMES if name in names), None)
+    label = next((names.index(name) for name in LABEL_NAMES if name in names), None)
+    if path is None or label is None:
+        return None
+    return path, label, names.index("split") if "split" in names else None

@@ -1,0 +1,105 @@
+"""Tar files of images, in class folders or in WebDataset form (<key>.jpg beside <key>.cls)."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from podscale.errors import InputError
+from podscale.shards.sources.base import Item, class_name, number_name
+from podscale.shards.sources.layout import SPLITS, is_image_name, placed
+from podscale.shards.sources.members import Member, is_compressed_tar_name, is_tar_name, members
+from podscale.shards.sources.storage import Storage
+
+_SPLIT_WORD = re.compile(rb"(?:^|[/_.-])(train|training|val|valid|validation)(?=[/_.-]|\d)", re.IGNORECASE)
+
+
+class _Archive(NamedTuple):
+    path: bytes
+    members: list[Member]
+
+
+class Tar:
+    """One tar file or a directory of them; images are read as byte ranges of the archives."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def items(self) -> Iterator[Item]:
+        archives = [_Archive(path, self._members(path)) for path in self._paths()]
+        if any(member.name.endswith(b".cls") for archive in archives for member in archive.members):
+            return self._webdataset(archives)
+        return self._class_folders(archives)
+
+    def read(self, item: Item) -> bytes:
+        return self._storage.read(item.container, item.offset, item.size)
+
+    def _paths(self) -> list[bytes]:
+        listed = sorted(file.path for file in self._storage.files())
+        found = [path for path in listed if is_tar_name(path or self._storage.location.encode())]
+        if not found:
+            compressed = any(is_compressed_tar_name(path or self._storage.location.encode()) for path in listed)
+            advice = "decompress it first: images are read at their place inside it" if compressed else "give a .tar"
+            raise InputError(f"data.source {self._storage.location}: no uncompressed tar file here; {advice}")
+        return found
+
+    def _members(self, path: bytes) -> list[Member]:
+        where = f"data.source {self._storage.location}" + (f": {class_name(path)}" if path else "")
+        try:
+            file = self._storage.open(path)
+        except OSError as error:
+            raise InputError(f"{where}: cannot be opened: {error.strerror or error}") from error
+        with file:
+            return [m for m in members(file, where) if is_image_name(m.name) or m.name.endswith(b".cls")]
+
+    def _class_folders(self, archives: list[_Archive]) -> Iterator[Item]:
+        everything = [(archive.path, member) for archive in archives for member in archive.members]
+        where = f"data.source {self._storage.location}"
+        for number, (split, label) in placed([member.name for _, member in everything], where):
+            path, member = everything[number]
+            yield Item(_inside(path, member.name), label, member.size, split, path, member.offset)
+
+    def _webdataset(self, archives: list[_Archive]) -> Iterator[Item]:
+        samples = [(archive.path, *sample) for archive in archives for sample in self._samples(archive)]
+        largest = max(label for _, _, label in samples)
+        splits = [_split_of(path) for path, _, _ in samples]
+        named = all(splits)  # names that say the split only here and there say nothing
+        for (path, member, label), split in zip(samples, splits, strict=True):
+            name = number_name(label, largest)
+            yield Item(_inside(path, member.name), name, member.size, split if named else "", path, member.offset)
+
+    def _samples(self, archive: _Archive) -> Iterator[tuple[Member, int]]:
+        """Pairs image and label by WebDataset's rule: a key is the name up to the first dot of its last part."""
+        images: dict[bytes, Member] = {}
+        labels: dict[bytes, int] = {}
+        where = f"data.source {self._storage.location}: {class_name(archive.path)}"
+        for member in archive.members:
+            key = _key(member.name)
+            if key in (labels if member.name.endswith(b".cls") else images):
+                raise InputError(f"{where}: key {class_name(key)} is there twice; every sample needs a key of its own")
+            if member.name.endswith(b".cls"):
+                labels[key] = self._label(archive.path, member, where)
+            else:
+                images[key] = member
+        if images.keys() != labels.keys():
+            odd = class_name(min(images.keys() ^ labels.keys()))
+            raise InputError(f"{where}: key {odd} has no image or no .cls beside it; every sample needs both")
+        return ((image, labels[key]) for key, image in images.items())
+
+    def _label(self, path: bytes, member: Member, where: str) -> int:
+        text = self._storage.read(path, member.offset, min(member.size, 32))
+        if not re.fullmatch(rb"\s*\d{1,9}\s*", text):
+            raise InputError(f"{where}: {class_name(member.name)} holds {text!r}; a .cls holds a class number")
+        return int(text)
+
+
+def _inside(path: bytes, name: bytes) -> bytes:
+    return path + b"!" + name if path else name
+
+
+def _key(name: bytes) -> bytes:
+    return name[: name.find(b".", name.rfind(b"/") + 1)]
+
+
+def _split_of(path: bytes) -> str:
+    words = _SPLIT_WORD.findall(path)
+    return SPLITS[words[-1].lower()] if words else ""

@@ -1,0 +1,46 @@
+"""Plain USTAR archives written by hand: the same members give the same bytes on every machine.
+
+Layout per member (POSIX.1-1988, ustar interchange format): a 512-byte header, the content, zeros up to the next
+multiple of 512; two zero blocks end the archive. Owner, group and time are 0, the mode is 0644.
+"""
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+_NAME, _SIZE, _CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)
+
+
+def _template() -> bytearray:
+    header = bytearray(BLOCK)
+    header[100:108] = b"0000644\0"
+    header[108:116] = header[116:124] = b"0000000\0"
+    header[136:148] = b"00000000000\0"
+    header[_CHECKSUM] = b" " * 8  # the checksum is taken with its own field as spaces
+    header[156:157] = b"0"
+    header[257:265] = b"ustar\x0000"
+    return header
+
+
+_TEMPLATE = _template()
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def header(name: bytes, size: int) -> bytes:
+    """The header block of a regular file; `name` is at most 100 bytes, `size` below 8 GiB."""
+    assert 0 < len(name) <= 100
+    assert 0 <= size < 8**11
+    octal = b"%011o" % size
+    block = bytearray(_TEMPLATE)
+    block[: len(name)] = name
+    block[124:135] = octal
+    block[_CHECKSUM] = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(octal))
+    return bytes(block)
+
+
+def padding(size: int) -> int:
+    """Bytes of zeros after a content of `size` bytes."""
+    return -size % BLOCK
+
+
+def sample_bytes(size: int) -> int:
+    """Bytes that one sample takes in a shard: its image and its one-block label, each with a header."""
+    return BLOCK + size + padding(size) + 2 * BLOCK
