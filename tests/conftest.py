@@ -2,8 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.digits_run import DigitsRun
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -16,3 +20,11 @@ def real_data() -> Path:
         if candidate and (Path(candidate) / "imagenette224.tar").exists():
             return Path(candidate)
     pytest.skip("the real images are not here: set PODSCALE_TEST_DATA to a directory with imagenette224.tar")
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> "DigitsRun":
+    """A finished run on the digits (see tests/support/digits_run.py); copy it before changing it."""
+    from tests.support.digits_run import make_digits_run
+
+    return make_digits_run(tmp_path_factory.mktemp("digits"))

@@ -1,0 +1,270 @@
+"""evaluation.json: what the model achieved, on what, how fast, and the run's claim beside it.
+
+The file's JSON schema is generated from these models and committed as evaluation.schema.json.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from podscale.config import RunConfig, fingerprint, result_values
+from podscale.errors import InputError
+from podscale.evaluate.history import History
+from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores
+from podscale.files import write_atomically
+from podscale.shards.manifest import Manifest
+
+SCHEMA_VERSION = 1
+MATRIX_CLASSES = 20
+"""Up to here a confusion matrix is written whole and drawn; above, the most confused pairs."""
+CONFUSED_PAIRS = 200
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Identity(_Part):
+    """Which run, model and shard set the figures belong to."""
+
+    run: str
+    document: str = Field(description="Fingerprint of the run document's result fields.")
+    model: str = Field(description="Architecture, by its name in the catalogue.")
+    model_sha256: str | None = Field(description="Hash of model/model.safetensors; null where there is none.")
+    shard_set: str = Field(description="Location of the shard set.")
+    data_fingerprint: str
+    plan_fingerprint: str
+    classes_sha256: str
+    split: str
+
+
+class Figures(_Part):
+    """The scores; null where a figure is not finite (a diverged model)."""
+
+    samples: int = Field(ge=1)
+    classes: int = Field(ge=1)
+    top1: float = Field(ge=0, le=1, description="Share of samples whose most probable class is the true one.")
+    top1_interval: tuple[float, float] = Field(description="95 % Wilson score interval of top1.")
+    top5: float = Field(ge=0, le=1)
+    top5_k: int = Field(ge=1, description="5, or the number of classes where that is less.")
+    balanced_accuracy: float | None = Field(description="Mean accuracy over classes that have samples.")
+    loss: float | None = Field(description="Mean cross-entropy in nats, without label smoothing.")
+    ece: float | None = Field(description="Expected calibration error.")
+
+
+class Throughput(_Part):
+    """How fast; null where it was not measured."""
+
+    evaluation_seconds: float | None = Field(None, ge=0)
+    evaluation_images_per_second: float | None = Field(None, ge=0)
+    training_seconds: float | None = Field(None, ge=0, description="Over all launches, first to last log line.")
+    training_images_per_second: float | None = Field(None, ge=0, description="Over all ranks, updates alone.")
+    processes: int | None = Field(None, ge=1)
+
+
+class Compared(_Part):
+    """One figure of the published run beside the achieved one; null where either is unknown."""
+
+    claimed: float | None
+    achieved: float | None
+
+
+class Claim(_Part):
+    """The run document's claim beside what was achieved."""
+
+    top1: Compared
+    minutes: Compared
+    images_per_second: Compared
+    hardware: str | None
+    source: str | None
+
+
+class ClassFigures(_Part):
+    """One class; `accuracy` is its recall. Null where a ratio has no denominator."""
+
+    name: str
+    samples: int
+    predicted: int
+    correct: int
+    accuracy: float | None
+    precision: float | None
+
+
+class ConfusedPair(_Part):
+    """How often class `label` was taken for class `predicted` (indices)."""
+
+    label: int
+    predicted: int
+    count: int
+
+
+class CalibrationFigures(_Part):
+    """The reliability diagram: equal-width bins over top-1 confidence, bin m = ((m - 1) / M, m / M]."""
+
+    source: str
+    edges: list[float]
+    count: list[int]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+
+
+class Evaluation(_Part):
+    """The document evaluation.json."""
+
+    schema_version: int = SCHEMA_VERSION
+    identity: Identity
+    figures: Figures
+    throughput: Throughput
+    claim: Claim
+    per_class: list[ClassFigures]
+    confused: list[ConfusedPair] = Field(description="Most frequent mistakes, at most 200.")
+    confusion_matrix: list[list[int]] | None = Field(description="Rows are true classes; null above 20 classes.")
+    calibration: CalibrationFigures
+
+
+def evaluation_of(
+    scores: Scores,
+    classes: list[str],
+    *,
+    config: RunConfig,
+    manifest: Manifest,
+    shard_set: str,
+    split: str = "validation",
+    model_sha256: str | None = None,
+    throughput: Throughput | None = None,
+) -> Evaluation:
+    """The evaluation document of these scores; `classes` are the names in index order."""
+    speed = throughput or Throughput()
+    return Evaluation(
+        identity=Identity(
+            run=config.run.id,
+            document=fingerprint(result_values(config)),
+            model=config.model.name,
+            model_sha256=model_sha256,
+            shard_set=shard_set,
+            data_fingerprint=manifest.data_fingerprint,
+            plan_fingerprint=manifest.plan_fingerprint,
+            classes_sha256=manifest.classes_sha256,
+            split=split,
+        ),
+        figures=Figures(
+            samples=scores.count,
+            classes=scores.classes,
+            top1=scores.top1,
+            top1_interval=scores.top1_interval,
+            top5=scores.top5,
+            top5_k=scores.top5_k,
+            balanced_accuracy=_finite(scores.balanced),
+            loss=_finite(scores.loss),
+            ece=_finite(scores.calibration.ece),
+        ),
+        throughput=speed,
+        claim=compare_claim(config, scores.top1, speed.training_seconds, speed.training_images_per_second),
+        per_class=_per_class(scores, classes),
+        confused=[ConfusedPair(label=t, predicted=p, count=c) for t, p, c in scores.confusion.worst(CONFUSED_PAIRS)],
+        confusion_matrix=scores.confusion.matrix().tolist() if scores.classes <= MATRIX_CLASSES else None,
+        calibration=CalibrationFigures(
+            source=CALIBRATION_SOURCE,
+            edges=scores.calibration.edges.tolist(),
+            count=scores.calibration.count.tolist(),
+            confidence=[_finite(value) for value in scores.calibration.confidence],
+            accuracy=[_finite(value) for value in scores.calibration.accuracy],
+        ),
+    )
+
+
+def compare_claim(
+    config: RunConfig, top1: float | None, training_seconds: float | None, images_per_second: float | None
+) -> Claim:
+    """The document's claim beside these achieved figures."""
+    claim = config.claim
+    minutes = None if training_seconds is None else training_seconds / 60
+    return Claim(
+        top1=Compared(claimed=claim.top1, achieved=top1),
+        minutes=Compared(claimed=claim.minutes, achieved=minutes),
+        images_per_second=Compared(claimed=claim.images_per_second, achieved=images_per_second),
+        hardware=claim.hardware,
+        source=claim.source,
+    )
+
+
+def throughput_of(
+    config: RunConfig, history: History, *, samples: int, seconds: float | None, processes: int | None = None
+) -> Throughput:
+    """Speeds from the training log and from `seconds`, the wall time of the evaluation's forward passes."""
+    return Throughput(
+        evaluation_seconds=seconds,
+        evaluation_images_per_second=samples / seconds if seconds else None,
+        training_seconds=history.seconds if history.steps else None,
+        training_images_per_second=history.images_per_second(config.train.global_batch),
+        processes=processes,
+    )
+
+
+def write(path: Path, evaluation: Evaluation) -> None:
+    """Writes evaluation.json atomically."""
+    write_atomically(path, evaluation.model_dump_json(indent=1) + "\n")
+
+
+def read(path: Path) -> Evaluation:
+    """The evaluation at `path`; raises InputError where there is none or it is damaged."""
+    try:
+        return Evaluation.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: the model was not evaluated yet; run `podscale evaluate`") from error
+    except (OSError, ValueError) as error:
+        detail = str(error).splitlines()[0]
+        raise InputError(f"{path}: not an evaluation ({detail}); run `podscale evaluate` again") from error
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of evaluation.json; committed beside this module."""
+    return Evaluation.model_json_schema()
+
+
+def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """The figures that a pipeline's Metrics artifact shows: a flat dict of floats, unknown ones left out."""
+    figures, speed = evaluation.figures, evaluation.throughput
+    candidates = {
+        "top1": figures.top1,
+        "top5": figures.top5,
+        "loss": figures.loss,
+        "ece": figures.ece,
+        "balanced_accuracy": figures.balanced_accuracy,
+        "samples": float(figures.samples),
+        "evaluation_images_per_second": speed.evaluation_images_per_second,
+        "training_images_per_second": speed.training_images_per_second,
+        "training_minutes": evaluation.claim.minutes.achieved,
+        "claimed_top1": evaluation.claim.top1.claimed,
+    }
+    return {name: float(value) for name, value in candidates.items() if value is not None}
+
+
+def confusion_for_kfp(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
+    """Class names and matrix for a ClassificationMetrics artifact; None above 20 classes, where its view ends."""
+    if evaluation.confusion_matrix is None:
+        return None
+    return [entry.name for entry in evaluation.per_class], evaluation.confusion_matrix
+
+
+def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
+    figures = scores.per_class
+    accuracy, precision = figures.accuracy, figures.precision
+    return [
+        ClassFigures(
+            name=name,
+            samples=int(figures.support[i]),
+            predicted=int(figures.predicted[i]),
+            correct=int(figures.correct[i]),
+            accuracy=_finite(accuracy[i]),
+            precision=_finite(precision[i]),
+        )
+        for i, name in enumerate(classes)
+    ]
+
+
+def _finite(value: float | np.float64) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,12 @@
+"""A small SVG chart module: lines, bars, a stacked bar, a heat map and the reliability diagram.
+
+No script: values show on hover by CSS and by SVG titles, so that the file works in a sandbox. Colours are classes and
+CSS variables (style.css), so that light and dark pages share one drawing.
+"""
+
+from podscale.evaluate.report.charts.bars import class_bars, ranked_counts, stacked_bar
+from podscale.evaluate.report.charts.heatmap import heatmap
+from podscale.evaluate.report.charts.lines import Series, line_chart
+from podscale.evaluate.report.charts.reliability import reliability_diagram
+
+__all__ = ["Series", "class_bars", "heatmap", "line_chart", "ranked_counts", "reliability_diagram", "stacked_bar"]

@@ -1,0 +1,136 @@
+"""Line charts: one or more series over training steps, decimated so that a long log stays a small drawing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podscale.evaluate.report.charts.scale import Scale, rounded_out
+from podscale.evaluate.report.figures import short
+from podscale.evaluate.report.svg import Markup, tag
+
+WIDTH, HEIGHT = 440.0, 236.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 14.0, 40.0
+MAX_POINTS = 240
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int = 1
+    dots: bool = False
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    y_unit: str = "",
+    x_unit: str = "epoch",
+    y_range: tuple[float, float] | None = None,
+    log: bool = False,
+    show: Callable[[float], str] = short,
+    mark: float | None = None,
+    mark_name: str = "",
+) -> Markup:
+    """A titled figure with axes, units and hover values; `mark` draws a dashed level, such as the claim."""
+    drawn = [Series(s.name, decimate(s.points, MAX_POINTS), s.colour, s.dots) for s in series if s.points]
+    xs = [x for s in drawn for x, _ in s.points]
+    ys = [y for s in drawn for _, y in s.points] + ([] if mark is None else [mark])
+    log = log and min(ys) > 0 and max(ys) / min(ys) > 20
+    low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
+    x_low, x_high = min(0.0, *xs), max(xs)
+    x = Scale(x_low, x_high if x_high > x_low else x_low + 1, LEFT, WIDTH - RIGHT)
+    y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
+    body = [
+        _axes(x, y, x_unit, show),
+        _level(mark, mark_name, y) if mark is not None else None,
+        [_line(s, x, y) for s in drawn],
+        [_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
+    ]
+    legend = [tag("span", tag("i", class_=f"key c{s.colour}"), s.name) for s in drawn] if len(drawn) > 1 else []
+    unit = tag("span", y_unit, class_="unit") if y_unit else None
+    return tag(
+        "figure",
+        tag("figcaption", tag("b", title), unit, tag("span", legend, class_="legend") if legend else None),
+        tag("svg", body, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", role="img", aria_label=title, class_="chart"),
+        class_="panel",
+    )
+
+
+def decimate(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
+    """At most about `limit` points: of each bucket the lowest and the highest, so that no spike is lost."""
+    if len(points) <= limit:
+        return list(points)
+    buckets = limit // 2
+    kept: list[tuple[float, float]] = []
+    for i in range(buckets):
+        inside = points[i * len(points) // buckets : (i + 1) * len(points) // buckets]
+        extremes = {min(inside, key=lambda p: p[1]), max(inside, key=lambda p: p[1])}
+        kept.extend(sorted(extremes))
+    return [points[0], *(p for p in kept if p not in (points[0], points[-1])), points[-1]]
+
+
+def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str]) -> list[Any]:
+    rows = [
+        (
+            tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v), class_="grid"),
+            tag("text", show(v), x=LEFT - 7, y=y(v) + 4, text_anchor="end"),
+        )
+        for v in y.ticks()
+    ]
+    columns = [
+        (
+            tag("line", x1=x(v), x2=x(v), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"),
+            tag("text", short(v), x=x(v), y=HEIGHT - BOTTOM + 18, text_anchor="middle"),
+        )
+        for v in x.ticks(6)
+    ]
+    base = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis")
+    name = tag("text", x_unit, x=WIDTH - RIGHT, y=HEIGHT - 5, text_anchor="end", class_="unit")
+    return [rows, base, columns, name]
+
+
+def _level(value: float, name: str, y: Scale) -> Markup:
+    return tag(
+        "g",
+        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="level"),
+        tag("text", name, x=LEFT + 6, y=y(value) - 5, class_="level-name"),
+    )
+
+
+def _line(series: Series, x: Scale, y: Scale) -> list[Any]:
+    path = "".join(f"{'L' if i else 'M'}{x(a):.1f} {_inside(y(b)):.1f}" for i, (a, b) in enumerate(series.points))
+    dots = [
+        tag("circle", cx=x(a), cy=_inside(y(b)), r=2.4, class_=f"dot c{series.colour}")
+        for a, b in (series.points if series.dots or len(series.points) == 1 else ())
+    ]
+    return [tag("path", d=path, class_=f"line c{series.colour}"), dots]
+
+
+def _hover(
+    series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool
+) -> list[Markup]:
+    """Per point an invisible target; over it, the point and its value appear (by CSS, so without a script)."""
+    found = []
+    for a, b in series.points:
+        at, height = x(a), _inside(y(b))
+        label = f"{show(b)} at {x_unit} {short(a)}"
+        label = f"{series.name}: {label}" if named else label
+        found.append(
+            tag(
+                "g",
+                tag("title", label),
+                tag("circle", cx=at, cy=height, r=8.0, class_="target"),
+                tag("circle", cx=at, cy=height, r=3.6, class_=f"spot c{series.colour}"),
+                tag("text", label, x=WIDTH - RIGHT, y=10.0, text_anchor="end", class_="readout"),
+                class_="at",
+            )
+        )
+    return found
+
+
+def _inside(height: float) -> float:
+    return min(max(height, TOP), HEIGHT - BOTTOM)

@@ -1,0 +1,65 @@
+"""How figures are written: few digits, thin spaces between thousands, a unit with every number."""
+
+import math
+
+ABSENT = "\u2013"
+"""An en dash: there is no such figure."""
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """0.9722 -> 97.2 %."""
+    return ABSENT if share is None else f"{100 * share:.{digits}f}\u202f%"
+
+
+def count(value: float | None) -> str:
+    """12345 -> 12 345, with a narrow no-break space."""
+    return ABSENT if value is None else f"{round(value):,}".replace(",", "\u202f")
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def rate(value: float | None) -> str:
+    """Images per second: three significant digits below 100, whole numbers above."""
+    if value is None:
+        return ABSENT
+    return count(value) if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """35.2 s, 4 min 10 s, 2 h 05 min."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(number: float | None) -> str:
+    """Bytes in decimal units."""
+    if number is None:
+        return ABSENT
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def short(value: float) -> str:
+    """A tick or hover label: at most four significant digits, k and M above ten thousand."""
+    if not math.isfinite(value):
+        return ABSENT
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
+    if value and abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:.4g}"

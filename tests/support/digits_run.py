@@ -1,0 +1,227 @@
+"""A real run directory in a second: softmax regression trained with NumPy on scikit-learn's digits.
+
+Nothing here is invented: the curves are the losses of that training, the predictions are the trained model's.
+"""
+
+import io
+import json
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from safetensors.numpy import save_file
+from sklearn.datasets import load_digits
+
+from podscale.config import RunConfig, dumps, loads
+from podscale.evaluate import predictions
+from podscale.evaluate.evaluation import evaluation_of, throughput_of, write
+from podscale.evaluate.history import read_history
+from podscale.evaluate.scores import score
+from podscale.rundir import Outcome, write_outcome
+from podscale.shards import index
+from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
+from podscale.shards.shardset import ShardSet
+
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+DOCUMENT = """
+run: {id: digits-softmax, seed: 1}
+data: {source: digits}
+input: {image_size: 8}
+model: {name: resnet18, stem: small}
+train: {epochs: 6, global_batch: 32, schedule: {learning_rate: 0.5, warmup_epochs: 1}}
+claim: {top1: 0.97, minutes: 2.0, hardware: one laptop core, source: this test}
+"""
+
+
+@dataclass(frozen=True)
+class DigitsRun:
+    """Where the run and its shard set are."""
+
+    path: Path
+    shard_set: Path
+    config: RunConfig
+
+
+def write_shard_set(
+    directory: Path, splits: dict[str, tuple[list[bytes], np.ndarray]], classes: list[str], sources: list[bytes]
+) -> ShardSet:
+    """A shard set of these encoded PNG images and labels, one shard a split, by the foundation's own index."""
+    summaries, taken = {}, 0
+    for name, (images, labels) in splits.items():
+        (directory / name).mkdir(parents=True)
+        offsets = []
+        with (directory / name / "shard-00000-of-00001.tar").open("wb") as file:
+            tar = tarfile.TarFile(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
+            for i, data in enumerate(images):
+                member = tarfile.TarInfo(f"{taken + i:016x}.png")
+                member.size = len(data)
+                offsets.append(tar.offset + 512)
+                tar.addfile(member, io.BytesIO(data))
+            tar.close()
+        shard = directory / name / "shard-00000-of-00001.tar"
+        sizes = [Image.open(io.BytesIO(data)).size for data in images]
+        index.write(
+            directory / name / "index",
+            {
+                "key": np.arange(taken, taken + len(images), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+                "offset": offsets,
+                "size": [len(data) for data in images],
+                "shard": np.zeros(len(images)),
+                "label": labels,
+                "height": [height for _, height in sizes],
+                "width": [width for width, _ in sizes],
+                "format": np.full(len(images), index.PNG),
+                "flags": np.zeros(len(images)),
+            },
+        )
+        (directory / name / "sources").write_bytes(index.Sources.encode(sources[taken : taken + len(images)]))
+        counts = tuple(int(count) for count in np.bincount(labels, minlength=len(classes)))
+        entry = Shard(shard.name, len(images), shard.stat().st_size, "0" * 64)
+        summaries[name] = SplitSummary(len(images), entry.bytes, counts, "0" * 64, (entry,))
+        taken += len(images)
+    (directory / "classes.json").write_text(json.dumps(classes))
+    Manifest(
+        SCHEMA_VERSION, "d" * 16, "e" * 16, {"source": "digits"}, classes_sha256(classes), summaries,
+        rejects={"truncated": 2}, duplicates={"inside": 1},
+    ).write(directory)  # fmt: skip
+    (directory / "rejects.jsonl").write_text(
+        "".join(
+            json.dumps({"source": source, "reason": "truncated", "split": "train"}) + "\n"
+            for source in ("seven/<b>cut</b>.png", "nine/half.png")
+        )
+    )
+    return ShardSet.open(directory)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file of uint8 [h, w] or [h, w, 3] pixels."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "png")
+    return out.getvalue()
+
+
+def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.ndarray]], list[bytes]]:
+    """The digits as PNG files, four fifths to train, and where each came from."""
+    digits = load_digits()
+    pixels = (digits.images * 15.9375).astype(np.uint8)
+    images, labels = [png(image) for image in pixels], digits.target.astype(np.int32)
+    cut = len(images) * 4 // 5
+    names = [f"digits/{classes[label]}/{i:04d}.png".encode() for i, label in enumerate(labels)]
+    return {"train": (images[:cut], labels[:cut]), "validation": (images[cut:], labels[cut:])}, names
+
+
+def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOCUMENT) -> DigitsRun:
+    """Trains and evaluates; leaves a complete run directory but for the report and the model card."""
+    config = loads(document)
+    splits, sources = digits_splits(classes)
+    shards = write_shard_set(root / "shards", splits, classes, sources)
+    run = root / "runs" / config.run.id
+    (run / "model").mkdir(parents=True)
+    (run / "config.yaml").write_text(dumps(config))
+    (run / "environment.json").write_text(
+        json.dumps({"python": "3.11", "numpy": np.__version__, "command": ["podscale", "run", "digits.yaml"]})
+    )
+    x, y = _features(shards, "train")
+    held_x, held_y = _features(shards, "validation")
+    started = time.monotonic()
+    weights = _train(config, x, y, held_x, held_y, run / "metrics.jsonl")
+    write_outcome(run / "outcome.json", Outcome("shard", 0, "", 0.4, "2026-01-01T00:00:00+00:00"))
+    write_outcome(run / "outcome.json", Outcome("train", 0, "", time.monotonic() - started, ""))
+    save_file({"classifier.weight": weights.astype(np.float32)}, run / "model" / "model.safetensors")
+    (run / "model" / "model.json").write_text(
+        json.dumps({"architecture": "softmax", "classes": classes, "preprocessing": {"image_size": 8}})
+    )
+    started = time.monotonic()
+    found = _predict(weights, held_x, held_y, shards.split("validation").keys)
+    predictions.write(run / "predictions.safetensors", found)
+    seconds = time.monotonic() - started
+    history = read_history(run / "metrics.jsonl")
+    write(
+        run / "evaluation.json",
+        evaluation_of(
+            score(found, len(classes)),
+            classes,
+            config=config,
+            manifest=shards.manifest,
+            shard_set=str(shards.directory),
+            throughput=throughput_of(config, history, samples=len(found), seconds=seconds, processes=1),
+        ),
+    )
+    write_outcome(run / "outcome.json", Outcome("evaluate", 0, "", seconds, ""))
+    return DigitsRun(run, root / "shards", config)
+
+
+def _features(shards: ShardSet, name: str) -> tuple[np.ndarray, np.ndarray]:
+    split = shards.split(name)
+    images = [np.asarray(Image.open(io.BytesIO(split.record(i).tobytes()))) for i in range(len(split))]
+    flat = np.stack(images).reshape(len(split), -1) / 255
+    return np.hstack([flat, np.ones((len(split), 1))]), np.asarray(split.labels)
+
+
+def _log_softmax(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    logits = x @ weights
+    logits -= logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def _train(
+    config: RunConfig, x: np.ndarray, y: np.ndarray, held_x: np.ndarray, held_y: np.ndarray, log: Path
+) -> np.ndarray:
+    """Plain SGD; writes the events of the telemetry contract with real times and losses."""
+    batch, rng = config.train.global_batch, np.random.default_rng(config.run.seed)
+    per_epoch = len(x) // batch
+    weights = np.zeros((x.shape[1], int(y.max()) + 1))
+    lines = [{"time": time.time(), "kind": "event", "event": "start", "step": 0}]
+    step, clock, phases = 0, time.perf_counter(), dict.fromkeys(("data_wait", "forward_backward", "optimizer"), 0.0)
+    for epoch in range(int(config.train.epochs)):
+        order = rng.permutation(len(x))
+        for i in range(per_epoch):
+            marks = [time.perf_counter()]
+            rows = order[i * batch : (i + 1) * batch]
+            bx, by = x[rows], y[rows]
+            marks.append(time.perf_counter())
+            log_p = _log_softmax(bx, weights)
+            gradient = np.exp(log_p)
+            gradient[np.arange(batch), by] -= 1
+            gradient = bx.T @ gradient / batch
+            marks.append(time.perf_counter())
+            warm = config.train.schedule.warmup_epochs * per_epoch
+            rate = config.train.schedule.learning_rate * min(1.0, (step + 1) / warm)
+            weights -= rate * gradient
+            marks.append(time.perf_counter())
+            for name, (a, b) in zip(phases, zip(marks, marks[1:], strict=False), strict=True):
+                phases[name] += b - a
+            step += 1
+            if step % 5 == 0:
+                now = time.perf_counter()
+                loss = float(-log_p[np.arange(batch), by].mean())
+                lines.append(
+                    {"time": time.time(), "kind": "step", "step": step, "epoch": step / per_epoch, "loss": loss,
+                     "learning_rate": rate, "images_per_second": 5 * batch / (now - clock), "phases": dict(phases)}
+                )  # fmt: skip
+                clock, phases = now, dict.fromkeys(phases, 0.0)
+        log_p = _log_softmax(held_x, weights)
+        ranks = np.argsort(-log_p, axis=1)
+        lines.append(
+            {"time": time.time(), "kind": "evaluation", "step": step, "epoch": epoch + 1,
+             "top1": float((ranks[:, 0] == held_y).mean()),
+             "top5": float((ranks[:, :5] == held_y[:, None]).any(axis=1).mean()),
+             "loss": float(-log_p[np.arange(len(held_y)), held_y].mean())}
+        )  # fmt: skip
+    lines.append({"time": time.time(), "kind": "event", "event": "done", "step": step})
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return weights
+
+
+def _predict(weights: np.ndarray, x: np.ndarray, y: np.ndarray, keys: np.ndarray) -> predictions.Predictions:
+    log_p = _log_softmax(x, weights)
+    topk = np.argsort(-log_p, axis=1, kind="stable")[:, :5]
+    return predictions.Predictions(
+        np.asarray(keys), y.astype(np.int32), topk.astype(np.int32),
+        np.exp(np.take_along_axis(log_p, topk, axis=1)).astype(np.float32),
+        -log_p[np.arange(len(y)), y].astype(np.float32),
+    )  # fmt: skip
