@@ -7,16 +7,19 @@ artifact before user code runs, so large data never is an artifact.
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from podscale import resume, stages
 from podscale.components.process import stage_process
+
+from podscale import resume, stages
 from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import write_json
 from podscale.rundir import RunDirectory
+from podscale.shards.progress import Report, Update
 
 PROGRESS = "PODSCALE_PROGRESS_FILE"
 """Environment: file to which the shard stage writes how far it is."""
@@ -36,6 +39,8 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             progress=_progress_file(),
         )
         assert result is not None, "a component packs the whole set"
+        for note in result.notes:
+            print(note)
         manifest = result.manifest
         counts = {name: split.count for name, split in manifest.splits.items()}
         content = {
@@ -150,16 +155,15 @@ def _link_or_copy(source: str, target: str) -> str:
     return target
 
 
-def _progress_file() -> stages.Progress | None:
+def _progress_file() -> Report | None:
     path = os.environ.get(PROGRESS)
     if path is None:
         return None
     target = Path(path)
 
-    def tell(done: int, total: int) -> None:
-        content = json.dumps({"done": done, "total": total})
+    def tell(update: Update) -> None:
         part = target.with_suffix(".part")
-        part.write_text(content, encoding="ascii")
+        part.write_text(json.dumps(asdict(update)), encoding="ascii")
         part.replace(target)
 
     return tell

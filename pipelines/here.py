@@ -24,8 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale import resume, stages
 from podscale.components import process, work
+
+from podscale import resume, stages
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.rundir import Outcome, RunDirectory
@@ -54,7 +55,7 @@ class Launch:
 
     @property
     def progress(self) -> Path:
-        """How far the shard stage is, as JSON {done, total}."""
+        """How far the shard stage is: shards.progress.Update as JSON."""
         return self.scratch / "progress.json"
 
 

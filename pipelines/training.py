@@ -5,8 +5,9 @@ The same function compiles for a cluster and runs here.
 
 from typing import Any
 
-from podscale.config import RunConfig
 from podscale.pipelines.kfp_quickly import dsl
+
+from podscale.config import RunConfig
 
 from podscale.components.evaluate.component import evaluate  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.report.component import report  # isort: skip
@@ -41,17 +42,13 @@ def training_pipeline(config: RunConfig, *, retries: int | None = None) -> Any:
                 accelerated=True,
             )
             evaluated = _placed(
-                evaluate(
-                    document=document, shard_set=shards.outputs["shard_set"], model=trained.outputs["model"]
-                ),
+                evaluate(document=document, shard_set=shards.outputs["shard_set"], model=trained.outputs["model"]),
                 config,
                 retries=attempts,
                 accelerated=True,
             )
             _placed(
-                report(
-                    document=document, shard_set=shards.outputs["shard_set"], metrics=evaluated.outputs["metrics"]
-                ),
+                report(document=document, shard_set=shards.outputs["shard_set"], metrics=evaluated.outputs["metrics"]),
                 config,
                 retries=attempts,
             )

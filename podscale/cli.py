@@ -43,7 +43,9 @@ def _complete_option(incomplete: str) -> list[str]:
 Run = Annotated[
     Optional[str],  # noqa: UP045 (typer reads this form in every Python it supports)
     typer.Argument(
-        metavar="RUN", help="Run document: a path or a preset's name (see `podscale presets`).", autocompletion=_complete_run
+        metavar="RUN",
+        help="Run document: a path or a preset's name (see `podscale presets`).",
+        autocompletion=_complete_run,
     ),
 ]
 Set = Annotated[

@@ -103,11 +103,17 @@ def _system() -> Iterator[Finding]:
     good = sys.version_info[:2] >= PYTHON
     yield Finding("podscale", "ok", f"{VERSION} from {Path(__file__).parent}")
     yield Finding(
-        "python", "ok" if good else "missing", version, "" if good else f"install Python {PYTHON[0]}.{PYTHON[1]} or newer"
+        "python",
+        "ok" if good else "missing",
+        version,
+        "" if good else f"install Python {PYTHON[0]}.{PYTHON[1]} or newer",
     )
     linux = sys.platform == "linux"
     yield Finding(
-        "system", "ok" if linux else "missing", platform.platform(), "" if linux else "training runs on Linux; use WSL or a container"
+        "system",
+        "ok" if linux else "missing",
+        platform.platform(),
+        "" if linux else "training runs on Linux; use WSL or a container",
     )
     yield Finding("processor", "ok", f"{devices.cores()} cores for this process, {cpu_name()}")
     gpus = devices.visible_gpus()
@@ -132,7 +138,9 @@ def _memory() -> Iterator[Finding]:
         "/dev/shm",
         "ok" if enough else "note",
         f"{human_bytes(memory.shared_free)} free",
-        "" if enough else "loader processes hand batches over here: use --shm-size in a container, a memory-backed emptyDir in a pod",
+        ""
+        if enough
+        else "loader processes hand batches over here: use --shm-size in a container, a memory-backed emptyDir in a pod",
     )
 
 
@@ -157,7 +165,9 @@ def _network() -> Iterator[Finding]:
         with socket.create_server(("127.0.0.1", 0)):
             yield Finding("loopback ports", "ok", "ranks on this machine can meet")
     except OSError as error:
-        yield Finding("loopback ports", "missing", str(error), "allow processes to listen on 127.0.0.1: ranks meet there")
+        yield Finding(
+            "loopback ports", "missing", str(error), "allow processes to listen on 127.0.0.1: ranks meet there"
+        )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -176,7 +186,9 @@ def _software() -> Iterator[Finding]:
         ("scikit-learn", "the embedded digits", "pip install podscale"),
     ):
         version = installed(package)
-        yield Finding(package, "ok" if version else "missing", version or f"needed for {purpose}", "" if version else advice)
+        yield Finding(
+            package, "ok" if version else "missing", version or f"needed for {purpose}", "" if version else advice
+        )
     dali = installed("nvidia-dali-cuda130") if find_spec("nvidia") else None
     yield Finding(
         "DALI",
@@ -196,15 +208,23 @@ def _engine() -> Iterator[Finding]:
     yield Finding("PyTorch", "ok", f"{found.version}, CUDA {found.cuda or 'not built in'}")
     gpus = devices.visible_gpus()
     if gpus and not found.gpus:
-        yield Finding("CUDA", "missing", f"{gpus} GPUs, none usable by PyTorch", "install a PyTorch build for your driver")
+        yield Finding(
+            "CUDA", "missing", f"{gpus} GPUs, none usable by PyTorch", "install a PyTorch build for your driver"
+        )
     elif found.gpus:
         yield Finding("CUDA", "ok", ", ".join(found.gpus))
     yield Finding(
-        "gloo", "ok" if found.gloo else "missing", "between CPU processes", "" if found.gloo else "install another build of PyTorch"
+        "gloo",
+        "ok" if found.gloo else "missing",
+        "between CPU processes",
+        "" if found.gloo else "install another build of PyTorch",
     )
     if gpus:
         yield Finding(
-            "NCCL", "ok" if found.nccl else "missing", found.nccl or "needed between GPUs", "" if found.nccl else "install PyTorch with CUDA"
+            "NCCL",
+            "ok" if found.nccl else "missing",
+            found.nccl or "needed between GPUs",
+            "" if found.nccl else "install PyTorch with CUDA",
         )
 
 
@@ -212,7 +232,10 @@ def _cluster() -> Iterator[Finding]:
     for package, purpose in (("gcsfs", "gs:// sources"), ("s3fs", "s3:// sources"), ("kfp-kubernetes", "clusters")):
         version = installed(package)
         yield Finding(
-            package, "ok" if version else "note", version or f"needed for {purpose} only", "" if version else "pip install 'podscale[cluster]'"
+            package,
+            "ok" if version else "note",
+            version or f"needed for {purpose} only",
+            "" if version else "pip install 'podscale[cluster]'",
         )
 
 

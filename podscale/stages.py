@@ -28,8 +28,7 @@ from podscale.rundir import (
     write_outcome,
 )
 from podscale.shards.manifest import Manifest
-
-Progress = Callable[[int, int], None]
+from podscale.shards.progress import Report
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class ShardResult:
     location: str
     manifest: Manifest
     reused: bool
+    notes: tuple[str, ...] = ()
+    """What a person should know, one sentence each."""
 
 
 def shard(
@@ -49,7 +50,7 @@ def shard(
     index: int = 0,
     of: int = 1,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> ShardResult | None:
     """Makes the shard set of a data section under <workspace>/datasets, or finds it complete.
 
@@ -63,14 +64,10 @@ def shard(
     record = shard_outcome_path(workspace, data)
     before = read_outcomes(record).get("shard")
     with recorded_stage(record, "shard") as recording, _disk_errors(directory):
-        result = build_shard_set(
-            data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress
-        )
+        result = build_shard_set(data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress)
         if result.reused:
             recording.found = before if before is not None and before.done else Outcome("shard", ExitCode.DONE)
-    if result.manifest is None:
-        return None
-    return ShardResult(location, result.manifest, result.reused)
+    return ShardResult(location, result.found, result.reused, result.notes) if result.found else None
 
 
 def train(config: RunConfig, shard_set: str) -> Outcome:

@@ -1,12 +1,13 @@
-"""What a person sees while stages run: one progress line for long work, and the table at the end."""
+"""What a person sees while stages run: one progress line for packing, and the table at the end."""
 
 import sys
-import time
 from typing import TextIO
 
 from podscale.rundir import Outcome
+from podscale.shards.progress import Update
 
-REDRAW_SECONDS = 0.1
+BAR = 24
+"""Characters of the progress bar."""
 GOAL = 0.10
 """The pipeline's own share of the time should stay below this."""
 
@@ -24,41 +25,42 @@ def duration(seconds: float) -> str:
 
 
 class ProgressLine:
-    """One line that is drawn again and again on a terminal: bar, share, images/s, time left. Silent elsewhere."""
+    """One line about packing that is drawn again and again on a terminal; silent elsewhere."""
 
-    def __init__(self, name: str, stream: TextIO | None = None) -> None:
-        self._name = name
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._on_terminal = self._stream.isatty()
-        self._began: tuple[float, int] | None = None
-        self._drawn = 0.0
+        self._drawn = False
 
-    def __call__(self, done: int, total: int) -> None:
-        """Draws `done` of `total` images, at most ten times a second."""
-        now = time.monotonic()
-        if not self._on_terminal or total <= 0 or now - self._drawn < REDRAW_SECONDS:
-            return
-        self._began = self._began or (now, done)
-        self._drawn = now
-        self._stream.write(f"\r\x1b[2K{self.line(done, total, now)}")
-        self._stream.flush()
-
-    def line(self, done: int, total: int, now: float) -> str:
-        """The text of the line at time `now`."""
-        began, first = self._began or (now, done)
-        filled = 24 * done // total
-        text = f"{self._name:<9} [{'#' * filled}{'.' * (24 - filled)}] {done / total:4.0%}"
-        if now > began and done > first:
-            speed = (done - first) / (now - began)
-            text += f"  {speed:,.0f} images/s  {duration((total - done) / speed)} left"
-        return text
+    def __call__(self, update: Update) -> None:
+        """Draws where the packer stands."""
+        if self._on_terminal:
+            self._stream.write(f"\r\x1b[2K{progress_text(update)}")
+            self._stream.flush()
+            self._drawn = True
 
     def clear(self) -> None:
         """Removes the line, so that other text can follow."""
-        if self._on_terminal and self._began is not None:
+        if self._drawn:
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
-            self._began = None
+            self._drawn = False
+
+
+def progress_text(update: Update) -> str:
+    """Bar, share, images, images/s and time left; without a total, only what is known."""
+    parts = [f"{update.stage:<6}"]
+    if update.total:
+        filled = min(BAR, BAR * update.images // update.total)
+        parts.append(f"[{'#' * filled}{'.' * (BAR - filled)}] {update.images / update.total:4.0%}")
+    parts.append(count(update.images, "image"))
+    if update.images_per_second:
+        parts.append(f"{update.images_per_second:,.0f} images/s")
+    if update.seconds_left:
+        parts.append(f"{duration(update.seconds_left)} left")
+    if update.rejects:
+        parts.append(f"{update.rejects:,} unusable")
+    return "  ".join(parts)
 
 
 def stage_table(outcomes: dict[str, Outcome], seconds: float) -> str:

@@ -74,7 +74,9 @@ def _process_row(config: RunConfig) -> str:
     parts = ranks * config.train.accumulation
     per_rank = config.train.global_batch // parts
     again = f" x {config.train.accumulation} accumulation" if config.train.accumulation > 1 else ""
-    return f"{count(ranks, 'process')[:-1] + 'es' if ranks > 1 else '1 process'} on {place}, {per_rank} images each{again}"
+    return (
+        f"{count(ranks, 'process')[:-1] + 'es' if ranks > 1 else '1 process'} on {place}, {per_rank} images each{again}"
+    )
 
 
 def _training_row(config: RunConfig, images: int | None) -> str:

@@ -14,6 +14,7 @@ from podscale.config.preflight import preflight
 from podscale.errors import ExitCode
 from podscale.pipelines.here import Launch, run_here
 from podscale.rundir import RunDirectory
+from podscale.shards.progress import Update
 from podscale.version import VERSION
 
 
@@ -55,7 +56,7 @@ class View:
     """Follows the files of a running launch: stages as they begin and end, packing progress, the step log."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._bar = ProgressLine("shard")
+        self._bar = ProgressLine()
         self._metrics = RunDirectory.of(config).metrics
         self._position = self._metrics.stat().st_size if self._metrics.exists() else 0
         self._out = sys.stdout  # while kfp runs, sys.stdout is its log
@@ -85,10 +86,10 @@ class View:
 
     def _draw(self, progress: Path) -> None:
         try:
-            state = json.loads(progress.read_text(encoding="ascii"))
+            update = Update(**json.loads(progress.read_text(encoding="ascii")))
         except (OSError, ValueError):
             return
-        self._bar(state["done"], state["total"])
+        self._bar(update)
 
     def _follow(self) -> None:
         """Prints what was appended to metrics.jsonl, complete lines only."""

@@ -15,15 +15,13 @@ from podscale.errors import InputError
 from podscale.rundir import Outcome, RunDirectory, dataset_directory
 
 
-def shard(
-    document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool
-) -> None:
+def shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
     """Makes the shard set of a document and tells what it holds."""
     if index >= of:
         raise InputError(f"--index {index} --of {of}: parts are counted from 0 to {of - 1}")
     config = load(document, changes)
     preflight(config, "here")
-    progress = ProgressLine("shard")
+    progress = ProgressLine()
     result = stages.shard(
         config.data,
         config.run.workspace,
@@ -37,8 +35,12 @@ def shard(
     if result is None:
         print(f"part {index} of {of} is done; the part that ends last completes the set")
         return
+    for note in result.notes:
+        print(note)
     for name, split in result.manifest.splits.items():
-        print(f"{name}: {count(split.count, 'image')} in {count(len(split.shards), 'shard')}, {human_bytes(split.bytes)}")
+        print(
+            f"{name}: {count(split.count, 'image')} in {count(len(split.shards), 'shard')}, {human_bytes(split.bytes)}"
+        )
     rejects = sum(result.manifest.rejects.values())
     if rejects:
         print(f"{count(rejects, 'unusable image')}, listed in {result.location}/rejects.jsonl")

@@ -73,7 +73,9 @@ def test_the_whole_data_section_is_of_class_result():
 
 
 def test_the_committed_schema_is_current():
-    assert SCHEMA.read_text(encoding="utf-8") == schema_text(), "run: podscale config --schema > podscale/config/schema.json"
+    assert SCHEMA.read_text(encoding="utf-8") == schema_text(), (
+        "run: podscale config --schema > podscale/config/schema.json"
+    )
 
 
 def test_the_schema_accepts_documents_and_refuses_what_the_model_refuses():

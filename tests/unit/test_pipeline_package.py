@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from podscale.config import load, loads
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENTS, committed, package
+
+from podscale.config import load, loads
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,11 @@ def test_the_stages_follow_each_other_inside_the_exit_handler(compiled):
 
 
 def test_only_shards_are_cached_and_every_task_says_so_itself(compiled):
-    cached = {name: task["cachingOptions"].get("enableCache", False) for name, task in tasks(compiled).items() if name != "exit-handler-1"}
+    cached = {
+        name: task["cachingOptions"].get("enableCache", False)
+        for name, task in tasks(compiled).items()
+        if name != "exit-handler-1"
+    }
     assert cached == {"shard": True, "train": False, "evaluate": False, "report": False, "summary": False}
 
 

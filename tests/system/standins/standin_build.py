@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
 from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary
+from podscale.shards.progress import Update
 
 
 @dataclass
 class BuildResult:
-    manifest: Manifest
+    found: Manifest
     reused: bool
+    notes: tuple[str, ...] = ()
 
 
 def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, progress=None):
@@ -22,7 +24,7 @@ def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, pr
     directory.mkdir(parents=True, exist_ok=True)
     for done in range(0, 121, 40):
         if progress is not None:
-            progress(done, 120)
+            progress(Update("pack", done, 120))
     splits = {
         name: SplitSummary(count, count * 300, (count // 2, count // 2), "0" * 64, (Shard("s", count, 1, "0" * 64),))
         for name, count in (("train", 100), ("validation", 20))

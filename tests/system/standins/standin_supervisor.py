@@ -40,7 +40,11 @@ def train(config, run, how):
         metrics.write(json.dumps({"time": time.time(), "kind": "event", "event": event, "step": start}) + "\n")
     if how == "wait":
         child = subprocess.Popen(
-            [sys.executable, "-c", "import ctypes, time; ctypes.CDLL(None).prctl(1, 9); print(flush=1); time.sleep(600)"],
+            [
+                sys.executable,
+                "-c",
+                "import ctypes, time; ctypes.CDLL(None).prctl(1, 9); print(flush=1); time.sleep(600)",
+            ],
             stdout=subprocess.PIPE,
         )
         child.stdout.readline()  # it dies with its parent from now on
