@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,12 +84,13 @@ def _build(
         return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
     _refuse_changed(directory, plan, before, data)
     everything = [Task(split, shard) for split in SPLITS for shard in range(plan.shards(split))]
-    missing = [task for task in everything if not _is_there(directory, plan, task, before, verify)]
+    missing = {task for task in everything if not _is_there(directory, plan, task, before, verify)}
     if before is not None and not missing:
         return BuildResult(directory, before, True, 0, len(everything))
-    mine = [task for number, task in enumerate(everything) if number % of == index and task in set(missing)]
+    mine = [task for number, task in enumerate(everything) if number % of == index and task in missing]
     with writing(directory):
-        (directory / NAME).unlink(missing_ok=True)
+        if before is not None:  # a damaged set is not complete until it is mended
+            (directory / NAME).unlink()
         if _read_plan(directory, plan) is None:
             plan.write(directory / plans.NAME)
     _check_room(directory, plan, mine)
@@ -110,10 +111,8 @@ def _locked(directory: Path, shared: bool) -> Iterator[None]:
     """Keeps a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
+        with suppress(OSError):  # a file system without locks: packers write under names of their own and rename
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: packers write under names of their own and rename
         yield
     finally:
         os.close(descriptor)

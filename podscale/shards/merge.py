@@ -126,7 +126,7 @@ def _duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_Group]
     order = np.lexsort((key, -split, low, high))  # inside a group: validation first, then by key
     same = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
     groups = []
-    starts = np.flatnonzero(same & ~np.concatenate([[False], same[:-1]])) if len(same) else []
+    starts = np.flatnonzero(same & ~np.concatenate([[False], same])[:-1])
     for start in starts:
         stop = int(start) + 1
         while stop < len(order) and same[stop - 1]:

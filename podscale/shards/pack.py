@@ -71,7 +71,7 @@ class Packer:
         with writing(path.parent):
             temporary = self._fresh(path)
             try:
-                with _Writer(temporary, self.hash_shards) as writer:
+                with _Writer(temporary, int(plan.shard_bytes(task.split)[task.shard]), self.hash_shards) as writer:
                     columns, rejects = self._fill(writer, plan.entries(*task), source, task.shard, count)
                 record = Record(plan.fingerprint, writer.position, writer.sha256, columns, rejects)
                 path_of(self.directory, plan, *task).unlink(missing_ok=True)
@@ -139,8 +139,13 @@ class Packer:
 class _Writer:
     """A shard being written: pieces are gathered and go out a megabyte at a time, without being copied."""
 
-    def __init__(self, path: Path, hashing: bool) -> None:
+    def __init__(self, path: Path, size: int, hashing: bool) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)  # one piece of disk, and a full one is found out now
+        except OSError:
+            os.close(self._descriptor)
+            raise
         self._digest = hashlib.sha256() if hashing else None
         self._pieces: list[bytes] = []
         self._pending = 0
@@ -192,6 +197,7 @@ class _Writer:
             if kind is None:
                 self._append((ustar.END,), len(ustar.END))
                 self._flush()
+                os.ftruncate(self._descriptor, self.position)  # rejects and conversions leave it shorter
                 os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
@@ -209,7 +215,7 @@ def writing(directory: Path) -> Iterator[None]:
         ) from error
 
 
-class TooManyRejects(Exception):  # noqa: N818
+class TooManyRejects(Exception):
     """More unusable images than allowed, in the shards packed so far."""
 
 

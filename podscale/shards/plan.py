@@ -74,7 +74,7 @@ class Plan:
         label, size = self.columns["label"], self.columns["size"]
         for row in range(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1])):
             container, offset = b"", 0
-            if len(containers):
+            if "offset" in self.columns:
                 container, offset = containers[int(self.columns["in"][row])], int(self.columns["offset"][row])
             item = Item(names[row], self.classes[label[row]], int(size[row]), split, container, offset)
             yield Entry(row, int(label[row]), item)
@@ -169,7 +169,7 @@ class _Listing:
     def columns(self, order: Ints) -> dict[str, npt.NDArray[Any]]:
         columns: dict[str, npt.NDArray[Any]] = {"size": np.asarray(self.sizes)[order].astype("<u8")}
         columns |= columnar.pack_bytes("name", [self.names[row] for row in order])
-        held = any(self.container_names)
+        held = any(self.offsets)  # byte ranges of archives; an archive that is the source itself is b""
         # containers are numbered by sorted name: the plan must not depend on the order of listing
         sorted_names = sorted(self.container_names) if held else []
         columns |= columnar.pack_bytes("container", sorted_names)
@@ -183,8 +183,9 @@ class _Listing:
 
 def _packed_bytes(sizes: npt.NDArray[Any]) -> Ints:
     """Bytes that images of these sizes take in a shard."""
-    sizes = sizes.astype(np.int64)
-    return sizes + (-sizes % ustar.BLOCK) + ustar.sample_bytes(0)
+    content: Ints = sizes.astype(np.int64)
+    packed: Ints = content + (-content % ustar.BLOCK) + ustar.sample_bytes(0)
+    return packed
 
 
 def _hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[np.uint64]:

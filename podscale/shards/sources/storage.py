@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from podscale.errors import InputError
 from podscale.shards.sources.base import SourceMissing, class_name
+from podscale.shards.sources.layout import is_image_name
 
 
 class File(NamedTuple):
@@ -97,7 +98,7 @@ class LocalStorage:
                     if entry.name.startswith(b"."):
                         continue
                     path = relative + b"/" + entry.name if relative else entry.name
-                    if entry.is_dir():
+                    if _is_directory(entry) and not (relative and is_image_name(entry.name)):
                         yield from self._walk(path, (*ancestors, identity))
                     else:
                         yield File(path, _size(entry))
@@ -110,7 +111,7 @@ class LocalStorage:
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         if size is not None:
             return self._read_range(path, offset, size)
-        descriptor = os.open(self._absolute(path), os.O_RDONLY)
+        descriptor = os.open(self._absolute(path), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -134,10 +135,18 @@ class LocalStorage:
         return os.stat(self._absolute(path)).st_size
 
 
-def _size(entry: os.DirEntry[bytes]) -> int:
-    """Bytes of a listed file; 0 for a dangling or looping link, which is found unreadable when it is packed."""
+def _is_directory(entry: os.DirEntry[bytes]) -> bool:
     try:
-        return entry.stat().st_size
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _size(entry: os.DirEntry[bytes]) -> int:
+    """Bytes of a listed file; 0 for a directory named like an image and for a dangling or looping link, which are
+    found unreadable when they are packed."""
+    try:
+        return 0 if entry.is_dir() else entry.stat().st_size
     except OSError:
         return 0
 

@@ -1,0 +1,304 @@
+"""Sharding speed: images and megabytes per CPU-second against other writers, and the cost of a plan of a million images.
+
+Run:  python benchmarks/shards.py --images imagenet-500.tar
+
+The archive holds original ImageNet JPEGs in one folder (name: <synset>_<anything>.JPEG). The other writers are measured
+where they can be imported: `webdataset` and `mosaicml-streaming`. The latter pins versions that clash with ours, so
+install both into a virtual environment of their own that sees Podscale's packages too: make one, put a .pth file with
+the path of Podscale's site-packages into its site-packages, `pip install webdataset mosaicml-streaming transformers`,
+and run this file with its python.
+
+All figures are CPU time (user + system, of this process and its children), which other load on the machine disturbs
+little; every writer gets the same bytes from the same reader in the same order, one process, rounds interleaved.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from podscale.config.model import DataSection
+from podscale.shards.convert import Rules
+from podscale.shards.pack import Packer, Progress, Task
+from podscale.shards.plan import Plan, make_plan
+from podscale.shards.sources import Item
+from podscale.shards.sources.members import members
+from podscale.shards.sources.storage import LocalStorage
+
+RESULTS = Path(__file__).parent / "results" / "shards.md"
+SHARD_BYTES = 256 * 2**20
+
+
+def cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def peak_kilobytes() -> int:
+    """Largest resident size of this process (getrusage would count that of the process that started it)."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+
+
+class Originals:
+    """The images of one flat archive, each `repeat` times, by synset."""
+
+    def __init__(self, archive: Path, repeat: int) -> None:
+        self._storage, self._repeat = LocalStorage(str(archive)), repeat
+
+    def items(self) -> Iterator[Item]:
+        with self._storage.open(b"") as file:
+            for member in members(file, "archive"):
+                synset = member.name.rpartition(b"/")[2].partition(b"_")[0].decode()
+                for copy in range(self._repeat):
+                    # every synset in both splits, so that it is a data set; only train is packed here
+                    split = "validation" if copy == 0 else "train"
+                    yield Item(b"%d/" % copy + member.name, synset, member.size, split, b"", member.offset)
+
+    def read(self, item: Item) -> bytes:
+        return self._storage.read(b"", item.offset, item.size)
+
+
+class Synthetic:
+    """A listing like ImageNet's, of files that are nowhere."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def items(self) -> Iterator[Item]:
+        for i in range(self._count):
+            synset = f"n{i % 1000 * 7919:08d}"
+            yield Item(f"train/{synset}/{synset}_{i}.JPEG".encode(), synset, 60_000 + i * 31 % 100_000)
+
+    def read(self, item: Item) -> bytes:
+        raise OSError("nowhere")
+
+
+Writer = Callable[[Path], None]
+
+
+def podscale_writer(plan: Plan, source: Originals, data: DataSection, *, decode: bool, sha256: bool) -> Writer:
+    def write(out: Path) -> None:
+        for name in ("train", "records/train"):
+            (out / name).mkdir(parents=True)
+        packer = Packer(out, data, replace(Rules.of(data), decode=decode), hash_shards=sha256)
+        for shard in range(plan.shards("train")):
+            packer.pack(plan, source, Task("train", shard), ignore)
+
+    return write
+
+
+def ignore(progress: Progress) -> None:
+    return None
+
+
+def webdataset_writer(plan: Plan, source: Originals) -> Writer:
+    import webdataset
+
+    def write(out: Path) -> None:
+        with webdataset.ShardWriter(str(out / "%05d.tar"), maxsize=SHARD_BYTES, verbose=0) as writer:
+            for entry in entries(plan):
+                writer.write({"__key__": f"{entry.key:08d}", "jpg": source.read(entry.item), "cls": entry.label})
+
+    return write
+
+
+def mds_writer(plan: Plan, source: Originals, hashes: list[str]) -> Writer:
+    from streaming import MDSWriter
+
+    columns = {"image": "bytes", "label": "int"}
+
+    def write(out: Path) -> None:
+        with MDSWriter(out=str(out), columns=columns, size_limit=SHARD_BYTES, hashes=hashes) as writer:
+            for entry in entries(plan):
+                writer.write({"image": source.read(entry.item), "label": entry.label})
+
+    return write
+
+
+def entries(plan: Plan) -> Iterator[Any]:
+    for shard in range(plan.shards("train")):
+        yield from plan.entries("train", shard)
+
+
+@dataclass
+class Figure:
+    name: str
+    images: list[float]
+    megabytes: list[float]
+
+
+def measure(writers: dict[str, Writer], images: int, size: int, rounds: int, scratch: Path) -> list[Figure]:
+    figures = {name: Figure(name, [], []) for name in writers}
+    for number in range(rounds + 1):
+        for name, write in writers.items():
+            out = scratch / "out"
+            out.mkdir()
+            before = cpu_seconds()
+            write(out)
+            seconds = cpu_seconds() - before
+            shutil.rmtree(out)
+            if number:  # the first round warms caches and imports
+                figures[name].images.append(images / seconds)
+                figures[name].megabytes.append(size / 1e6 / seconds)
+                print(f"{name:<60} {images / seconds:>9,.0f} images/CPU-s", file=sys.stderr)
+    return list(figures.values())
+
+
+def write_speed(archive: Path, repeat: int, rounds: int, scratch: Path) -> tuple[list[str], str]:
+    data = DataSection(source=str(archive), shard_bytes=SHARD_BYTES)
+    source = Originals(archive, repeat + 1)
+    plan = make_plan(source, data)
+    chosen = list(entries(plan))
+    size = sum(entry.item.size for entry in chosen)
+    writers = {}
+    for decode, sha256 in ((False, False), (False, True), (True, False), (True, True)):
+        name = f"podscale: {'strict validation' if decode else 'copy'}{', sha256 of shards' if sha256 else ''}"
+        writers[name] = podscale_writer(plan, source, data, decode=decode, sha256=sha256)
+    for name, make in (
+        ("webdataset: ShardWriter", lambda: webdataset_writer(plan, source)),
+        ("mosaicml-streaming: MDSWriter", lambda: mds_writer(plan, source, [])),
+        ("mosaicml-streaming: MDSWriter, sha256 of shards", lambda: mds_writer(plan, source, ["sha256"])),
+    ):
+        try:
+            writers[name] = make()
+        except ImportError as error:
+            print(f"{name}: not measured ({error})", file=sys.stderr)
+    figures = measure(writers, len(chosen), size, rounds, scratch)
+    other = next((f for f in figures if f.name.startswith("webdataset")), None)
+    base = statistics.median(other.images) if other else None
+    lines = ["| writer | images per CPU-s (median) | lowest .. highest | MB per CPU-s | x webdataset |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for figure in figures:
+        median = statistics.median(figure.images)
+        ratio = f"{median / base:.1f}" if base else "-"
+        spread = f"{min(figure.images):,.0f} .. {max(figure.images):,.0f}"
+        megabytes = statistics.median(figure.megabytes)
+        lines.append(f"| {figure.name} | {median:,.0f} | {spread} | {megabytes:,.0f} | {ratio} |")
+    return lines, f"{len(chosen):,} images, {size / 1e6:,.0f} MB, {rounds} rounds after one to warm up"
+
+
+def plan_cost(count: int, scratch: Path) -> list[str]:
+    """Wall seconds, peak memory and file size of a plan, each in a fresh process."""
+    script = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
+        "from podscale.config.model import DataSection\n"
+        "from podscale.shards.plan import make_plan\n"
+        "base = shards.peak_kilobytes()\n"
+        "plan = make_plan(shards.Synthetic(int(sys.argv[2])), DataSection(source='synthetic'))\n"
+        "plan.write(pathlib.Path(sys.argv[3]))\n"
+        "print(base, shards.peak_kilobytes(), plan.shards('train'))\n"
+    )
+    lines = ["| images | wall s | CPU s | peak memory MB (of it imports) | plan file MB |", "|---:|---:|---:|---:|---:|"]
+    for images in (count // 10, count):
+        path = scratch / "plan"
+        wall, cpu = time.monotonic(), cpu_seconds()
+        command = [sys.executable, "-c", script, str(Path(__file__).parent), str(images), str(path)]
+        base, peak, _ = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        wall, cpu = time.monotonic() - wall, cpu_seconds() - cpu
+        size = path.stat().st_size / 1e6
+        memory = f"{int(peak) / 1e3:.0f} ({int(base) / 1e3:.0f})"
+        lines.append(f"| {images:,} | {wall:.1f} | {cpu:.1f} | {memory} | {size:.0f} |")
+    return lines
+
+
+def pack_memory(archive: Path, scratch: Path) -> list[str]:
+    """Peak memory of planning and packing more and more images, each in a fresh process."""
+    script = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
+        "from podscale.config.model import DataSection\n"
+        "from podscale.shards.plan import make_plan\n"
+        "repeat, out = int(sys.argv[3]), pathlib.Path(sys.argv[4])\n"
+        "source = shards.Originals(sys.argv[2], repeat + 1)\n"
+        "data = DataSection(source='x', shard_bytes=64 * 2**20)\n"
+        "plan = make_plan(source, data)\n"
+        "out.mkdir(); shards.podscale_writer(plan, source, data, decode=True, sha256=True)(out)\n"
+        "print(shards.peak_kilobytes(), plan.shards('train'))\n"
+    )
+    lines = ["| images packed | shards | peak memory MB |", "|---:|---:|---:|"]
+    for repeat in (1, 4, 16):
+        command = [sys.executable, "-c", script, str(Path(__file__).parent), str(archive), str(repeat), str(scratch / "m")]
+        peak, shards = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        shutil.rmtree(scratch / "m")
+        lines.append(f"| {500 * repeat:,} | {shards} | {int(peak) / 1e3:.0f} |")
+    return lines
+
+
+def versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for name in ("numpy", "simplejpeg", "xxhash", "webdataset", "mosaicml-streaming"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+def machine() -> str:
+    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{os.cpu_count()} cores of {cpu}, {memory:.0f} GiB, Linux {platform.release()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True, help="archive of original ImageNet JPEGs")
+    parser.add_argument("--repeat", type=int, default=4, help="how often each image is written")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--entries", type=int, default=1_000_000, help="images of the synthetic plan")
+    parser.add_argument("--scratch", type=Path, help="directory to write to (default: a temporary one)")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.scratch) as directory:
+        scratch = Path(directory)
+        speed, conditions = write_speed(options.images, options.repeat, options.rounds, scratch)
+        plan = plan_cost(options.entries, scratch)
+        memory = pack_memory(options.images, scratch)
+    command = "python benchmarks/shards.py --images " + options.images.name
+    text = [
+        "# Sharding",
+        "",
+        f"Command: `{command} --repeat {options.repeat} --rounds {options.rounds}`  ",
+        f"Machine: {machine()}; other load was running  ",
+        f"Versions: {versions()}  ",
+        f"Date: {time.strftime('%Y-%m-%d')}",
+        "",
+        "## Writing shards",
+        "",
+        f"Original ImageNet JPEGs: {conditions}. CPU time is user + system, one process, page-cache hot, all writers in "
+        "turn. Every podscale row includes the header scan, the xxh3-128 of each image and fsync; strict validation "
+        "decodes all entropy data.",
+        "",
+        *speed,
+        "",
+        "## Planning",
+        "",
+        "A synthetic listing (names like ImageNet's), from listing to the file on disk, a fresh process each.",
+        "",
+        *plan,
+        "",
+        "## Memory of packing",
+        "",
+        "Planning and packing with validation and hashes in one fresh process each; 64 MiB shards.",
+        "",
+        *memory,
+        "",
+    ]
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.write_text("\n".join(text))
+    print("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What is in a shard set, for people: counts, classes, sizes, rejects, and pictures to look at."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podscale.shards.contact import contact_sheet
+from podscale.shards.index import JPEG, Flag
+from podscale.shards.merge import DUPLICATES, REJECTS
+from podscale.shards.progress import Report, silent
+from podscale.shards.shardset import ShardSet, Split
+from podscale.shards.verify import verify as verify_files
+
+__all__ = ["SplitView", "Summary", "contact_sheet", "inspect"]
+
+EXAMPLES = 20
+"""Rejects and duplicates shown; the files hold all of them."""
+BAR = 30
+
+
+@dataclass(frozen=True)
+class SplitView:
+    """One split in figures; quantiles are over the images in use."""
+
+    images: int
+    bytes: int
+    shards: int
+    classes: dict[str, int]
+    formats: dict[str, int]
+    flags: dict[str, int]
+    image_bytes: dict[str, int]
+    width: dict[str, int]
+    height: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A shard set in figures; `damage` is None where nothing was verified."""
+
+    directory: str
+    source: str
+    fingerprint: str
+    splits: dict[str, SplitView]
+    rejects: dict[str, int]
+    reject_examples: list[dict[str, Any]]
+    duplicates: dict[str, int]
+    duplicate_examples: list[dict[str, Any]]
+    damage: list[str] | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=True)
+
+    def to_text(self) -> str:
+        return "\n".join(_text(self)) + "\n"
+
+    __str__ = to_text
+
+
+def inspect(directory: Path, *, verify: bool = False, progress: Report = silent) -> Summary:
+    """Summarises a complete local shard set, and reads all of it where `verify` asks for that."""
+    shard_set = ShardSet.open(directory)
+    manifest = shard_set.manifest
+    damage = [str(entry) for entry in verify_files(directory, manifest, progress)] if verify else None
+    return Summary(
+        directory=str(directory),
+        source=str(manifest.options["source"]),
+        fingerprint=manifest.data_fingerprint,
+        splits={name: _view(shard_set, name) for name in manifest.splits},
+        rejects=manifest.rejects,
+        reject_examples=_head(directory / REJECTS),
+        duplicates=manifest.duplicates,
+        duplicate_examples=_head(directory / DUPLICATES),
+        damage=damage,
+    )
+
+
+def _view(shard_set: ShardSet, name: str) -> SplitView:
+    split, summary = shard_set.split(name), shard_set.manifest.splits[name]
+    formats, flags = split.column("format"), split.column("flags")
+    jpeg = int((formats == JPEG).sum())
+    counted = {str(flag.name).lower(): int(((flags & flag) != 0).sum()) for flag in Flag}
+    return SplitView(
+        images=summary.count,
+        bytes=summary.bytes,
+        shards=len(summary.shards),
+        classes=dict(zip(shard_set.classes, summary.class_counts, strict=True)),
+        formats={"jpeg": jpeg, "png": len(formats) - jpeg},
+        flags={flag: count for flag, count in counted.items() if count},
+        image_bytes=_quantiles(split, "size"),
+        width=_quantiles(split, "width"),
+        height=_quantiles(split, "height"),
+    )
+
+
+def _quantiles(split: Split, column: str) -> dict[str, int]:
+    values = np.quantile(split.column(column), [0, 0.5, 1], method="nearest") if len(split) else [0, 0, 0]
+    return dict(zip(("smallest", "median", "largest"), map(int, values), strict=True))
+
+
+def _head(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(EXAMPLES), strict=False)]
+
+
+def _text(summary: Summary) -> Iterator[str]:
+    yield f"{summary.directory}  (source {summary.source}, fingerprint {summary.fingerprint})"
+    for name, split in summary.splits.items():
+        yield ""
+        shards = f"{split.shards} shard{'s' if split.shards > 1 else ''}"
+        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {_mib(split.bytes)}"
+        for what in ("image_bytes", "width", "height"):
+            spread = getattr(split, what)
+            label = what.replace("_", " ")
+            yield f"  {label:<12} {spread['smallest']:,} .. {spread['median']:,} (median) .. {spread['largest']:,}"
+        kinds = {**{kind: n for kind, n in split.formats.items() if n}, **split.flags}
+        yield "  of them      " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        yield from _histogram(split.classes)
+    yield ""
+    yield f"rejects: {_listed(summary.rejects)}"
+    for entry in summary.reject_examples:
+        yield f"  {entry['source']}: {entry['reason']}: {entry['detail']}"
+    yield f"duplicates: {_listed(summary.duplicates)}"
+    for entry in summary.duplicate_examples:
+        images = ", ".join(f"{image['split']} {image['class']} {image['source']}" for image in entry["images"])
+        yield f"  {'CONFLICTING LABELS: ' if entry['conflicting'] else ''}{images}"
+    if summary.damage is not None:
+        yield f"verified: {'everything is as the manifest says' if not summary.damage else 'DAMAGED'}"
+        yield from (f"  {entry}" for entry in summary.damage)
+
+
+def _histogram(classes: dict[str, int]) -> Iterator[str]:
+    """A bar a class; of many classes the ten largest and ten smallest."""
+    ordered = sorted(classes.items(), key=lambda pair: -pair[1])
+    largest = max(1, ordered[0][1])
+    shown = list(classes.items()) if len(classes) <= EXAMPLES else [*ordered[:10], ("...", 0), *ordered[-10:]]
+    for name, count in shown:
+        yield (
+            f"  {name[:24]:<24} {count:>8,} {'#' * round(BAR * count / largest)}".rstrip() if name != "..." else "  ..."
+        )
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

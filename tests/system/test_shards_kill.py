@@ -1,0 +1,100 @@
+"""Kill -9 of the packer at random moments: nothing half is visible, nothing lives on, and the end is the same bytes."""
+
+import hashlib
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+COMMAND = """
+import sys
+from pathlib import Path
+from podscale.config.model import DataSection
+from podscale.shards.build import build_shard_set
+
+if __name__ == "__main__":
+    data = DataSection(source=sys.argv[1], shard_bytes=400_000, max_reject_rate=0.1)
+    build_shard_set(data, Path(sys.argv[2]), workers=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """160 images of 130 KB, so that two processes pack them (small sets are packed without), two of them broken."""
+    root = tmp_path_factory.mktemp("kill") / "images"
+    noise = np.random.default_rng(0).integers(0, 256, (300, 320, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).save(out, "JPEG", quality=93)
+    for number in range(160):
+        path = root / "ab"[number % 2] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(out.getvalue() + b"%d" % number if number % 80 else b"broken")
+    return root
+
+
+def start(script: Path, folder: Path, out: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, str(script), str(folder), str(out)])
+
+
+def tree(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def packed(out: Path) -> int:
+    return len(list(out.glob("*/shard-*.tar")))
+
+
+def wait_until(condition: "object", seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_killed_packers_leave_whole_shards_and_the_next_run_finishes(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "build.py"
+    script.write_text(COMMAND)
+    assert start(script, folder, tmp_path / "calm").wait(120) == 0
+    expected = tree(tmp_path / "calm")
+    out = tmp_path / "killed"
+    rng = random.Random(5)
+    before = 0
+    for _ in range(3):
+        process = start(script, folder, out)
+        target = before + rng.randrange(1, 6)
+        wait_until(lambda process=process, target=target: packed(out) >= target or process.poll() is not None)
+        time.sleep(rng.random() * 0.03)
+        workers = children(process.pid) if process.poll() is None else []
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_until(lambda workers=workers: not any(map(alive, workers)), 20)
+        found = {name: digest for name, digest in tree(out).items() if not name.rpartition("/")[2].startswith(".")}
+        assert found.items() <= expected.items(), "a file under its final name differs from an undisturbed run's"
+        assert "manifest.json" not in found, "killed too late to say anything: make the set larger"
+        before = packed(out)
+        assert before >= 1
+    assert start(script, folder, out).wait(120) == 0
+    assert tree(out) == expected

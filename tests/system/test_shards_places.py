@@ -1,0 +1,108 @@
+"""Places that cannot be written to: a full disk and a read-only target, on real mounts (these need root)."""
+
+import ctypes
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from podscale.config.model import DataSection
+from podscale.errors import InputError
+from podscale.shards.build import build_shard_set
+from podscale.shards.convert import Rules
+from podscale.shards.manifest import NAME
+from podscale.shards.pack import Packer, Task
+from podscale.shards.plan import make_plan
+from podscale.shards.sources import open_source
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+READ_ONLY, REMOUNT = 1, 32
+Mount = Callable[[Path, str], None]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mounts a tmpfs with the given options; skips where this process may not mount."""
+    mounted: list[Path] = []
+
+    def tmpfs(path: Path, options: str) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if LIBC.mount(b"tmpfs", bytes(path), b"tmpfs", 0, options.encode()) != 0:
+            pytest.skip(f"cannot mount a tmpfs here: {os.strerror(ctypes.get_errno())}")
+        mounted.append(path)
+
+    yield tmpfs
+    for path in mounted:
+        LIBC.umount2(bytes(path), 2)  # MNT_DETACH
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 320, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).save(out, "JPEG", quality=93)
+    for number in range(40):
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(out.getvalue() + b"%d" % number)
+    return tmp_path / "images"
+
+
+def files(directory: Path) -> list[str]:
+    return [path.name for path in directory.rglob("*") if path.is_file()]
+
+
+def test_too_little_room_is_said_before_packing(folder: Path, tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "small", "size=2m")
+    out = tmp_path / "small" / "set"
+    with pytest.raises(InputError, match=r"needs 4 MiB for \d+ shards, only 2 MiB are free"):
+        build_shard_set(DataSection(source=str(folder)), out, workers=1)
+    assert files(out) == ["plan"]
+
+
+def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "small", "size=3m")
+    out = tmp_path / "small" / "set"
+    data = DataSection(source=str(folder), shard_bytes=2**20)
+    source = open_source(data)
+    plan = make_plan(source, data)
+    for name in ("train", "records/train"):
+        (out / name).mkdir(parents=True)
+    packer = Packer(out, data, Rules.of(data))
+    with pytest.raises(InputError, match=r"No space left on device.*finished shards are kept"):
+        for shard in range(plan.shards("train")):
+            packer.pack(plan, source, Task("train", shard), lambda progress: None)
+    kept = [name for name in files(out) if name.endswith(".tar")]
+    assert kept
+    assert all(name.endswith((".tar", ".record")) for name in files(out)), "a temporary file is left"
+    assert LIBC.mount(b"tmpfs", bytes(tmp_path / "small"), b"tmpfs", REMOUNT, b"size=20m") == 0
+    result = build_shard_set(data, out, workers=1)  # with room, the same set continues
+    assert result.kept >= len(kept)
+    assert result.manifest.count == 40
+
+
+def test_a_read_only_target(folder: Path, tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "fixed", "ro")
+    with pytest.raises(InputError, match=r"cannot write the shard set: Read-only file system"):
+        build_shard_set(DataSection(source=str(folder)), tmp_path / "fixed" / "set", workers=1)
+
+
+def test_a_complete_set_on_a_read_only_mount_is_used(folder: Path, tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "disk", "size=20m")
+    data = DataSection(source=str(folder))
+    first = build_shard_set(data, tmp_path / "disk" / "set", workers=1)
+    assert LIBC.mount(b"tmpfs", bytes(tmp_path / "disk"), b"tmpfs", REMOUNT | READ_ONLY, b"") == 0
+    again = build_shard_set(data, tmp_path / "disk" / "set", workers=1)
+    assert again.reused
+    assert again.manifest == first.manifest
+
+
+def test_a_file_in_the_way(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "set").write_text("not a directory")
+    with pytest.raises(InputError, match="cannot write the shard set"):
+        build_shard_set(DataSection(source=str(folder)), tmp_path / "set", workers=1)
+    assert not (tmp_path / "set" / NAME).exists()
