@@ -46,7 +46,9 @@ class Monitor:
             self.busy = time.perf_counter() - self._step_started
         return self._metrics.phase(name)
 
-    def started(self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any) -> None:
+    def started(
+        self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
+    ) -> None:
         """The training begins after `step` updates."""
         self._lap_step, self._last_step = step, total_steps
         self._metrics.world(ranks, global_batch)

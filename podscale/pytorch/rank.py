@@ -4,7 +4,6 @@ Reads the run document and its place from the environment (see `Place`), carries
 in outcome-<rank>.json, because torchrun tells its own caller only that some process failed.
 """
 
-import json
 import logging
 import os
 import sys

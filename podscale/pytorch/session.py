@@ -54,6 +54,8 @@ class Session:
     stop: StopRequest
     steps: int
     steps_per_epoch: float
+    stopping: bool = False
+    """All ranks have agreed to stop."""
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of the update after `step` updates."""
@@ -94,7 +96,8 @@ class Session:
                     f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
                     "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
                 )
-        return any(word.stop for word in words)
+            self.stopping = self.stopping or word.stop
+        return self.stopping
 
     def evaluation_due(self) -> bool:
         step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
