@@ -20,7 +20,7 @@ from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
-from podscale.telemetry.metrics import TrainMetrics
+from podscale.telemetry.metrics import Lap, TrainMetrics
 
 
 class Monitor:
@@ -33,7 +33,8 @@ class Monitor:
     def __init__(self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int) -> None:
         self._metrics, self._log, self._log_every = metrics, log, log_every
         self._step_started = time.perf_counter()
-        self._lap_step = self._last_step = 0
+        self._last_step, self._ranks = 0, 1
+        self._laps: dict[int, Lap] = {}
         self._bad_records = 0
         self.busy = 0.0
         """Seconds of the current step before this rank began to wait for others: what finds a slow one."""
@@ -50,7 +51,7 @@ class Monitor:
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
         """The training begins after `step` updates."""
-        self._lap_step, self._last_step = step, total_steps
+        self._last_step, self._ranks = total_steps, ranks
         self._metrics.world(ranks, global_batch)
         self._metrics.lap()
         self.event(
@@ -62,32 +63,33 @@ class Monitor:
             **more,
         )
 
-    def updated(self, images: int, bad_records: int) -> None:
-        """Ends a step in which this rank processed `images`; `bad_records` of its records were substituted so far."""
+    def updated(self, step: int, images: int, bad_records: int) -> None:
+        """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
         self._metrics.step(images, time.perf_counter() - self._step_started)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
             self._metrics.bad_samples(bad_records)
             self.event("bad_record", substituted=bad_records)
+        if step % self._log_every == 0 or step == self._last_step:
+            self._laps[step] = self._metrics.lap()
 
-    def word(self, word: Word, *, epoch: float, learning_rate: float, global_batch: int) -> None:
+    def word(self, word: Word, *, epoch: float, learning_rate: float) -> None:
         """Counts an update once it is known how it went; logs every `log_every`-th and the last."""
         if not word.finite:
             self._metrics.skipped()
             self._metrics.nonfinite("grad" if math.isfinite(word.loss) else "loss")
             self.event("skipped_update", step=word.step)
-        if self._log is None or (word.step % self._log_every and word.step != self._last_step):
+        lap = self._laps.pop(word.step, None)
+        if lap is None or self._log is None:
             return
-        lap = self._metrics.lap()
-        images = (word.step - self._lap_step) * global_batch
-        self._lap_step = word.step
+        training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
         self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate)
         self._log.step(
             word.step,
             epoch=epoch,
             loss=word.loss,
             learning_rate=learning_rate,
-            images_per_second=images / max(lap.seconds, 1e-9),
+            images_per_second=lap.images * self._ranks / max(training, 1e-9),
             phases=lap.phases,
             slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
         )

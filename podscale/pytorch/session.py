@@ -88,7 +88,6 @@ class Session:
                 word,
                 epoch=word.step / self.steps_per_epoch,
                 learning_rate=self.learning_rate(word.step - 1),
-                global_batch=self.config.train.global_batch,
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
@@ -106,6 +105,7 @@ class Session:
     def evaluate(self) -> None:
         """Measures accuracy over the validation split and keeps it in the progress."""
         progress = self.state.progress
+        self.heed(self.control.drain())
         with self.monitor.phase("evaluation"):
             found = self.evaluator.measure(self.state.model, untimed)
         progress.evaluated = progress.step

@@ -31,7 +31,7 @@ def train(session: Session) -> TrainResult:
         result = session.step(batch, session.learning_rate(progress.step), monitor.phase)
         progress.step += 1
         control.send(progress.step, result, busy=monitor.busy, stop=session.stop.requested)
-        monitor.updated(len(batch.labels), session.loader.bad_records)
+        monitor.updated(progress.step, len(batch.labels), session.loader.bad_records)
 
         if session.heed(control.due()):
             session.save(wait=True)

@@ -245,8 +245,8 @@ def test_too_many_masked_updates_end_the_run(run_world: Any, make_shard_set: Any
 
 def test_a_checkpoint_of_another_run_is_refused_by_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
-    run_world(1, lambda world: run_training(document(tmp_path, train__epochs=1), shards, world))
-    other = document(tmp_path, train__epochs=1, train__label_smoothing=0.0)
+    run_world(1, lambda world: run_training(document(tmp_path, train__epochs=2), shards, world))
+    other = document(tmp_path, train__epochs=2, train__label_smoothing=0.0)
 
     def body(world: World) -> str:
         with pytest.raises(InputError) as caught:
