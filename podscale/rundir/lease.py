@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,6 +79,9 @@ class Lease:
     def release(self) -> None:
         """Lets others in; the number stays, so that the next is higher. Safe to call twice."""
         if self._descriptor >= 0:
+            # A child between fork and exec still shares the open file: unlock, do not only close.
+            with suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -5,7 +5,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -99,14 +98,6 @@ def test_without_locks_a_living_holder_is_seen_and_a_dead_one_replaced(
     finally:
         end(process)
     assert Lease.acquire(path).number == 2
-
-
-def test_the_check_is_cheap_enough_for_every_line(tmp_path: Path) -> None:
-    with Lease.acquire(tmp_path / ".lease") as lease:
-        started = time.process_time()
-        for _ in range(1000):
-            lease.check()
-        assert time.process_time() - started < 1.0  # 1 ms each: 20 times what it takes, so no flaky timing
 
 
 def test_an_unwritable_place_is_an_input_error(tmp_path: Path) -> None:
