@@ -1,6 +1,5 @@
 """Worlds of real processes for the tests of the engine."""
 
-import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -8,7 +7,6 @@ import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,22 +14,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 RunWorld = Callable[..., list[Any]]
-
-
-def _shard_fixtures() -> Any:
-    """The fixtures that write small shard sets, which live beside the unit tests."""
-    path = Path(__file__).parent.parent / "unit" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("podscale_shard_fixtures", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_shards = _shard_fixtures()
-make_shard_set = _shards.make_shard_set
-shard_tools = _shards.shard_tools
 
 
 @pytest.fixture(scope="session")
