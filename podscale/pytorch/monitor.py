@@ -1,139 +1,144 @@
-"""What a training tells the outside: phases, metrics and lines of metrics.jsonl. It never waits for the device."""
+"""What a training tells the outside: the metrics of its rank and, on rank 0, lines of metrics.jsonl.
 
-import threading
+It never waits for the device: losses come with the control words, after the fact.
+"""
+
+import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from podscale.checkpoint import Passed, Saved
+from podscale.config import RunConfig
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
-
-BUSY = ("data_wait", "h2d", "forward_backward")
-"""Phases before a rank begins to wait for others: what finds a slow one."""
-
-BETWEEN = ("checkpoint", "evaluation")
-"""Phases between updates, which are no part of a step's duration."""
-
-
-class Observer(Protocol):
-    """One place that is told what happens: the metrics of a rank, the log of rank 0."""
-
-    def phase(self, name: str, seconds: float) -> None: ...
-    def updated(self, images: int, seconds: float, bad_records: int) -> None: ...
-    def line(self, kind: str, values: dict[str, Any]) -> None:
-        """kind is `step`, `evaluation` or `event`; the values are JSON, as design.md names them."""
-        ...
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.telemetry.events import EventLog
+from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
+from podscale.telemetry.metrics import Lap, TrainMetrics
 
 
 class Monitor:
-    """Times the phases of every step and passes on what is worth a line; the rest is summed up until the next line.
+    """Passes on what happens; between two lines of the log it only counts.
 
-    Phases are host times: on a GPU, work that was only queued shows where the host first waits for it.
+    A step begins when its data is asked for; the rank is busy until it begins to wait for others. On a GPU phases are
+    the host's times: queued work shows where the host first waits for it.
     """
 
-    def __init__(
-        self,
-        observers: list[Observer],
-        *,
-        log_every: int,
-        steps: int,
-        global_batch: int,
-        steps_per_epoch: float,
-        learning_rate: Callable[[int], float],
-    ) -> None:
-        self._observers = observers
-        self._log_every, self._steps, self._global_batch = log_every, steps, global_batch
-        self._steps_per_epoch, self._learning_rate = steps_per_epoch, learning_rate
-        self._step: dict[str, float] = defaultdict(float)
-        self._since_line: dict[str, float] = defaultdict(float)
-        self._step_started = self._line_time = time.perf_counter()
-        self._line_step = 0
+    def __init__(self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int) -> None:
+        self._metrics, self._log, self._log_every = metrics, log, log_every
+        self._step_started = time.perf_counter()
+        self._last_step, self._ranks = 0, 1
+        self._laps: dict[int, Lap] = {}
         self._bad_records = 0
-        self._lock = threading.Lock()  # the writer of checkpoints reports from its own thread
+        self.busy = 0.0
+        """Seconds of the current step before this rank began to wait for others: what finds a slow one."""
 
-    def start(self, step: int) -> None:
-        """The clock of the first step starts now; `step` updates were done before."""
-        self._step_started = self._line_time = time.perf_counter()
-        self._line_step = step
-        self._step.clear()
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Books the time inside on a phase (names in telemetry.phases)."""
+        if name == "data_wait":
+            self._step_started = time.perf_counter()
+        elif name == "allreduce_wait":
+            self.busy = time.perf_counter() - self._step_started
+        return self._metrics.phase(name)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Counts the seconds inside towards the phase `name` of the current step."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._step[name] += time.perf_counter() - started
-
-    def busy(self) -> float:
-        """Seconds of the current step that this rank did not wait for others."""
-        return sum(self._step[name] for name in BUSY)
-
-    def updated(self, images: int, bad_records: int) -> None:
-        """Ends a step in which this rank processed `images`; `bad_records` were substituted so far."""
-        now = time.perf_counter()
-        seconds, self._step_started = now - self._step_started, now
-        self._step["other"] += max(0.0, seconds - sum(self._step.values()))
-        if bad_records > self._bad_records:
-            self.event("bad_record", substituted=bad_records)
-        seconds -= sum(self._step[name] for name in BETWEEN)
-        for observer in self._observers:
-            observer.updated(images, seconds, bad_records - self._bad_records)
-            for name, spent in self._step.items():
-                observer.phase(name, spent)
-        for name, spent in self._step.items():
-            self._since_line[name] += spent
-        self._bad_records = bad_records
-        self._step.clear()
-
-    def word(self, word: Word) -> None:
-        """Logs an update once its loss is known, every `log_every` updates and at the end."""
-        if not word.finite:
-            self.event("skipped_update", step=word.step, loss=str(word.loss))
-        if word.step % self._log_every and word.step != self._steps:
-            return
-        now = time.perf_counter()
-        images = (word.step - self._line_step) * self._global_batch
-        self._line(
-            "step",
-            step=word.step,
-            epoch=word.step / self._steps_per_epoch,
-            loss=word.loss if word.finite else None,
-            learning_rate=self._learning_rate(word.step - 1),
-            images_per_second=images / max(now - self._line_time, 1e-9),
-            slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
-            phases=dict(self._since_line),
-        )
-        self._line_time, self._line_step = now, word.step
-        self._since_line.clear()
-
-    def evaluated(self, step: int, found: Evaluation) -> None:
-        self._line(
-            "evaluation",
+    def started(
+        self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
+    ) -> None:
+        """The training begins after `step` updates."""
+        self._last_step, self._ranks = total_steps, ranks
+        self._metrics.world(ranks, global_batch)
+        self._metrics.lap()
+        self.event(
+            "resumed" if resumed else "start",
             step=step,
-            epoch=step / self._steps_per_epoch,
+            total_steps=total_steps,
+            ranks=ranks,
+            global_batch=global_batch,
+            **more,
+        )
+
+    def updated(self, step: int, images: int, bad_records: int) -> None:
+        """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
+        self._metrics.step(images, time.perf_counter() - self._step_started)
+        if bad_records > self._bad_records:
+            self._bad_records = bad_records
+            self._metrics.bad_samples(bad_records)
+            self.event("bad_record", substituted=bad_records)
+        if step % self._log_every == 0 or step == self._last_step:
+            self._laps[step] = self._metrics.lap()
+
+    def word(self, word: Word, *, epoch: float, learning_rate: float) -> None:
+        """Counts an update once it is known how it went; logs every `log_every`-th and the last."""
+        if not word.finite:
+            self._metrics.skipped()
+            self._metrics.nonfinite("grad" if math.isfinite(word.loss) else "loss")
+            self.event("skipped_update", step=word.step)
+        lap = self._laps.pop(word.step, None)
+        if lap is None or self._log is None:
+            return
+        training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
+        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate)
+        self._log.step(
+            word.step,
+            epoch=epoch,
+            loss=word.loss,
+            learning_rate=learning_rate,
+            images_per_second=lap.images * self._ranks / max(training, 1e-9),
+            phases=lap.phases,
+            slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
+        )
+
+    def evaluated(self, step: int, found: Evaluation, *, epoch: float) -> None:
+        """Reports an evaluation."""
+        if self._log is None:
+            return
+        self._metrics.evaluated(found.top1, found.top5)
+        self._log.evaluation(
+            step,
+            epoch=epoch,
             top1=found.top1,
             top5=found.top5,
             loss=found.loss,
-            images_per_second=found.images / max(found.seconds, 1e-9),
+            images_per_second=round(found.images / max(found.seconds, 1e-9), 2),
         )
 
     def saved(self, report: Saved | Passed) -> None:
-        """Reports a checkpoint that is complete on disk, or one that could not be used."""
+        """Reports a checkpoint that is whole on disk, or one that could not be used; from the writer's thread."""
         if isinstance(report, Saved):
-            self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=report.seconds, top1=report.top1)
+            self._metrics.checkpoint_saved(report.seconds, report.bytes)
+            self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
         else:
             self.event("checkpoint_passed", step=report.step, reason=report.reason)
 
     def event(self, event: str, **values: Any) -> None:
-        """Something that happens rarely: start, resumed, checkpoint, skipped_update, bad_record, done."""
-        self._line("event", event=event, **values)
+        """Something that happens rarely: preempted, done and the like."""
+        if self._log is not None:
+            self._log.event(event, **values)
 
-    def _line(self, kind: str, **values: Any) -> None:
-        with self._lock:
-            for observer in self._observers:
-                observer.line(kind, values)
+
+@contextmanager
+def monitoring(
+    config: RunConfig, world: World, run: RunDirectory, rank_directory: Path, fence: Callable[[], None] | None
+) -> Iterator[Monitor]:
+    """The monitor of one rank; its metrics are written beside training until the end of the block."""
+    registry = CollectorRegistry()
+    info = {
+        "model": config.model.name,
+        "precision": config.train.precision,
+        "optimizer": config.train.optimizer.name,
+        "engine": config.train.engine,
+    }
+    metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
+    log = EventLog(run.metrics, fence) if world.first else None
+    try:
+        with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
+            yield Monitor(metrics, log, log_every=config.telemetry.log_every)
+    finally:
+        if log is not None:
+            log.close()

@@ -3,6 +3,7 @@
 Weights, gradients, momentum and batch-norm statistics are fp32 always.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -66,4 +67,7 @@ def set_numerics(train: TrainSection) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = not train.deterministic
-    torch.use_deterministic_algorithms(train.deterministic)
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    # Not use_deterministic_algorithms: it does the same and imports the compiler first, which takes 20 s.
+    torch.set_deterministic_debug_mode("error" if train.deterministic else "default")

@@ -1,6 +1,5 @@
 """What one rank of a training is made of, and what it does between updates."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ import torch
 from pydantic_core import PydanticCustomError
 
 from podscale import models, schedules
-from podscale.checkpoint import Checkpoints, Passed, Saved
+from podscale.checkpoint import Checkpoints
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
 from podscale.errors import InputError, PodscaleError
@@ -22,7 +21,7 @@ from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.models import build_model
-from podscale.pytorch.monitor import Monitor, Observer
+from podscale.pytorch.monitor import Monitor
 from podscale.pytorch.optim import build_optimizer
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import Reducer, build_reducer
@@ -55,24 +54,26 @@ class Session:
     stop: StopRequest
     steps: int
     steps_per_epoch: float
+    stopping: bool = False
+    """All ranks have agreed to stop."""
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of the update after `step` updates."""
         return schedules.learning_rate(self.config.train, step, self.steps_per_epoch)
 
     def started(self, resumed: bool) -> None:
-        """Reports the beginning; the clock of the first update starts."""
-        self.monitor.event(
-            "resumed" if resumed else "start",
+        """Reports the beginning."""
+        self.monitor.started(
+            resumed=resumed,
             step=self.state.progress.step,
-            steps=self.steps,
-            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.steps,
             ranks=self.world.size,
+            global_batch=self.config.train.global_batch,
+            steps_per_epoch=round(self.steps_per_epoch, 3),
             device=device_name(self.world),
             parameters=self.spec.size,
             training_flops_per_image=3 * self.spec.flops(self.config.input.image_size),
         )
-        self.monitor.start(self.state.progress.step)
 
     def heed(self, words: list[Word]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
@@ -83,14 +84,19 @@ class Session:
         for word in words:
             progress.skipped += not word.finite
             progress.skipped_in_a_row = 0 if word.finite else progress.skipped_in_a_row + 1
-            self.monitor.word(word)
+            self.monitor.word(
+                word,
+                epoch=word.step / self.steps_per_epoch,
+                learning_rate=self.learning_rate(word.step - 1),
+            )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
                     f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) had a loss or gradient "
                     f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
                     "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
                 )
-        return any(word.stop for word in words)
+            self.stopping = self.stopping or word.stop
+        return self.stopping
 
     def evaluation_due(self) -> bool:
         step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
@@ -99,11 +105,12 @@ class Session:
     def evaluate(self) -> None:
         """Measures accuracy over the validation split and keeps it in the progress."""
         progress = self.state.progress
+        self.heed(self.control.drain())
         with self.monitor.phase("evaluation"):
             found = self.evaluator.measure(self.state.model, untimed)
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
-        self.monitor.evaluated(progress.step, found)
+        self.monitor.evaluated(progress.step, found, epoch=progress.step / self.steps_per_epoch)
 
     def checkpoint_due(self) -> bool:
         step, settings = self.state.progress.step, self.config.checkpoint
@@ -144,9 +151,9 @@ def build_session(
     world: World,
     shard_set: ShardSet,
     model_directory: Path,
-    build_checkpoints: Callable[[Callable[[Saved | Passed], None]], Checkpoints],
+    checkpoints: Checkpoints,
+    monitor: Monitor,
     stop: StopRequest,
-    observers: list[Observer],
 ) -> Session:
     """Builds everything that the document asks for. Every rank must call this at the same time."""
     train, training_split = config.train, shard_set.split("train")
@@ -154,15 +161,6 @@ def build_session(
     set_numerics(train)
     steps_per_epoch = schedules.steps_per_epoch(train, len(training_split))
     steps = schedules.total_steps(train, len(training_split))
-    monitor = Monitor(
-        observers,
-        log_every=config.telemetry.log_every,
-        steps=steps,
-        global_batch=train.global_batch,
-        steps_per_epoch=steps_per_epoch,
-        learning_rate=lambda step: schedules.learning_rate(train, step, steps_per_epoch),
-    )
-
     spec = models.spec(config.model, len(shard_set.classes))
     model = build_placed_model(config, world, len(shard_set.classes))
     statistics = RunningStatistics(model)
@@ -200,7 +198,7 @@ def build_session(
         evaluator=evaluator,
         control=Control(world),
         monitor=monitor,
-        checkpoints=build_checkpoints(monitor.saved),
+        checkpoints=checkpoints,
         stop=stop,
         steps=steps,
         steps_per_epoch=steps_per_epoch,

@@ -1,6 +1,5 @@
 """One update: forward, backward, average over the ranks, masked parameter update. Nothing here waits for the device."""
 
-import time
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,15 +16,13 @@ from podscale.pytorch.statistics import RunningStatistics
 
 @dataclass(frozen=True)
 class StepResult:
-    """What is known of an update, still on the device, and equal on all ranks except for `busy`.
+    """What is known of an update, still on the device and equal on all ranks.
 
     loss: mean training loss over the global batch. finite: whether the update was carried out.
-    busy: this rank's host seconds before it began to wait for others; what finds a slow rank.
     """
 
     loss: Tensor
     finite: Tensor
-    busy: float
 
 
 class Step:
@@ -47,15 +44,12 @@ class Step:
         self._label_smoothing, self._accumulation = label_smoothing, accumulation
 
     def __call__(self, batch: DeviceBatch, learning_rate: float, phase: Phase) -> StepResult:
-        started = time.perf_counter()
         with phase("forward_backward"):
             self._forward_backward(batch)
-        busy = time.perf_counter() - started
         with phase("allreduce_wait"):
             self._reducer.finish()
         with phase("optimizer"):
-            loss, finite = self._update(learning_rate)
-        return StepResult(loss, finite, busy)
+            return self._update(learning_rate)
 
     def _forward_backward(self, batch: DeviceBatch) -> None:
         reducer, parts = self._reducer, self._accumulation
@@ -74,7 +68,7 @@ class Step:
                     statistics_slot.copy_(self._statistics.flat)
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
-    def _update(self, learning_rate: float) -> tuple[Tensor, Tensor]:
+    def _update(self, learning_rate: float) -> StepResult:
         """Masks a non-finite update: a NaN of any rank is in everybody's averages, so all decide alike, unasked."""
         reducer = self._reducer
         loss = reducer.extra[0].clone()
@@ -87,4 +81,4 @@ class Step:
         self._precision.unscale(gradients)
         self._precision.update(finite)
         self._optimizer.step(gradients, learning_rate, finite)
-        return loss, finite
+        return StepResult(loss, finite)

@@ -30,8 +30,8 @@ def train(session: Session) -> TrainResult:
     for batch in session.feed(batches, monitor.phase):
         result = session.step(batch, session.learning_rate(progress.step), monitor.phase)
         progress.step += 1
-        control.send(progress.step, result, busy=monitor.busy(), stop=session.stop.requested)
-        monitor.updated(len(batch.labels), session.loader.bad_records)
+        control.send(progress.step, result, busy=monitor.busy, stop=session.stop.requested)
+        monitor.updated(progress.step, len(batch.labels), session.loader.bad_records)
 
         if session.heed(control.due()):
             session.save(wait=True)

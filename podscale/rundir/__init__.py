@@ -1,12 +1,16 @@
 """The run directory: its layout, how stages ended, and the lease that keeps it to one writer."""
 
 from podscale.rundir.layout import RunDirectory, dataset_directory, local_path
+from podscale.rundir.lease import Lease, LeaseLost, fence
 from podscale.rundir.outcome import Outcome, read_outcomes, recorded_stage, write_outcome
 
 __all__ = [
+    "Lease",
+    "LeaseLost",
     "Outcome",
     "RunDirectory",
     "dataset_directory",
+    "fence",
     "local_path",
     "read_outcomes",
     "recorded_stage",

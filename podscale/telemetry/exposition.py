@@ -7,6 +7,7 @@ supervisor merges the files when it is scraped. A slow or hostile scraper theref
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
@@ -109,4 +110,5 @@ class MergedMetrics:
     def _texts(self) -> Iterable[str]:
         yield generate_latest(self._registry).decode()
         for path in sorted(self._directory.glob("metrics-*.prom"), key=lambda p: int(p.stem.partition("-")[2])):
-            yield path.read_text(encoding="utf-8")
+            with suppress(FileNotFoundError):  # the ranks are being started again
+                yield path.read_text(encoding="utf-8")

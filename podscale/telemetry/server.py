@@ -51,10 +51,14 @@ class MetricsServer:
         self._thread.start()
         return self
 
-    def linger(self, seconds: float) -> bool:
-        """Waits for one more scrape, at most `seconds`; True where it came."""
+    def linger(self, seconds: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Waits for one more scrape, at most `seconds` and not once `interrupted`; True where it came."""
         self._server.scraped.clear()
-        return self._server.scraped.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not interrupted():
+            if self._server.scraped.wait(min(left, 0.1)):
+                return True
+        return False
 
     def close(self) -> None:
         """Stops listening; safe to call twice."""

@@ -35,6 +35,8 @@ def run_world() -> RunWorld:
         ]
         for process in processes:
             process.start()
+        for _, writer in pipes:
+            writer.close()  # so that the end of a process ends its pipe
         try:
             answers = _collect([reader for reader, _ in pipes], seconds)
         finally:
@@ -57,8 +59,16 @@ def _collect(readers: list[Connection], seconds: float) -> list[tuple[bool, Any]
             return [answers.get(n, (False, f"no answer within {seconds} s")) for n in range(len(readers))]
         for number, reader in enumerate(readers):
             if reader in ready:
-                answers[number] = pickle.loads(reader.recv_bytes())
+                answers[number] = _receive(reader)
     return [answers[n] for n in range(len(readers))]
+
+
+def _receive(reader: Connection) -> tuple[bool, Any]:
+    try:
+        answer: tuple[bool, Any] = pickle.loads(reader.recv_bytes())
+    except EOFError:
+        return False, "ended without an answer"
+    return answer
 
 
 def _rank_main(rank: int, size: int, port: int, body: Callable[[Any], Any], answer: Connection) -> None:

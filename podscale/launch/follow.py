@@ -1,0 +1,52 @@
+"""Shows a running stage: follows the files its ranks append to."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+from podscale.telemetry.events import parse_record
+from podscale.telemetry.steplog import StepLog, printable
+
+
+class Follower:
+    """Hands over the whole lines that were appended to a file since the last call; it may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+
+    def lines(self) -> list[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return whole
+
+
+class Display:
+    """The step log of a run on `out`, and what its first local rank prints on `err`."""
+
+    def __init__(self, metrics: Path | None, rank_log: Path | None, steplog: StepLog, err: TextIO) -> None:
+        self._metrics = Follower(metrics) if metrics is not None else None
+        self._rank_log = Follower(rank_log) if rank_log is not None else None
+        self._steplog = steplog
+        self._err = err
+
+    def update(self) -> None:
+        """Shows what is new; a reader that hung up (a closed pipe) costs the display, not the run."""
+        with suppress(BrokenPipeError):
+            self._update()
+
+    def _update(self) -> None:
+        for line in self._rank_log.lines() if self._rank_log is not None else ():
+            self._err.write(printable([line.decode("utf-8", "replace").rstrip("\r")]) + "\n")
+            self._err.flush()
+        for line in self._metrics.lines() if self._metrics is not None else ():
+            record = parse_record(line)
+            if record is not None:
+                self._steplog.write(record)

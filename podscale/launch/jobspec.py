@@ -1,0 +1,119 @@
+"""What is started: one job, described without saying by which launcher."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+
+Stage = Literal["train", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How the pods of a job meet. node_rank is None where only the rendezvous decides it (elastic c10d)."""
+
+    nodes: int = 1
+    node_rank: int | None = 0
+    address: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One stage of one run on `nodes` pods with `processes` ranks each; `threads` CPU threads a rank."""
+
+    run: str
+    stage: Stage
+    shard_set: str
+    document: str
+    """The resolved run document as JSON."""
+    rendezvous: Rendezvous
+    processes: int
+    threads: int
+    grace_seconds: float
+    max_restarts: int
+    rank_module: str = "podscale.pytorch.rank"
+
+    @property
+    def world_size(self) -> int:
+        return self.rendezvous.nodes * self.processes
+
+    @property
+    def alone(self) -> bool:
+        """One process on one node: nobody to meet, so no torchrun."""
+        return self.world_size == 1
+
+    @property
+    def leads(self) -> bool | None:
+        """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
+        return None if self.rendezvous.node_rank is None else self.rendezvous.node_rank == 0
+
+
+def job_spec(
+    config: RunConfig, stage: Stage, shard_set: str, environment: Mapping[str, str], *, gpus: int, cores: int
+) -> JobSpec:
+    """The job of this pod: the document, overruled by what the launcher says in the environment.
+
+    Raises InputError where a torchrun variable is no usable value or contradicts the document's node count.
+    """
+    rendezvous = read_rendezvous(environment)
+    if rendezvous is None:
+        if config.launch.nodes > 1:
+            raise InputError(
+                f"launch.nodes is {config.launch.nodes}, but nothing here says how the nodes meet: PET_NNODES, "
+                "PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are not set. A launcher sets them in each pod; "
+                "on one machine use launch.nodes=1"
+            )
+        rendezvous = Rendezvous()
+    processes = _processes(config, environment, gpus)
+    return JobSpec(
+        run=config.run.id,
+        stage=stage,
+        shard_set=shard_set,
+        document=config.model_dump_json(),
+        rendezvous=rendezvous,
+        processes=processes,
+        threads=config.launch.threads or max(1, cores // processes),
+        grace_seconds=config.launch.grace_seconds,
+        max_restarts=config.launch.max_restarts,
+    )
+
+
+def read_rendezvous(environment: Mapping[str, str]) -> Rendezvous | None:
+    """The meeting place from torchrun's PET_* variables, else from WORLD_SIZE and RANK counted in pods; None if alone.
+
+    The training operator sets the former, older launchers the latter.
+    """
+    if "PET_NNODES" in environment:
+        nodes = _number("PET_NNODES", environment["PET_NNODES"].rpartition(":")[2])
+        rank = environment.get("PET_NODE_RANK")
+        elastic = "PET_RDZV_ENDPOINT" in environment
+        node_rank = _number("PET_NODE_RANK", rank) if rank is not None and not elastic else None
+        address, port = environment.get("PET_MASTER_ADDR", ""), environment.get("PET_MASTER_PORT", "0")
+        node_rank = 0 if nodes == 1 else node_rank
+    elif "WORLD_SIZE" in environment and "RANK" in environment and "LOCAL_RANK" not in environment:
+        nodes = _number("WORLD_SIZE", environment["WORLD_SIZE"])
+        node_rank = _number("RANK", environment["RANK"])
+        address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "0")
+    else:
+        return None
+    if nodes < 1 or (node_rank is not None and not 0 <= node_rank < nodes):
+        raise InputError(f"the launcher says node {node_rank} of {nodes}: check PET_NODE_RANK and PET_NNODES")
+    return Rendezvous(nodes, node_rank, address, _number("PET_MASTER_PORT", port))
+
+
+def _processes(config: RunConfig, environment: Mapping[str, str], gpus: int) -> int:
+    """The launcher's count, else the document's, else one per GPU, else one."""
+    given = environment.get("PET_NPROC_PER_NODE", "auto")
+    if given not in ("auto", "gpu", "cpu"):
+        return max(1, _number("PET_NPROC_PER_NODE", given))
+    return config.launch.processes or max(1, gpus)
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{name}={text}: the launcher must give a whole number") from None

@@ -1,0 +1,95 @@
+"""Starts the ranks of this pod: torchrun, or the one rank itself where it is alone."""
+
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from podscale.launch.jobspec import JobSpec
+from podscale.launch.orphans import RANK_DIR, SUPERVISOR
+
+LOG_DIR = "PODSCALE_LOG_DIR"
+FENCE = "PODSCALE_FENCE"
+LEASE = "PODSCALE_LEASE"
+
+
+def command(spec: JobSpec) -> list[str]:
+    """The command line of this pod's child."""
+    rank = ["podscale.launch.rankprocess", spec.rank_module]
+    if spec.alone:
+        return [sys.executable, "-m", *rank]
+    return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(spec), "-m", *rank]
+
+
+def environment(
+    spec: JobSpec, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
+) -> dict[str, str]:
+    """The child's environment: the contract of a rank (see rankprocess) on top of `base`."""
+    variables = {
+        **base,
+        "PODSCALE_CONFIG": spec.document,
+        "PODSCALE_STAGE": spec.stage,
+        "PODSCALE_SHARD_SET": spec.shard_set,
+        RANK_DIR: str(rank_dir),
+        LOG_DIR: str(log_dir),
+        LEASE: str(lease),
+        SUPERVISOR: str(os.getpid()),
+        "OMP_NUM_THREADS": str(spec.threads),
+        # Versions of torchrun that know the setting wait this long before they kill; the supervisor itself kills
+        # after the grace time, so this is longer.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(spec.grace_seconds) + 5),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if fence is not None:
+        variables[FENCE] = str(fence)
+    if spec.alone:
+        variables.update(_alone())
+    return variables
+
+
+def start(arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts the child, in its own session and bound to our life; what it prints goes to `log`.
+
+    Call it from the main thread: the bond is to the thread that starts the child.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "podscale.launch.orphans", *arguments],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _torchrun_options(spec: JobSpec) -> list[str]:
+    """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
+    options = [f"--nproc-per-node={spec.processes}"]
+    meeting = spec.rendezvous
+    if meeting.nodes == 1:
+        # A free port that torchrun itself listens on, and no look-up of this machine's name.
+        return [*options, "--standalone", "--local-addr=127.0.0.1", "--max-restarts=0"]
+    options.append(f"--max-restarts={spec.max_restarts}")
+    if meeting.node_rank is not None:
+        options += [
+            f"--nnodes={meeting.nodes}",
+            f"--node-rank={meeting.node_rank}",
+            f"--master-addr={meeting.address}",
+            f"--master-port={meeting.port}",
+        ]
+    return options
+
+
+def _alone() -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    counts = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    return {name: str(value) for name, value in counts.items()} | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }

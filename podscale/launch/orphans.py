@@ -1,0 +1,95 @@
+"""Nothing outlives its supervisor: processes die with their parent, and whoever is left is found and ended.
+
+Linux only: PR_SET_PDEATHSIG and /proc.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+RANK_DIR = "PODSCALE_RANK_DIR"
+SUPERVISOR = "PODSCALE_SUPERVISOR"
+
+
+def die_with_parent() -> None:
+    """Asks the kernel for SIGKILL when the parent ends; exits at once where an ancestor is already gone.
+
+    The request survives exec. It goes by the parent's *thread*: parents start children from their main thread. The
+    supervisor's pid comes by environment, so that a parent which ended before the request is noticed: then the
+    supervisor is no longer among the ancestors.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    supervisor = os.environ.get(SUPERVISOR)
+    if supervisor is not None and int(supervisor) not in ancestors():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ancestors() -> Iterator[int]:
+    """Pids from the parent upwards."""
+    pid = os.getppid()
+    while pid > 0:
+        yield pid
+        pid = parent_of(pid)
+
+
+def parent_of(pid: int) -> int:
+    """The parent's pid; 0 where the process is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def alive(pid: int) -> bool:
+    """False for a process that is gone or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def members(rank_dir: Path) -> list[int]:
+    """Living processes of a launch: those whose environment names its rank directory, whoever their parent is now."""
+    mark = f"{RANK_DIR}={rank_dir}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue  # ended meanwhile, or another user's
+            if mark in environment.split(b"\0") and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def end_all(rank_dir: Path, seconds: float = 10.0) -> list[int]:
+    """Kills every process of a launch, again until none is left (they may be starting others); returns the pids."""
+    ended: set[int] = set()
+    deadline = time.monotonic() + seconds
+    while (pids := members(rank_dir)) and time.monotonic() < deadline:
+        for pid in pids:
+            ended.add(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.01)
+    return sorted(ended)
+
+
+def main(command: list[str]) -> None:
+    """Becomes `command`, bound to the life of the parent: what the supervisor starts in place of the command."""
+    die_with_parent()
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,82 @@
+"""The first code of every rank: binds it to its parent, opens its log, and reports how it ended.
+
+Run as `python -m podscale.launch.rankprocess MODULE`, by torchrun or by the supervisor; MODULE runs as __main__ in
+this same process. The environment: RANK and what torchrun sets, PODSCALE_CONFIG (the resolved document as JSON),
+PODSCALE_STAGE, PODSCALE_SHARD_SET, PODSCALE_RANK_DIR (pod-local: rank-<k>.json, metrics-<k>.prom, outcome-<k>.json),
+PODSCALE_LOG_DIR (rank-<k>.log), PODSCALE_LEASE (the lease's path) and PODSCALE_FENCE (its number).
+"""
+
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from podscale.errors import ExitCode, PodscaleError, Preempted
+from podscale.launch.local import FENCE, LEASE, LOG_DIR
+from podscale.launch.orphans import RANK_DIR, die_with_parent
+from podscale.launch.outcomes import RankOutcome, outcome_path, register_rank, write_rank_outcome
+from podscale.rundir.lease import Lease
+
+
+def main() -> None:
+    """Runs the module and exits with its code; an error ends as outcome-<rank>.json and as the exit code."""
+    die_with_parent()
+    rank = int(os.environ["RANK"])
+    rank_dir = Path(os.environ[RANK_DIR])
+    _open_log(rank)
+    outcome_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
+    register_rank(rank_dir, rank)
+    signal.signal(signal.SIGTERM, _stop_before_start)
+    sys.exit(_run(rank, rank_dir))
+
+
+def _run(rank: int, rank_dir: Path) -> int:
+    module = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    try:
+        lease = _take_lease() if rank == 0 and FENCE not in os.environ else None
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        outcome = RankOutcome(int(ExitCode.DONE), "")
+        del lease
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        outcome = RankOutcome(code, end.code if isinstance(end.code, str) else "")
+    except PodscaleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        outcome = RankOutcome(int(error.exit_code), str(error))
+    except BaseException as error:
+        traceback.print_exc()
+        outcome = RankOutcome(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+    if not outcome_path(rank_dir, rank).exists():  # the module's own report is the better one
+        write_rank_outcome(rank_dir, rank, outcome)
+    return outcome.exit_code
+
+
+def _take_lease() -> Lease:
+    """Where the pods of a job learn only now which of them leads, its rank 0 takes the lease."""
+    lease = Lease.acquire(Path(os.environ[LEASE]))
+    os.environ[FENCE] = str(lease.number)
+    return lease
+
+
+def _open_log(rank: int) -> None:
+    """Sends what this process prints, Python or not, to its own file."""
+    directory = os.environ.get(LOG_DIR)
+    if directory is not None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(Path(directory) / f"rank-{rank}.log", flags, 0o644)
+        for standard in (1, 2):
+            os.dup2(descriptor, standard)
+        os.close(descriptor)
+
+
+def _stop_before_start(number: int, frame: FrameType | None) -> None:
+    """Until the training loop has its own handler, a stop request loses nothing."""
+    raise Preempted("stopped on request before training began; the same command starts it again")
+
+
+if __name__ == "__main__":
+    main()

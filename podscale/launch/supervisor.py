@@ -1,0 +1,251 @@
+"""The small parent of a stage, one per pod: starts its ranks, passes signals on, shows progress, serves metrics, and
+turns how the ranks ended into one exit code and one message."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from prometheus_client import CollectorRegistry, Counter
+
+from podscale.config import RunConfig
+from podscale.errors import ExitCode, PodscaleError
+from podscale.launch import local, orphans
+from podscale.launch.environment import write_environment
+from podscale.launch.follow import Display
+from podscale.launch.jobspec import JobSpec, Stage, job_spec
+from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
+from podscale.launch.place import core_count, gpu_count, memory_kills
+from podscale.rundir import Lease, Outcome, RunDirectory, write_outcome
+from podscale.telemetry.events import EventLog
+from podscale.telemetry.exposition import MergedMetrics
+from podscale.telemetry.server import MetricsServer
+from podscale.telemetry.steplog import StepLog
+
+POLL_SECONDS = 0.1
+RESTARTABLE = (int(ExitCode.PEER_LOST), int(ExitCode.HANG))
+TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def supervise(config: RunConfig, stage: Stage, shard_set: str, *, rank_module: str | None = None) -> int:
+    """Runs one stage in this pod to its end and returns the exit code (errors.ExitCode).
+
+    Writes environment.json before and outcome.json after (in the pod that leads). The culprit's message is the last
+    thing printed on stderr. Call it from the main thread: it handles SIGTERM and SIGINT while it runs.
+    rank_module: what each rank runs; default: the entry of the document's engine.
+    """
+    run = RunDirectory.of(config)
+    started = time.monotonic()
+    leads = True
+    try:
+        spec = job_spec(config, stage, shard_set, os.environ, gpus=gpu_count(), cores=core_count())
+        spec = replace(spec, rank_module=rank_module or spec.rank_module)
+        leads = spec.leads is not False
+        verdict = run_job(config, spec, run.create())
+    except PodscaleError as error:
+        verdict = Verdict(int(error.exit_code), str(error))
+    if leads and run.path.is_dir():
+        ended = datetime.now(UTC).isoformat()
+        seconds = time.monotonic() - started
+        write_outcome(run.outcome, Outcome(stage, verdict.exit_code, verdict.error, seconds, ended))
+    if verdict.error:
+        print(f"error: {verdict.error}", file=sys.stderr, flush=True)
+    return verdict.exit_code
+
+
+def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO | None = None) -> Verdict:
+    """Runs `spec`; raises InputError where it cannot even start (port in use, run directory taken)."""
+    with ExitStack() as stack:
+        stop = stack.enter_context(_stop_requests())
+        rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
+        stack.callback(shutil.rmtree, rank_dir, ignore_errors=True)
+        registry = CollectorRegistry()
+        restarts = Counter(
+            "podscale_train_restarts", "Restarts by the supervisor.", ["run", "cause"], registry=registry
+        )
+        for cause in ("lost_rank", "hang"):
+            restarts.labels(spec.run, cause)
+        merged = MergedMetrics(rank_dir, registry)
+        server = _listen(config, merged, stack)
+        lease = stack.enter_context(Lease.acquire(run.lease)) if spec.leads else None
+        logs = run.path / "logs"
+        logs.mkdir(exist_ok=True)
+        if spec.leads is not False:
+            write_environment(run.environment, spec)
+        if server:
+            server.start()
+            print(f"metrics at {server.url}", file=sys.stderr, flush=True)
+        display = _display(spec, run, logs, StepLog(out or sys.stdout, config.telemetry.log))
+        left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
+        while True:
+            attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, display)
+            verdict = judge(attempt.run())
+            if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:
+                break
+            left -= 1
+            cause = "hang" if verdict.exit_code == ExitCode.HANG else "lost_rank"
+            restarts.labels(spec.run, cause).inc()
+            with EventLog(run.metrics, lease.check if lease else None) as events:
+                events.event("restart", cause=cause, error=verdict.error, left=left)
+            print(f"{verdict.error}; restarting ({left} more)", file=sys.stderr, flush=True)
+        if server:
+            merged.refresh()
+            server.linger(config.telemetry.linger_seconds, lambda: stop.requested)
+        return verdict
+
+
+class _Stop:
+    """A stop request: the first asks the ranks to save and end, a second does not wait for them."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.since = 0.0
+
+    @property
+    def requested(self) -> bool:
+        return self.requests > 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.requests += 1
+        if self.requests == 1:
+            self.since = time.monotonic()
+
+
+class _Attempt:
+    """One life of this pod's ranks."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        run: RunDirectory,
+        rank_dir: Path,
+        logs: Path,
+        lease: Lease | None,
+        stop: _Stop,
+        display: Display,
+    ) -> None:
+        self._spec = spec
+        self._rank_dir = rank_dir
+        self._stop = stop
+        self._launcher_log = logs / f"launcher-{spec.rendezvous.node_rank or 0}.log"
+        self._launcher_begin = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
+        self._display = display
+        self._variables = local.environment(
+            spec, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
+        )
+        self._first_lost: LostRank | None = None
+        self._memory_kills = memory_kills()
+        self._forwarded = 0
+        self._killed = False
+
+    def run(self) -> Ending:
+        """Starts the child and waits for its end; afterwards no process of it is left."""
+        for leftover in self._rank_dir.iterdir():
+            leftover.unlink()
+        child = local.start(local.command(self._spec), self._variables, self._launcher_log)
+        try:
+            while child.poll() is None:
+                self._display.update()
+                self._find_lost()
+                self._pass_stop_on(child)
+                time.sleep(POLL_SECONDS)
+        finally:
+            orphans.end_all(self._rank_dir)
+            child.wait()
+        self._find_lost()
+        self._display.update()
+        return self._ending(child.returncode)
+
+    def _pass_stop_on(self, child: "subprocess.Popen[bytes]") -> None:
+        stop = self._stop
+        if stop.requested and not self._forwarded:
+            self._forwarded = 1
+            child.send_signal(signal.SIGTERM)
+        over = time.monotonic() - stop.since > self._spec.grace_seconds or stop.requests > 1
+        if stop.requested and over and not self._killed:
+            self._killed = self._unreported() != [] or not registered_ranks(self._rank_dir)
+            orphans.end_all(self._rank_dir)
+
+    def _unreported(self) -> list[int]:
+        reports = read_rank_outcomes(self._rank_dir)
+        return [rank for rank in registered_ranks(self._rank_dir) if rank not in reports]
+
+    def _find_lost(self) -> None:
+        """Remembers the first rank that is gone without a report; later ones are lost because of it."""
+        if self._first_lost is None and not self._killed:
+            pids = registered_ranks(self._rank_dir)
+            gone = {rank: pid for rank, pid in pids.items() if not orphans.alive(pid)}
+            reports = read_rank_outcomes(
+                self._rank_dir
+            )  # after the look at the processes: a report comes before the end
+            for rank, pid in gone.items():
+                if rank not in reports:
+                    self._first_lost = LostRank(rank, pid)
+                    return
+
+    def _ending(self, status: int) -> Ending:
+        launcher = self._launcher_output()
+        return Ending(
+            reports=read_rank_outcomes(self._rank_dir),
+            lost=self._explained(status, launcher),
+            stopped=self._stop.requested,
+            killed=self._killed,
+            status=status,
+            launcher="\n".join(launcher.splitlines()[-20:]),
+            grace_seconds=self._spec.grace_seconds,
+        )
+
+    def _explained(self, status: int, launcher: str) -> LostRank | None:
+        """The lost rank with what is known of its end: the child's own status, or what torchrun says."""
+        lost = self._first_lost
+        if lost is None:
+            return None
+        said = {int(pid): int(code) for code, pid in TORCHRUN_FAILURE.findall(launcher)}
+        how = status if self._spec.alone else said.get(lost.pid)
+        return LostRank(lost.rank, lost.pid, how, memory_kills() > self._memory_kills)
+
+    def _launcher_output(self) -> str:
+        with self._launcher_log.open("rb") as file:
+            file.seek(self._launcher_begin)
+            return file.read().decode("utf-8", "replace")
+
+
+def _display(spec: JobSpec, run: RunDirectory, logs: Path, steplog: StepLog) -> Display:
+    """The step log in the pod that leads, and in every pod what its first rank prints."""
+    node_rank = spec.rendezvous.node_rank
+    rank_log = logs / f"rank-{node_rank * spec.processes}.log" if node_rank is not None else None
+    return Display(run.metrics if spec.leads is not False else None, rank_log, steplog, sys.stderr)
+
+
+def _listen(config: RunConfig, merged: MergedMetrics, stack: ExitStack) -> MetricsServer | None:
+    if not config.telemetry.enabled:
+        return None
+    server = MetricsServer(config.telemetry.address, config.telemetry.port, merged)
+    stack.callback(server.close)
+    return server
+
+
+@contextmanager
+def _stop_requests() -> Iterator[_Stop]:
+    """Collects SIGTERM and SIGINT instead of dying by them."""
+    assert threading.current_thread() is threading.main_thread(), "signals and the ranks' lives go by the main thread"
+    stop = _Stop()
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

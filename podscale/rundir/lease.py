@@ -1,0 +1,156 @@
+"""One writer per run directory: a lock that dies with its holder, and a number that unmasks late writers.
+
+The lock (flock) is held by the supervisor and ends with it, even by kill -9. A process of an earlier launch that still
+lives for a moment, or on another machine, is caught by the fencing number: every new lease raises it, and whoever
+finds another number than its own in the file may not write any more. Where the file system has no locks, a living
+holder on this machine is still seen by its process, and the number alone guards against other machines.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from podscale.errors import InputError, PodscaleError
+
+RECORD_BYTES = 512
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+
+class LeaseLost(PodscaleError):
+    """Another launch writes this run directory now."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who took the lease; `started` tells a process from a later one with the same id (clock ticks since boot)."""
+
+    number: int
+    host: str
+    pid: int
+    started: int
+    since: float
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host}, since {when}"
+
+    @property
+    def alive_here(self) -> bool:
+        return self.host == socket.gethostname() and _process_start(self.pid) == self.started != 0
+
+
+class Lease:
+    """The right to write a run directory; made by `acquire`, ended by `release` or by the end of the process."""
+
+    def __init__(self, path: Path, descriptor: int, number: int) -> None:
+        self.path = path
+        self.number = number
+        self.check = fence(path, number)
+        """Raises LeaseLost where a newer lease exists; cheap enough for every line of a log."""
+        self._descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, path: Path) -> "Lease":
+        """Takes the lease of `path` (its directory must exist); raises InputError naming the holder where taken."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(f"{path}: cannot take the lease of the run directory: {error.strerror}") from error
+        try:
+            lock = _lock(descriptor)
+            previous = _parse(os.pread(descriptor, RECORD_BYTES, 0))
+            if lock == "taken" or (lock == "none" and previous and previous.alive_here):
+                raise InputError(_taken(path, previous))
+            number = previous.number + 1 if previous else 1
+            _write(descriptor, number)
+            return cls(path, descriptor, number)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def release(self) -> None:
+        """Lets others in; the number stays, so that the next is higher. Safe to call twice."""
+        if self._descriptor >= 0:
+            # A child between fork and exec still shares the open file: unlock, do not only close.
+            with suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def fence(path: Path, number: int) -> Callable[[], None]:
+    """A check for any process of the launch that holds lease `number`: raises LeaseLost once it is no longer the one.
+
+    It opens and reads 512 bytes (opening is what makes a network file system look again).
+    """
+
+    def check() -> None:
+        try:
+            holder = _parse(path.read_bytes())
+        except OSError:
+            holder = None
+        if holder is None or holder.number != number:
+            raise LeaseLost(
+                f"{path.parent}: another launch of this run has taken over ({holder or 'the lease file is gone'}); "
+                "this one stops without writing"
+            )
+
+    return check
+
+
+def _lock(descriptor: int) -> Literal["held", "taken", "none"]:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "taken"
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return "none"
+    return "held"
+
+
+def _parse(content: bytes) -> Holder | None:
+    try:
+        return Holder(**json.loads(content))
+    except (ValueError, TypeError):
+        return None
+
+
+def _write(descriptor: int, number: int) -> None:
+    """In place, since the lock belongs to the file itself; one write of one length, so that no reader sees half."""
+    holder = Holder(number, socket.gethostname(), os.getpid(), _process_start(os.getpid()), time.time())
+    record = json.dumps(asdict(holder)).encode()
+    assert len(record) < RECORD_BYTES, "a host name has at most 255 bytes"
+    os.pwrite(descriptor, record.ljust(RECORD_BYTES - 1) + b"\n", 0)
+    os.fsync(descriptor)
+
+
+def _process_start(pid: int) -> int:
+    """Start of a living process in clock ticks since boot; 0 where there is none or it has ended (a zombie)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def _taken(path: Path, holder: Holder | None) -> str:
+    return (
+        f"{path.parent}: this run is being written by {holder or 'another process'}; wait for it, stop it, or choose "
+        "another run.id"
+    )

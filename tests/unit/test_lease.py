@@ -1,0 +1,105 @@
+"""One writer per run directory, even when the writer before was killed."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podscale.errors import InputError
+from podscale.rundir import Lease, LeaseLost, fence
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from podscale.rundir import Lease
+lease = Lease.acquire(Path(sys.argv[1]))
+print(lease.number, flush=True)
+time.sleep(600)
+"""
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_taken_lease_names_its_holder_and_kill_frees_it(tmp_path: Path) -> None:
+    path = tmp_path / ".lease"
+    process = holder(path)
+    try:
+        with pytest.raises(InputError, match=rf"process {process.pid} on .*another run\.id"):
+            Lease.acquire(path)
+    finally:
+        end(process)
+    with Lease.acquire(path) as lease:
+        assert lease.number == 2
+        lease.check()
+
+
+def test_children_do_not_hold_the_lease(tmp_path: Path) -> None:
+    lease = Lease.acquire(tmp_path / ".lease")
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+    try:
+        lease.release()
+        Lease.acquire(tmp_path / ".lease").release()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_late_writer_of_an_older_lease_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / ".lease"
+    old = Lease.acquire(path)
+    late = fence(path, old.number)  # as a rank has it, which may outlive the supervisor
+    late()
+    old.release()
+    late()  # nobody else yet
+    new = Lease.acquire(path)
+    for check in (late, old.check):
+        with pytest.raises(LeaseLost, match="another launch of this run has taken over"):
+            check()
+    new.check()
+    new.release()
+
+
+def test_a_removed_lease_file_is_noticed(tmp_path: Path) -> None:
+    with Lease.acquire(tmp_path / ".lease") as lease:
+        (tmp_path / ".lease").unlink()
+        with pytest.raises(LeaseLost, match="lease file is gone"):
+            lease.check()
+
+
+def test_without_locks_a_living_holder_is_seen_and_a_dead_one_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".lease"
+    process = holder(path)
+
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    try:
+        with pytest.raises(InputError, match=f"process {process.pid}"):
+            Lease.acquire(path)
+    finally:
+        end(process)
+    assert Lease.acquire(path).number == 2
+
+
+def test_an_unwritable_place_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot take the lease"):
+        Lease.acquire(tmp_path / "missing" / ".lease")

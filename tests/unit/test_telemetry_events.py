@@ -1,0 +1,146 @@
+"""metrics.jsonl and what people see of it."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from podscale.errors import PodscaleError
+from podscale.rundir import Lease, LeaseLost
+from podscale.telemetry.events import EventLog, history, read_records
+from podscale.telemetry.steplog import RemainingTime, StepLog, describe, duration
+
+
+def step(log: EventLog, number: int, loss: float = 1.0) -> None:
+    log.step(number, epoch=number / 10, loss=loss, learning_rate=0.1, images_per_second=100.0, phases={"other": 0.5})
+
+
+def test_lines_as_the_contract_says(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    with EventLog(path) as log:
+        log.event("start", total_steps=10)
+        step(log, 1)
+        log.evaluation(1, epoch=0.1, top1=0.5, top5=0.9, loss=2.0)
+    start, line, evaluation = read_records(path)
+    assert (start["kind"], start["event"], start["total_steps"]) == ("event", "start", 10)
+    assert line.pop("time") == pytest.approx(start["time"], abs=60)
+    assert line == {
+        "kind": "step", "step": 1, "epoch": 0.1, "loss": 1.0, "learning_rate": 0.1, "images_per_second": 100.0,
+        "phases": {"other": 0.5},
+    }  # fmt: skip
+    assert (evaluation["kind"], evaluation["top1"]) == ("evaluation", 0.5)
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "m") as log:
+        step(log, 1, loss=math.nan)
+        log.event("x", values=[math.inf, 1.0])
+    first, second = (json.loads(line) for line in (tmp_path / "m").read_text().splitlines())
+    assert first["loss"] is None
+    assert second["values"] == [None, 1.0]
+
+
+def test_half_a_line_of_a_killed_writer_does_not_spoil_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_text('{"kind": "step", "step": 1, "lo')
+    with EventLog(path) as log:
+        log.event("start")
+    assert [record["event"] for record in read_records(path)] == ["start"]
+
+
+def test_a_late_writer_is_refused(tmp_path: Path) -> None:
+    with Lease.acquire(tmp_path / ".lease") as lease:
+        log = EventLog(tmp_path / "m", lease.check)
+        log.event("start")
+    with Lease.acquire(tmp_path / ".lease"), pytest.raises(LeaseLost):
+        log.event("late")
+    assert [record["event"] for record in read_records(tmp_path / "m")] == ["start"]
+
+
+def test_a_full_disk_costs_lines_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(Path("/dev/full"))
+    log.event("a")
+    log.event("b")
+    assert caplog.text.count("lines are being lost: No space left on device") == 1
+    log.close()
+
+
+def test_history_leaves_out_what_was_lost_and_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    with EventLog(path) as log:
+        log.event("start", step=0)
+        for number in (1, 2, 3, 4):
+            step(log, number, loss=1.0)
+        log.evaluation(4, epoch=1, top1=0.1, top5=0.2, loss=1.0)
+        log.event("resumed", step=2)
+        for number in (3, 4, 5):
+            step(log, number, loss=2.0)
+    records = history(path)
+    assert [(r["step"], r["loss"]) for r in records if r["kind"] == "step"] == [
+        (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)
+    ]  # fmt: skip
+    assert [r["event"] for r in records if r["kind"] == "event"] == ["start", "resumed"]
+    assert not [r for r in records if r["kind"] == "evaluation"]
+    assert list(read_records(tmp_path / "missing")) == []
+
+
+RECORD = {
+    "time": 100.0, "kind": "step", "step": 20, "epoch": 1.25, "loss": 0.5, "learning_rate": 0.0125,
+    "images_per_second": 1234.5, "phases": {},
+}  # fmt: skip
+
+
+def test_a_step_is_one_line_with_the_time_left() -> None:
+    left = RemainingTime()
+    assert left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100}) is None
+    seconds = left.after(RECORD)
+    assert seconds == pytest.approx(40.0)
+    line = describe(RECORD, seconds)
+    assert line == "step     20  epoch 1.25  loss 0.5000  lr 0.0125  1,234 images/s  0:40 left"
+    assert "not finite" in describe({**RECORD, "loss": None})
+
+
+def test_the_pace_counts_from_where_the_launch_continued() -> None:
+    left = RemainingTime()
+    left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100})
+    left.after({"time": 95.0, "kind": "event", "event": "resumed", "step": 15})
+    assert left.after(RECORD) == pytest.approx(80 * 5 / 5)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (-1, "0:00")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_events_and_evaluations_in_words() -> None:
+    text = describe({"time": 1, "kind": "event", "event": "bad_record", "key": 7, "error": "cut\x1b[31m\noff"})
+    assert text == "bad record  key 7  error cut?[31m | off"
+    text = describe({"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1})
+    assert text.startswith("evaluation after step 9  epoch 2.00  top-1 97.31%")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_json_for_machines_text_for_people_colour_for_terminals() -> None:
+    pipe, terminal = io.StringIO(), Terminal()
+    StepLog(pipe).write(RECORD)
+    assert json.loads(pipe.getvalue()) == RECORD
+    StepLog(terminal).write(RECORD)
+    assert "step     20" in terminal.getvalue()
+    for mode, stream in (("text", io.StringIO()), ("json", Terminal())):
+        StepLog(stream, mode).write(RECORD)  # type: ignore[arg-type]
+        assert stream.getvalue().startswith("{") == (mode == "json")
+        assert "\x1b" not in stream.getvalue()
+
+
+def test_a_refusal_of_the_fence_is_the_callers(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise PodscaleError("taken over")
+
+    with pytest.raises(PodscaleError, match="taken over"):
+        EventLog(tmp_path / "m", refuse).event("x")
