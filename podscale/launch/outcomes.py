@@ -60,8 +60,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class Verdict:
+    """How a stage ended in this pod; `leads`: rank 0 was here, so this is the run's own ending."""
+
     exit_code: int
     error: str
+    leads: bool = True
 
 
 def judge(ending: Ending) -> Verdict:

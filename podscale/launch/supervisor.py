@@ -55,6 +55,7 @@ def supervise(config: RunConfig, stage: Stage, shard_set: str, *, rank_module: s
         spec = replace(spec, rank_module=rank_module or spec.rank_module)
         leads = spec.leads is not False
         verdict = run_job(config, spec, run.create())
+        leads = verdict.leads
     except PodscaleError as error:
         verdict = Verdict(int(error.exit_code), str(error))
     if leads and run.path.is_dir():
@@ -92,7 +93,7 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
         left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
         while True:
             attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, display)
-            verdict = judge(attempt.run())
+            verdict = replace(judge(attempt.run()), leads=attempt.leads)
             if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:
                 break
             left -= 1
@@ -168,6 +169,12 @@ class _Attempt:
         self._find_lost()
         self._display.update()
         return self._ending(child.returncode)
+
+    @property
+    def leads(self) -> bool:
+        """Whether rank 0 runs, or would have run, in this pod."""
+        known = self._spec.leads
+        return 0 in registered_ranks(self._rank_dir) if known is None else known
 
     def _pass_stop_on(self, child: "subprocess.Popen[bytes]") -> None:
         stop = self._stop

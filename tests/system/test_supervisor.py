@@ -72,7 +72,13 @@ class Run:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def start(*options: str, module: str = "plain_rank", python_path: Path = PROGRAMS, **behaviour: str) -> Run:
+    def start(
+        *options: str,
+        module: str = "plain_rank",
+        python_path: Path = PROGRAMS,
+        variables: dict[str, str] | None = None,
+        **behaviour: str,
+    ) -> Run:
         place = tmp_path / "runs" / "t"
         place.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -80,6 +86,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             "PYTHONPATH": str(python_path),
             "PLAIN_RANK": json.dumps({name.strip("_").replace("all", "*"): value for name, value in behaviour.items()}),
             "PLAIN_PLACE": str(place),
+            **(variables or {}),
         }
         settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *options]
         process = subprocess.Popen(
@@ -284,6 +291,34 @@ def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -
     assert err.splitlines()[-1] == "ImportError: no torch on this machine"
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool) -> None:
+    """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d where nobody knows its rank."""
+    port = str(free_port())
+    pods = []
+    for node in range(2):
+        if elastic:
+            meeting = {"PET_NNODES": "2:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}"}
+            meeting |= {"PET_RDZV_ID": "t", "PET_NPROC_PER_NODE": "1"}
+        else:
+            meeting = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
+            meeting |= {"PET_MASTER_PORT": port, "PET_NPROC_PER_NODE": "1"}
+        pods.append(launch("launch.processes=0", variables=meeting, all="train"))
+    ends = [pod.end(120) for pod in pods]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    place = pods[0].place
+    for rank in range(2):
+        assert f"rank {rank} of 2" in (place / "logs" / f"rank-{rank}.log").read_text()
+    assert pods[0].outcome()["exit_code"] == 0
+    assert json.loads((place / ".lease").read_text())["number"] == 1  # one lease for the whole job
+
+
 PROMETHEUS = """
 global: {scrape_interval: 250ms, scrape_timeout: 250ms}
 scrape_configs: [{job_name: podscale, static_configs: [{targets: ["127.0.0.1:PORT"]}]}]
@@ -298,8 +333,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
     servers = []
 
     def start(target: int) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            own = probe.getsockname()[1]
+        own = free_port()
         (tmp_path / "prometheus.yml").write_text(PROMETHEUS.replace("PORT", str(target)))
         options = ["config.file=prometheus.yml", "storage.tsdb.path=tsdb", f"web.listen-address=127.0.0.1:{own}"]
         servers.append(
@@ -327,8 +361,7 @@ def query(server: str, expression: str) -> dict[str, float]:
 
 
 def test_a_real_prometheus_scrapes_both_ranks(launch: Launch, prometheus: Callable[[int], str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     run = launch("launch.processes=2", f"telemetry.port={port}", "telemetry.linger_seconds=20", all="hundred")
     server = prometheus(port)
     images = 'podscale_train_images_total{run="t"}'
@@ -348,8 +381,7 @@ def test_a_real_prometheus_scrapes_both_ranks(launch: Launch, prometheus: Callab
 def test_what_is_served_is_clean_to_promtool(launch: Launch) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian package prometheus)")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     run = launch(f"telemetry.port={port}", all="long")
     run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
     time.sleep(1.1)  # one rendering later

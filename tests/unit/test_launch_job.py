@@ -1,0 +1,126 @@
+"""What is started: counts, meeting places, commands and environments, without starting anything."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from podscale.config import load
+from podscale.errors import InputError
+from podscale.launch import local
+from podscale.launch.environment import describe
+from podscale.launch.jobspec import JobSpec, Rendezvous, job_spec, read_rendezvous
+
+
+def spec(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> JobSpec:
+    return job_spec(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "variables", "processes"),
+    [
+        ((), 0, {}, 1),
+        ((), 4, {}, 4),
+        (("launch.processes=2",), 4, {}, 2),
+        (("launch.processes=2",), 0, {"PET_NPROC_PER_NODE": "8"}, 8),
+        ((), 4, {"PET_NPROC_PER_NODE": "auto"}, 4),
+        (("launch.processes=2",), 4, {"PET_NPROC_PER_NODE": "gpu"}, 2),
+    ],
+)
+def test_processes(options: tuple[str, ...], gpus: int, variables: dict[str, str], processes: int) -> None:
+    assert spec(*options, gpus=gpus, **variables).processes == processes
+
+
+def test_threads_share_the_cores() -> None:
+    assert spec("launch.processes=3", "train.global_batch=255").threads == 2
+    assert spec("launch.processes=16").threads == 1
+    assert spec("launch.threads=5").threads == 5
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        (
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "29500"},
+            Rendezvous(2, 1, "m", 29500),
+        ),
+        ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(4, None)),
+        ({"PET_NNODES": "1:1", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(1, 0)),
+        ({"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "1"}, Rendezvous(3, 2, "m", 1)),
+        # inside a rank that torchrun started, WORLD_SIZE counts ranks: no meeting place of pods
+        ({"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "0"}, None),
+    ],
+)
+def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -> None:
+    assert read_rendezvous(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PET_NNODES": "two"}, "PET_NNODES=two: the launcher must give a whole number"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "node 2 of 2"),
+        ({"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE=many"),
+    ],
+)
+def test_nonsense_of_a_launcher_is_an_input_error(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        spec(**variables)
+
+
+def test_several_nodes_need_a_launcher() -> None:
+    with pytest.raises(InputError, match=r"launch\.nodes is 2, .*PET_NNODES"):
+        spec("launch.nodes=2")
+
+
+def test_one_rank_alone_needs_no_torchrun() -> None:
+    command = local.command(spec())
+    assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
+    variables = environment(spec())
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+    assert int(variables["MASTER_PORT"]) > 0
+
+
+def environment(job: JobSpec) -> dict[str, str]:
+    return local.environment(job, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
+
+
+def test_several_ranks_go_through_torchrun() -> None:
+    command = local.command(spec("launch.processes=4"))
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert {"--nproc-per-node=4", "--standalone", "--max-restarts=0"} <= set(command)
+    assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
+    assert "RANK" not in environment(spec("launch.processes=4"))
+
+
+def test_the_contract_of_a_rank() -> None:
+    job = spec("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
+    variables = environment(job)
+    assert variables["HOME"] == "/h"
+    assert json.loads(variables["PODSCALE_CONFIG"])["run"]["id"] == "r1"
+    expected = {
+        "PODSCALE_STAGE": "train",
+        "PODSCALE_SHARD_SET": "shards",
+        "PODSCALE_RANK_DIR": "/r",
+        "PODSCALE_LOG_DIR": "/l",
+        "PODSCALE_FENCE": "7",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "51",
+    }
+    assert {name: variables[name] for name in expected} == expected
+
+
+def test_torchrun_restarts_itself_only_across_nodes() -> None:
+    variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
+    command = local.command(spec("launch.max_restarts=3", **variables))
+    assert {"--max-restarts=3", "--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"} <= set(command)
+
+
+def test_the_environment_is_described_without_importing_it() -> None:
+    described = describe(spec("launch.processes=2"))
+    assert described["packages"]["numpy"].count(".") >= 1
+    assert described["cores"] >= 1
+    assert described["memory_bytes"] > 2**20
+    assert described["processes"] == 2
+    json.dumps(described, allow_nan=False)
