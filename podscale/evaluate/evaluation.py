@@ -3,6 +3,7 @@
 The file's JSON schema is generated from these models and committed as evaluation.schema.json.
 """
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from podscale.config import RunConfig, fingerprint, result_values
 from podscale.errors import InputError
-from podscale.evaluate.history import History
-from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores
+from podscale.evaluate import predictions
+from podscale.evaluate.history import History, read_history
+from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, score
+from podscale.evaluate.text import printable
 from podscale.files import write_atomically
+from podscale.rundir import RunDirectory
 from podscale.shards.manifest import Manifest
+from podscale.shards.shardset import ShardSet
 
 SCHEMA_VERSION = 1
 MATRIX_CLASSES = 20
@@ -204,6 +209,44 @@ def throughput_of(
     )
 
 
+def evaluate_run(
+    run_directory: Path,
+    config: RunConfig,
+    shard_set: ShardSet,
+    *,
+    seconds: float | None = None,
+    processes: int | None = None,
+    split: str = "validation",
+) -> Evaluation:
+    """Scores <run>/predictions.safetensors and writes <run>/evaluation.json.
+
+    `seconds` is the wall time of the forward passes, `processes` how many ranks took part. Raises InputError where
+    there are no predictions, or where they are not those of each sample of the split exactly once.
+    """
+    run = RunDirectory(run_directory)
+    found = predictions.read(run.predictions)
+    if not np.array_equal(found.keys, np.sort(shard_set.split(split).keys)):
+        raise InputError(
+            f"{run.predictions}: does not hold each sample of the split {split} of {shard_set.directory} exactly once "
+            f"({len(found)} rows, {len(shard_set.split(split))} samples); run `podscale evaluate` again"
+        )
+    weights = run.model / "model.safetensors"
+    evaluation = evaluation_of(
+        score(found, len(shard_set.classes)),
+        shard_set.classes,
+        config=config,
+        manifest=shard_set.manifest,
+        shard_set=str(shard_set.directory),
+        split=split,
+        model_sha256=_sha256(weights) if weights.exists() else None,
+        throughput=throughput_of(
+            config, read_history(run.metrics), samples=len(found), seconds=seconds, processes=processes
+        ),
+    )
+    write(run.evaluation, evaluation)
+    return evaluation
+
+
 def write(path: Path, evaluation: Evaluation) -> None:
     """Writes evaluation.json atomically."""
     write_atomically(path, evaluation.model_dump_json(indent=1) + "\n")
@@ -255,7 +298,7 @@ def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
     accuracy, precision = figures.accuracy, figures.precision
     return [
         ClassFigures(
-            name=name,
+            name=printable(name),  # a class map may hold bytes that are no text
             samples=int(figures.support[i]),
             predicted=int(figures.predicted[i]),
             correct=int(figures.correct[i]),
@@ -264,6 +307,11 @@ def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
         )
         for i, name in enumerate(classes)
     ]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _finite(value: float | np.float64) -> float | None:

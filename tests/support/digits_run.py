@@ -8,6 +8,7 @@ import json
 import tarfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,7 @@ from sklearn.datasets import load_digits
 
 from podscale.config import RunConfig, dumps, loads
 from podscale.evaluate import predictions
-from podscale.evaluate.evaluation import evaluation_of, throughput_of, write
-from podscale.evaluate.history import read_history
-from podscale.evaluate.scores import score
+from podscale.evaluate.evaluation import evaluate_run
 from podscale.rundir import Outcome, write_outcome
 from podscale.shards import index
 from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
@@ -110,7 +109,9 @@ def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.n
     pixels = (digits.images * 15.9375).astype(np.uint8)
     images, labels = [png(image) for image in pixels], digits.target.astype(np.int32)
     cut = len(images) * 4 // 5
-    names = [f"digits/{classes[label]}/{i:04d}.png".encode() for i, label in enumerate(labels)]
+    names = [
+        f"digits/{classes[label]}/{i:04d}.png".encode("utf-8", "surrogateescape") for i, label in enumerate(labels)
+    ]
     return {"train": (images[:cut], labels[:cut]), "validation": (images[cut:], labels[cut:])}, names
 
 
@@ -139,18 +140,7 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
     found = _predict(weights, held_x, held_y, shards.split("validation").keys)
     predictions.write(run / "predictions.safetensors", found)
     seconds = time.monotonic() - started
-    history = read_history(run / "metrics.jsonl")
-    write(
-        run / "evaluation.json",
-        evaluation_of(
-            score(found, len(classes)),
-            classes,
-            config=config,
-            manifest=shards.manifest,
-            shard_set=str(shards.directory),
-            throughput=throughput_of(config, history, samples=len(found), seconds=seconds, processes=1),
-        ),
-    )
+    evaluate_run(run, config, shards, seconds=seconds, processes=1)
     write_outcome(run / "outcome.json", Outcome("evaluate", 0, "", seconds, ""))
     return DigitsRun(run, root / "shards", config)
 
@@ -193,7 +183,7 @@ def _train(
             rate = config.train.schedule.learning_rate * min(1.0, (step + 1) / warm)
             weights -= rate * gradient
             marks.append(time.perf_counter())
-            for name, (a, b) in zip(phases, zip(marks, marks[1:], strict=False), strict=True):
+            for name, (a, b) in zip(phases, pairwise(marks), strict=True):
                 phases[name] += b - a
             step += 1
             if step % 5 == 0:

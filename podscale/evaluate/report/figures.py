@@ -28,12 +28,14 @@ def rate(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """35.2 s, 4 min 10 s, 2 h 05 min."""
+    """250 ms, 3.2 s, 35 s, 4 min 10 s, 2 h 05 min."""
     if seconds is None:
         return ABSENT
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
     if seconds < 10:
-        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
-    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -19,7 +19,9 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
         colour, width = i % PALETTE + 1, seconds / total * 1000
         label = f"{name}: {duration(seconds)}, {percent(seconds / total)}"
         pieces.append(
-            tag("rect", tag("title", label), x=at, y=0, width=max(width - 1.5, 0.5), height=34, class_=f"fill c{colour}")
+            tag(
+                "rect", tag("title", label), x=at, y=0, width=max(width - 1.5, 0.5), height=34, class_=f"fill c{colour}"
+            )
         )
         key = tag("td", tag("i", class_=f"key c{colour}"), name.replace("_", " "))
         rows.append(
@@ -29,7 +31,9 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
     picture = tag(
         "svg", pieces, viewBox="0 0 1000 34", preserveAspectRatio="none", role="img", aria_label=title, class_="stack"
     )
-    return tag("figure", tag("figcaption", tag("b", title)), picture, tag("table", rows, class_="compact"), class_="panel")
+    return tag(
+        "figure", tag("figcaption", tag("b", title)), picture, tag("table", rows, class_="compact"), class_="panel"
+    )
 
 
 def class_bars(title: str, names: Sequence[str], groups: Sequence[tuple[str, Sequence[int]]]) -> Markup:
@@ -40,7 +44,7 @@ def class_bars(title: str, names: Sequence[str], groups: Sequence[tuple[str, Seq
     drawn: list[Any] = []
     for i, name in enumerate(names):
         y = i * row + 4
-        label = name if len(name) <= 18 else name[:17] + "\u2026"
+        label = name if len(name) <= 13 else name[:12] + "\u2026"
         middle = y + 7.0 * len(groups) + 4
         drawn.append(tag("text", tag("title", name), label, x=left - 8, y=middle, text_anchor="end"))
         for j, (group, values) in enumerate(groups):

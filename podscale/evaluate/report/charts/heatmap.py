@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from podscale.evaluate.report.svg import Markup, tag
 
+LONGEST = 13
+"""Characters of a class name that are drawn; the whole name shows on hover."""
+
 
 def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -> Markup:
     """Rows are true classes, columns predictions; shade is the share of the row, so that rare classes show too.
@@ -12,8 +15,9 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     hundred is to be seen.
     """
     n = len(names)
-    cell = max(18.0, min(40.0, 400.0 / n))
-    left, top = 108.0, 92.0
+    cell = max(16.0, min(34.0, 320.0 / n))
+    longest = min(LONGEST, max(len(name) for name in names))
+    left, top = 14.0 + 8.0 * longest, 16.0 + 5.0 * longest
     parts = []
     for i, row in enumerate(matrix):
         total = sum(row) or 1
@@ -53,14 +57,14 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
                 )
             )
     side = n * cell
-    width, height = left + side + 40, top + side + 6
+    width, height = left + side + 3.6 * longest, top + side + 4
     drawn = tag("svg", parts, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title, class_="chart")
     caption = tag("figcaption", tag("b", title), tag("span", "rows: true class, columns: prediction", class_="unit"))
     return tag("figure", caption, drawn, class_="panel")
 
 
 def _name(name: str, x: float, y: float, *, slanted: bool) -> Markup:
-    label = name if len(name) <= 15 else name[:14] + "\u2026"
+    label = name if len(name) <= LONGEST else name[: LONGEST - 1] + "\u2026"
     if slanted:
         return tag("text", tag("title", name), label, x=x, y=y, transform=f"rotate(-50 {x:.1f} {y:.1f})")
     return tag("text", tag("title", name), label, x=x, y=y, text_anchor="end")

@@ -32,25 +32,32 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     log: bool = False,
     show: Callable[[float], str] = short,
+    x_high: float | None = None,
     mark: float | None = None,
     mark_name: str = "",
 ) -> Markup:
-    """A titled figure with axes, units and hover values; `mark` draws a dashed level, such as the claim."""
+    """A titled figure with axes, units and hover values.
+
+    `y_range` fixes the vertical range and `x_high` the end of the horizontal one, so that charts stand side by side;
+    `mark` draws a dashed level, such as the claim. `log` is taken where the values span more than a factor of 20.
+    """
     drawn = [Series(s.name, decimate(s.points, MAX_POINTS), s.colour, s.dots) for s in series if s.points]
     xs = [x for s in drawn for x, _ in s.points]
     ys = [y for s in drawn for _, y in s.points] + ([] if mark is None else [mark])
     log = log and min(ys) > 0 and max(ys) / min(ys) > 20
     low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
-    x_low, x_high = min(0.0, *xs), max(xs)
-    x = Scale(x_low, x_high if x_high > x_low else x_low + 1, LEFT, WIDTH - RIGHT)
+    last = max(xs) if x_high is None else max(x_high, *xs)
+    x = Scale(0.0, last or 1.0, LEFT, WIDTH - RIGHT)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
     body = [
         _axes(x, y, x_unit, show),
-        _level(mark, mark_name, y) if mark is not None else None,
+        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="level") if mark is not None else None,
         [_line(s, x, y) for s in drawn],
         [_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
     ]
     legend = [tag("span", tag("i", class_=f"key c{s.colour}"), s.name) for s in drawn] if len(drawn) > 1 else []
+    if mark is not None:
+        legend.append(tag("span", tag("i", class_="key dash"), f"{mark_name} {show(mark)}"))
     unit = tag("span", y_unit, class_="unit") if y_unit else None
     return tag(
         "figure",
@@ -93,14 +100,6 @@ def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str]) -> list
     return [rows, base, columns, name]
 
 
-def _level(value: float, name: str, y: Scale) -> Markup:
-    return tag(
-        "g",
-        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="level"),
-        tag("text", name, x=LEFT + 6, y=y(value) - 5, class_="level-name"),
-    )
-
-
 def _line(series: Series, x: Scale, y: Scale) -> list[Any]:
     path = "".join(f"{'L' if i else 'M'}{x(a):.1f} {_inside(y(b)):.1f}" for i, (a, b) in enumerate(series.points))
     dots = [
@@ -110,9 +109,7 @@ def _line(series: Series, x: Scale, y: Scale) -> list[Any]:
     return [tag("path", d=path, class_=f"line c{series.colour}"), dots]
 
 
-def _hover(
-    series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool
-) -> list[Markup]:
+def _hover(series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool) -> list[Markup]:
     """Per point an invisible target; over it, the point and its value appear (by CSS, so without a script)."""
     found = []
     for a, b in series.points:

@@ -21,18 +21,18 @@ def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
         label = f"confidence {percent(low, 0)} to {percent(high, 0)}: {count(number)} samples"
         if accuracy is not None and confidence is not None:
             full = f"{label}, {percent(accuracy)} right at a mean confidence of {percent(confidence)}"
-            bars.append(_bar(full, x(low), x(high), y(accuracy), 220, "fill c1"))
+            bars.append(_bar(full, x(low), x(high), y(accuracy), 220, "fill c1 tint"))
             bars.append(tag("circle", cx=x(confidence), cy=y(accuracy), r=2.6, class_="dot c1 ring"))
         mass.append(_bar(label, x(low), x(high), below(number), 302, "fill quiet"))
     grid = [
         (
             tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v), class_="grid"),
             tag("text", percent(v, 0), x=LEFT - 7, y=y(v) + 4, text_anchor="end"),
-            tag("text", percent(v, 0), x=x(v), y=320, text_anchor="middle"),
+            tag("text", percent(v, 0), x=x(v), y=320, text_anchor="end" if v == 1 else "middle"),
         )
         for v in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
-    diagonal = tag("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="level")
+    diagonal = tag("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="level strong")
     names = [
         tag("text", "accuracy", x=LEFT + 6, y=22, class_="unit"),
         tag("text", "samples", x=LEFT + 6, y=252, class_="unit"),
@@ -52,6 +52,4 @@ def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
 
 def _bar(label: str, left: float, right: float, top: float, base: float, style: str) -> Markup:
     height = max(base - top, 0.0)
-    return tag(
-        "rect", tag("title", label), x=left + 0.75, y=top, width=right - left - 1.5, height=height, class_=style
-    )
+    return tag("rect", tag("title", label), x=left + 0.75, y=top, width=right - left - 1.5, height=height, class_=style)

@@ -1,0 +1,128 @@
+"""The model card: model/README.md, what a stranger must know before using the weights (Mitchell et al. 2019)."""
+
+from pathlib import Path
+
+from podscale.evaluate.report import figures
+from podscale.evaluate.report.gather import ReportData, gather
+from podscale.evaluate.text import printable
+from podscale.files import write_atomically
+from podscale.shards.shardset import ShardSet
+
+LISTED_CLASSES = 50
+WEAKEST = 5
+
+
+def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
+    """Writes <run>/model/README.md and returns its path; the directory must exist."""
+    data = gather(Path(run_directory), shard_set)
+    path = data.run.model / "README.md"
+    write_atomically(path, model_card(data))
+    return path
+
+
+def model_card(data: ReportData) -> str:
+    """The card in Markdown; text from data (class names, paths) is escaped."""
+    parts = [_head(data), _figures(data), _limits(data), _data(data), _recipe(data), _loading(data)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def inline(value: object) -> str:
+    """Text as Markdown shows it literally, on one line."""
+    shown = printable(str(value)).replace("\n", "\\n")
+    return "".join(f"\\{c}" if c in "\\`*_[]<>#|~$&" else c for c in shown)
+
+
+def _head(data: ReportData) -> str:
+    if data.config is None:
+        return f"# {inline(data.name)}"
+    size = data.config.eval_image_size
+    return (
+        f"# {inline(data.name)}\n\nAn image classifier: {data.config.model.name} over {len(data.classes)} classes, for "
+        f"RGB images of {size} x {size} pixels. Trained with Podscale."
+    )
+
+
+def _figures(data: ReportData) -> str:
+    if data.evaluation is None:
+        reasons = [entry.why for entry in data.missing if entry.what == "the scores"]
+        return f"## Figures\n\nNot evaluated: {inline(reasons[0] if reasons else 'no evaluation was found')}"
+    found, speed = data.evaluation.figures, data.evaluation.throughput
+    low, high = found.top1_interval
+    rows = [
+        ("top-1 accuracy", f"{figures.percent(found.top1, 2)} (95 % interval {100 * low:.2f} to {100 * high:.2f})"),
+        (f"top-{found.top5_k} accuracy", figures.percent(found.top5, 2)),
+        ("mean class accuracy", figures.percent(found.balanced_accuracy, 2)),
+        ("cross-entropy", f"{figures.decimal(found.loss, 4)} nats"),
+        ("expected calibration error", f"{figures.percent(found.ece, 2)} (15 bins)"),
+        ("training throughput", f"{figures.rate(speed.training_images_per_second)} images/s"),
+        ("training time", figures.duration(speed.training_seconds)),
+    ]
+    claimed = data.evaluation.claim.top1.claimed
+    if claimed is not None:
+        rows.append(("top-1 claimed by the published run", figures.percent(claimed, 2)))
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    split = data.evaluation.identity.split
+    return f"## Figures\n\nOn the {found.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
+
+
+def _limits(data: ReportData) -> str:
+    lines = [
+        f"- It knows {len(data.classes)} classes and always names one of them, whatever the image shows.",
+        "- The figures hold for images like those of the validation split; other cameras, places or times may differ.",
+        "- The validation split also served to choose between checkpoints and settings, where that was done: it is no "
+        "independent test set.",
+    ]
+    if data.evaluation is not None:
+        weak = sorted((c for c in data.evaluation.per_class if c.accuracy is not None), key=lambda c: c.accuracy or 0)
+        named = ", ".join(f"{inline(c.name)} ({figures.percent(c.accuracy)} of {c.samples})" for c in weak[:WEAKEST])
+        lines.append(f"- Weakest classes: {named}.")
+        if empty := sum(c.samples == 0 for c in data.evaluation.per_class):
+            lines.append(f"- {empty} classes have no validation image: nothing is known about them.")
+    return "## Limits\n\n" + "\n".join(lines)
+
+
+def _data(data: ReportData) -> str:
+    if data.shards is None:
+        return ""
+    manifest = data.shards.manifest
+    counts = ", ".join(f"{split.count} {name}" for name, split in manifest.splits.items())
+    listed = ", ".join(inline(name) for name in data.shards.classes[:LISTED_CLASSES])
+    more = len(data.shards.classes) - LISTED_CLASSES
+    return (
+        f"## Data\n\n- Source: {inline(manifest.options.get('source', 'unknown'))}\n- Images: {counts}\n"
+        f"- Left out as unusable: {sum(manifest.rejects.values())}\n"
+        f"- Shard set: `{printable(manifest.data_fingerprint)}`, plan `{printable(manifest.plan_fingerprint)}`\n"
+        "- Licence of the data: not stated in the run document. Find it out before you pass the weights on.\n"
+        f"- Classes: {listed}" + (f" and {more} more (model.json lists all)" if more > 0 else "")
+    )
+
+
+def _recipe(data: ReportData) -> str:
+    if data.config is None:
+        return ""
+    train, schedule, optimizer = data.config.train, data.config.train.schedule, data.config.train.optimizer
+    lines = [
+        f"- {train.epochs:g} epochs in batches of {train.global_batch}, {train.precision}, seed {data.config.run.seed}",
+        f"- {optimizer.name.upper()} with momentum {optimizer.momentum:g}, weight decay {optimizer.weight_decay:g}",
+        f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
+        f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
+        "- Everything else is in config.yaml of the run directory",
+    ]
+    return "## Recipe\n\n" + "\n".join(lines)
+
+
+def _loading(data: ReportData) -> str:
+    mean, std = "", ""
+    if data.config is not None:
+        mean = ", ".join(f"{value:g}" for value in data.config.input.mean)
+        std = ", ".join(f"{value:g}" for value in data.config.input.std)
+    identity = data.evaluation.identity.model_sha256 if data.evaluation else None
+    proof = f"\n\nsha256 of model.safetensors: `{identity}`" if identity else ""
+    return (
+        "## Use\n\n`model.safetensors` holds the weights by name (convolutions as OIHW, float32), `model.json` the "
+        "architecture, the class names in index order and the preprocessing. Nothing is pickled.\n\n"
+        "```python\nimport json\nfrom safetensors.numpy import load_file\n\n"
+        'weights = load_file("model.safetensors")       # name -> array\n'
+        'description = json.load(open("model.json"))   # architecture, classes, preprocessing\n```\n\n'
+        f"Pixels are scaled to [0, 1], then normalised with mean ({mean}) and deviation ({std}) per RGB channel.{proof}"
+    )

@@ -1,0 +1,20 @@
+"""The report of a run: report.html, and its first lines as Markdown."""
+
+from pathlib import Path
+
+from podscale.evaluate.report.gather import ReportData, ended, gather
+from podscale.evaluate.report.page import page
+from podscale.files import write_atomically
+from podscale.shards.shardset import ShardSet
+
+__all__ = ["ReportData", "build_report", "ended", "gather"]
+
+
+def build_report(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
+    """Writes <run>/report.html from whatever the run left and returns its path.
+
+    Parts that are missing (a run that failed early has no scores) are named in the report with the reason.
+    """
+    data = gather(Path(run_directory), shard_set)
+    write_atomically(data.run.report, page(data))
+    return data.run.report

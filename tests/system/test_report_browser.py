@@ -1,0 +1,139 @@
+"""The report in a real browser: in the pipeline UI's sandboxed frame, on a phone, in the dark, without a script."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from podscale.evaluate.report import build_report
+from tests.support.browser import Browser, browser, find_browser
+from tests.support.digits_run import DIGITS, make_digits_run
+
+HOSTILE = "<script>document.title='owned'</script>"
+
+PROBE = """<script>
+addEventListener("load", () => parent.postMessage({
+  text: document.body.innerText,
+  width: document.documentElement.scrollWidth,
+  charts: [...document.querySelectorAll("svg")].map(s => {
+    const b = s.getBBox(); return [s.getAttribute("aria-label"), b.width, b.height] }),
+  clipped: [...document.querySelectorAll("svg.chart text:not(.readout)")].filter(t => {
+    const a = t.getBoundingClientRect(), b = t.closest("figure").getBoundingClientRect();
+    return a.width && (a.left < b.left - 1 || a.right > b.right + 1) }).map(t => t.textContent),
+  images: [...document.images].map(i => i.complete && i.naturalWidth),
+  background: getComputedStyle(document.body).backgroundColor,
+}, "*"))
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = make_digits_run(tmp_path_factory.mktemp("browser"), [*DIGITS[:9], HOSTILE])
+    return build_report(run.path, run.shard_set)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    with browser(program) as found:
+        yield found
+
+
+def framed(report: Path, probe: str = PROBE) -> Path:
+    """A page that shows the report as the pipeline UI does; the probe reports what the frame looks like.
+
+    Only the probe may run: it stands behind the report, and the report's own policy is lifted for it alone.
+    """
+    policy = escape("default-src 'none'")
+    text = report.read_text()
+    assert policy in text
+    inner = text.replace(policy, policy + escape("; script-src 'unsafe-inline'"), 1) + probe
+    outer = report.with_name("framed.html")
+    outer.write_text(
+        "<!doctype html><meta name=viewport content='width=device-width'>"
+        "<style>body{margin:0}iframe{border:0;width:100%;height:900px}</style>"
+        "<script>addEventListener('message', e => { window.seen = e.data })</script>"
+        f'<iframe sandbox="allow-scripts" srcdoc="{escape(inner)}"></iframe>'
+    )
+    return outer
+
+
+def seen(page: Browser, path: Path, width: int, dark: bool = False) -> dict[str, object]:
+    page.open(path, width=width, dark=dark)
+    found: dict[str, object] | None = None
+    deadline = time.monotonic() + 30
+    while found is None and time.monotonic() < deadline:
+        found = page.evaluate("window.seen")
+        time.sleep(0.05)
+    assert found is not None, f"the frame never reported: {complaints(page)}"
+    return found
+
+
+def complaints(page: Browser) -> list[str]:
+    kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+    return [json.dumps(event) for event in page.events if event["method"] in kinds]
+
+
+def requests(page: Browser) -> list[str]:
+    sent = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
+    return [url for url in sent if not url.startswith("data:")]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_sandboxed_frame(page: Browser, report: Path, width: int) -> None:
+    path = framed(report)
+    found = seen(page, path, width)
+    text = str(found["text"])
+    for words in ("digits-softmax", "Claim and result", "Confusion matrix", "Most confident mistakes", HOSTILE):
+        assert words in text
+    assert found["width"] == width, "the page is wider than its window"
+    charts = found["charts"]
+    assert isinstance(charts, list)
+    assert len(charts) >= 8
+    assert all(w > 10 and h > 10 for _, w, h in charts), charts
+    assert found["clipped"] == []
+    images = found["images"]
+    assert isinstance(images, list)
+    assert len(images) >= 30
+    assert all(images)
+    assert complaints(page) == []
+    assert requests(page) == [path.as_uri()]
+    assert page.evaluate("document.title") == ""
+
+
+def test_the_check_notices_a_script_and_a_request(page: Browser, report: Path) -> None:
+    """The same checks on a page that does misbehave, so that silence above means something."""
+    bad = (
+        "<script>console.error('boo')</script><img src='http://127.0.0.1:9/x.png'><p style='width:3000px'>wide</p>"
+        + PROBE
+    )
+    found = seen(page, framed(report, bad), 390)
+    assert isinstance(found["width"], int)
+    assert found["width"] > 390
+    assert any("boo" in entry for entry in complaints(page))
+    assert any("img-src" in entry or "x.png" in entry for entry in complaints(page) + requests(page))
+
+
+def test_light_and_dark_differ(page: Browser, report: Path) -> None:
+    path = framed(report)
+    assert seen(page, path, 1280)["background"] != seen(page, path, 1280, dark=True)["background"]
+
+
+def test_alone_and_without_scripts(page: Browser, report: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "report.html"
+    shutil.copy(report, copy)
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.open(copy, width=390)
+        assert complaints(page) == []
+        assert requests(page) == [copy.as_uri()]
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate("document.title") == "digits-softmax: Podscale report"
+    finally:
+        page.call("Emulation.setScriptExecutionDisabled", value=False)

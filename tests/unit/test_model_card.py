@@ -1,0 +1,56 @@
+"""The model card: figures, limits and how to load, with class names that try to break out of Markdown."""
+
+import shutil
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from podscale.evaluate.card import inline, write_model_card
+from podscale.evaluate.evaluation import read
+from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run
+
+
+def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, tmp_path: Path) -> None:
+    shutil.copytree(digits_run.path, tmp_path / "run")
+    card = write_model_card(tmp_path / "run", digits_run.shard_set).read_text()
+    found = read(tmp_path / "run" / "evaluation.json")
+    assert f"| top-1 accuracy | {100 * found.figures.top1:.2f}\u202f%" in card
+    assert f"sha256 of model.safetensors: `{found.identity.model_sha256}`" in card
+    assert "1437 train, 360 validation" in card
+    assert "| top-1 claimed by the published run | 97.00\u202f% |" in card
+    for title in ("Figures", "Limits", "Data", "Recipe", "Use"):
+        assert f"## {title}\n" in card
+    assert "Licence of the data: not stated" in card
+    weakest = min(found.per_class, key=lambda entry: entry.accuracy or 0)
+    assert f"Weakest classes: {weakest.name} (" in card
+
+
+def test_its_loading_example_works(digits_run: DigitsRun, tmp_path: Path, monkeypatch: object) -> None:
+    shutil.copytree(digits_run.path, tmp_path / "run")
+    path = write_model_card(tmp_path / "run", digits_run.shard_set)
+    example = path.read_text().split("```python\n")[1].split("```")[0]
+    example = example.replace('"model.', f'"{path.parent}/model.')
+    found: dict[str, object] = {}
+    exec(example, found)
+    assert found["weights"].keys() == load_file(path.parent / "model.safetensors").keys()  # type: ignore[attr-defined]
+    assert found["description"]["classes"] == DIGITS  # type: ignore[index]
+
+
+def test_a_model_that_was_not_evaluated_says_so(digits_run: DigitsRun, tmp_path: Path) -> None:
+    shutil.copytree(digits_run.path, tmp_path / "run")
+    (tmp_path / "run" / "evaluation.json").unlink()
+    card = write_model_card(tmp_path / "run", None).read_text()
+    assert "Not evaluated: evaluation.json does not exist" in card
+
+
+def test_class_names_cannot_break_the_markdown(tmp_path: Path) -> None:
+    names = [*DIGITS[:8], "a|b\n## Head", "<script>x</script>"]
+    run = make_digits_run(tmp_path, names)
+    card = write_model_card(run.path, run.shard_set).read_text()
+    assert "<script>" not in card
+    assert "\n## Head" not in card
+    assert "a\\|b\\\\n\\#\\# Head" in card or "a\\|b\\n\\#\\# Head" in card
+
+
+def test_inline_text_is_literal() -> None:
+    assert inline("*[x](y)*") == "\\*\\[x\\](y)\\*"

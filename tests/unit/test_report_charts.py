@@ -1,0 +1,112 @@
+"""The chart module: round ticks, honest decimation, marks where the data is."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podscale.evaluate.report import figures
+from podscale.evaluate.report.charts import Series, heatmap, line_chart, ranked_counts, stacked_bar
+from podscale.evaluate.report.charts.lines import MAX_POINTS, decimate
+from podscale.evaluate.report.charts.scale import Scale, linear_ticks, rounded_out
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_round_inside_and_not_too_many(low: float, span: float) -> None:
+    ticks = linear_ticks(low, low + span)
+    assert 2 <= len(ticks) <= 7
+    assert low - span * 1e-6 <= ticks[0]
+    assert ticks[-1] <= low + span * (1 + 1e-6)
+    steps = [b - a for a, b in pairwise(ticks)]
+    assert max(steps) == pytest.approx(min(steps), rel=1e-5)
+    mantissa = float(f"{steps[0]:.3e}".split("e")[0])
+    assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 0.01
+
+
+def test_the_range_is_widened_to_ticks() -> None:
+    assert rounded_out(0.13, 2.31) == pytest.approx((0, 2.5))
+    low, high = rounded_out(3.0, 3.0)
+    assert low < 3 < high
+
+
+def test_a_logarithmic_scale_has_powers_of_ten() -> None:
+    scale = Scale(0.02, 300, 0, 100, log=True)
+    assert scale.ticks() == pytest.approx([0.1, 1, 10, 100])
+    assert scale(300) == pytest.approx(100)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=3000), st.integers(0, 2999))
+def test_decimation_keeps_ends_and_extremes_in_order(values: list[float], spike: int) -> None:
+    values[spike % len(values)] = 1e6
+    points = [(float(i), value) for i, value in enumerate(values)]
+    kept = decimate(points, MAX_POINTS)
+    assert len(kept) <= MAX_POINTS + 2
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert {max(values), min(values)} <= {y for _, y in kept}
+    assert [x for x, _ in kept] == sorted({x for x, _ in kept})
+
+
+def test_a_line_goes_through_its_points() -> None:
+    drawn = line_chart("t", [Series("a", [(0, 0.0), (5, 10.0), (10, 5.0)])], y_range=(0, 10))
+    path = re.search(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', drawn)
+    assert path is not None
+    x0, y0, x1, y1, x2, y2 = (float(v) for v in path.groups())
+    assert (x0 + x2) / 2 == pytest.approx(x1)
+    assert (y0 + y1) / 2 == pytest.approx(y2)
+    assert y1 < y0  # up is less in SVG
+    assert "10 at epoch 5" in drawn
+
+
+def test_a_single_point_and_a_constant_are_drawn() -> None:
+    assert "<circle" in line_chart("t", [Series("a", [(1, 0.5)])])
+    assert "NaN" not in line_chart("t", [Series("a", [(1, 0.5), (2, 0.5)])])
+
+
+def test_a_wide_loss_is_drawn_logarithmically() -> None:
+    drawn = line_chart("t", [Series("a", [(1, 100.0), (2, 0.01)])], log=True)
+    assert ">0.1<" in drawn
+    assert ">10<" in drawn
+
+
+def test_shares_of_the_bar_add_up() -> None:
+    widths = re.findall(r'width="([\d.]+)" height="34"', stacked_bar("t", [("a", 3.0), ("b", 1.0)]))
+    assert [float(w) for w in widths] == pytest.approx([748.5, 248.5])
+
+
+def test_the_heat_map_has_a_cell_a_pair() -> None:
+    drawn = heatmap("t", ["a", "b", "c"], [[5, 0, 1], [0, 0, 0], [2, 0, 3]])
+    assert drawn.count('class="cell"') == 9
+    assert drawn.count('class="right"') == 2
+    assert drawn.count('class="wrong"') == 2
+    assert "a taken for c: 1 of 6" in drawn
+
+
+def test_a_thousand_classes_are_one_path() -> None:
+    drawn = ranked_counts("t", list(range(1, 1001)), "split train")
+    assert len(drawn) < 40_000
+    assert "largest 1\u202f000, median 500, smallest 1" in drawn
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (figures.percent(0.97216, 2), "97.22\u202f%"),
+        (figures.percent(None), "\u2013"),
+        (figures.count(1281167), "1\u202f281\u202f167"),
+        (figures.rate(3.14159), "3.14"),
+        (figures.rate(12345.6), "12\u202f346"),
+        (figures.duration(0.0123), "12.3 ms"),
+        (figures.duration(59.6), "1 min 00 s"),
+        (figures.duration(250), "4 min 10 s"),
+        (figures.duration(3600 * 2 + 300), "2 h 05 min"),
+        (figures.size(1_470_000), "1.47 MB"),
+        (figures.short(0.00002), "2e-5"),
+        (figures.short(1_500_000), "1.5M"),
+        (figures.short(0.5), "0.5"),
+    ],
+)
+def test_figures(shown: str, text: str) -> None:
+    assert shown == text

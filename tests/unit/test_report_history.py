@@ -1,0 +1,64 @@
+"""metrics.jsonl as runs really leave it: restarts that redo steps, half lines, words that are no numbers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.evaluate.history import parse_history, read_history
+
+
+def step(number: int, time: float, loss: float = 1.0, rate: float = 100.0, **phases: float) -> str:
+    line: dict[str, Any] = {"time": time, "kind": "step", "step": number, "epoch": number / 10, "loss": loss}
+    return json.dumps({**line, "learning_rate": 0.1, "images_per_second": rate, "phases": phases})
+
+
+def event(name: str, time: float) -> str:
+    return json.dumps({"time": time, "kind": "event", "event": name})
+
+
+def test_steps_that_were_redone_count_once_but_their_time_counts_twice() -> None:
+    history = parse_history(
+        [
+            event("start", 0),
+            step(10, 10, 2.0, data_wait=1),
+            step(20, 20, 1.5, data_wait=1),
+            step(30, 30, 1.2, data_wait=1),
+            event("resumed", 1000),  # from the checkpoint of step 10
+            step(20, 1010, 1.4, data_wait=1),
+            step(30, 1020, 1.1, data_wait=2),
+            event("done", 1025),
+        ]
+    )
+    assert [(line["step"], line["loss"]) for line in history.steps] == [(10, 2.0), (20, 1.4), (30, 1.1)]
+    assert history.seconds == 30 + 25
+    assert history.phases == {"data_wait": 6.0}
+    assert history.count("resumed") == 1
+
+
+def test_start_and_resumed_together_are_one_launch() -> None:
+    history = parse_history([event("start", 0), event("resumed", 4), step(1, 10), event("start", 100), step(2, 103)])
+    assert history.seconds == 13
+
+
+def test_throughput_is_images_over_seconds_not_a_mean_of_rates() -> None:
+    history = parse_history([step(10, 1, rate=100.0), step(20, 2, rate=300.0)])
+    # 10 updates of 30 images at 100/s are 3 s, and at 300/s 1 s: 600 images in 4 s.
+    assert history.images_per_second(30) == pytest.approx(150.0)
+
+
+def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(
+        step(1, 1).encode() + b"\n\xff\xfe\n[1, 2]\n" + b'{"kind": "step", "loss": 1}\n' + step(2, 2).encode()[:-7]
+    )
+    history = read_history(path)
+    assert [line["step"] for line in history.steps] == [1]
+    assert history.damaged == 4
+
+
+def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
+    history = read_history(tmp_path / "none")
+    assert not history
+    assert history.images_per_second(32) is None

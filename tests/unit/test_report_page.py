@@ -1,0 +1,237 @@
+"""The report as text: every part is there, nothing is executable or remote, and a failed run still gets one."""
+
+import base64
+import io
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from podscale.evaluate.evaluation import evaluate_run
+from podscale.evaluate.predictions import Predictions, write
+from podscale.evaluate.report import build_report
+from podscale.evaluate.report.pictures import MAX_BYTES, thumbnail
+from podscale.evaluate.report.svg import tag
+from podscale.evaluate.scores import most_confident_mistakes
+from podscale.evaluate.text import printable
+from podscale.rundir import Outcome, write_outcome
+from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_shard_set
+
+VOID = {"meta", "img"}
+
+
+class Outline(HTMLParser):
+    """Collects what matters for safety, and checks that all tags nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def copy_of(run: DigitsRun, directory: Path) -> Path:
+    shutil.copytree(run.path, directory / "run")
+    return directory / "run"
+
+
+def test_everything_is_on_the_page(digits_run: DigitsRun, tmp_path: Path) -> None:
+    run = copy_of(digits_run, tmp_path)
+    page = build_report(run, digits_run.shard_set).read_text()
+    outline = Outline(page)
+    for title in ("Claim and result", "Training", "Time", "Classes", "Calibration", "Most confident mistakes",
+                  "Data", "Environment", "How to reproduce"):  # fmt: skip
+        assert title in outline.text
+    top1 = json.loads((run / "evaluation.json").read_text())["figures"]["top1"]
+    assert f"{100 * top1:.2f}\u202f%" in outline.text
+    assert outline.tags.count("path") >= 5  # loss (2), accuracy (2), learning rate, throughput
+    assert outline.tags.count("img") >= 30
+    assert len(page) < 1_000_000
+    assert "are missing" not in page
+
+
+def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, tmp_path: Path) -> None:
+    outline = Outline(build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text())
+    assert {"script", "link", "iframe", "object", "form"} & set(outline.tags) == set()
+    assert outline.handlers == []
+    assert outline.links
+    assert all(link.startswith("data:image/") for link in outline.links)
+
+
+def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, tmp_path: Path) -> None:
+    from podscale.evaluate.predictions import read
+    from podscale.shards.shardset import ShardSet
+
+    page = build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text()
+    found, split = (
+        read(digits_run.path / "predictions.safetensors"),
+        ShardSet.open(digits_run.shard_set).split("validation"),
+    )
+    row = most_confident_mistakes(found, 1)[0]
+    sample = int(np.flatnonzero(split.keys == found.keys[row])[0])
+    card = page[page.index("<h2>Most confident") :].split('<figure class="card">')[1]
+    assert f"{int(found.keys[row]):016x}" in card
+    assert split.source(sample).decode() in card
+    encoded = re.search(r"base64,([^\"]+)", card)
+    assert encoded is not None
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded[1]))).convert("L"))
+    np.testing.assert_array_equal(shown, np.asarray(Image.open(io.BytesIO(split.record(sample).tobytes()))))
+
+
+def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    names = [*DIGITS[:7], "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "nul\0\u202eabc\udcff"]
+    run = make_digits_run(tmp_path, names)
+    (run.path / "environment.json").write_text(
+        json.dumps({"host": "</style><script>alert(2)</script>", "command": "a & b"})
+    )
+    (run.shard_set / "rejects.jsonl").write_text(json.dumps({"source": "x\x1b[31m\udcfe</td>", "reason": "<i>"}) + "\n")
+    outline = Outline(build_report(run.path, run.shard_set).read_text(encoding="utf-8"))
+    assert {"script", "i "} & set(outline.tags) == set()
+    assert outline.handlers == []
+    text = "".join(outline.text)
+    assert "<script>alert(1)</script>" in text
+    assert "nul\\x00\\x202eabc\\xdcff" in text
+    assert "x\\x1b[31m\\xdcfe</td>" in text
+
+
+def test_sources_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = [png(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)) for _ in range(4)]
+    shards = write_shard_set(
+        tmp_path / "shards", {"train": (images[:2], np.array([0, 1])), "validation": (images[2:], np.array([0, 1]))},
+        ["a", "b"], [b"a/1", b"b/1", b"a/\xff\xfe\n.jpg", b"b/<2>"],
+    )  # fmt: skip
+    run = tmp_path / "run"
+    run.mkdir()
+    top = np.array([[1, 0], [0, 1]], dtype=np.int32)
+    confidences = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
+    labels = np.array([0, 1], dtype=np.int32)
+    write(
+        run / "predictions.safetensors",
+        Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]),
+    )
+    from podscale.config import loads
+
+    evaluate_run(run, loads(""), shards)
+    page = build_report(run, shards).read_text()
+    assert "a/\\xff\\xfe\n.jpg" in page
+    assert "b/&lt;2&gt;" in page
+
+
+def test_a_training_that_failed_says_why(digits_run: DigitsRun, tmp_path: Path) -> None:
+    run = copy_of(digits_run, tmp_path)
+    for name in ("evaluation.json", "predictions.safetensors", "model", "outcome.json"):
+        path = run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_outcome(run / "outcome.json", Outcome("shard", 0))
+    write_outcome(run / "outcome.json", Outcome("train", 77, "rank 1 was killed <hard>", 12.0))
+    page = build_report(run, digits_run.shard_set).read_text()
+    text = "".join(Outline(page).text)
+    assert "train lost a rank (exit code 77)" in text
+    assert "rank 1 was killed <hard>" in text
+    assert "the scores: stage train lost a rank (exit code 77): rank 1 was killed <hard>" in text
+    assert "Training" in text  # the curves until then
+    assert "Pictures of the split train" in text
+
+
+def test_an_empty_run_directory_still_gets_a_report(tmp_path: Path) -> None:
+    text = "".join(Outline(build_report(tmp_path, None).read_text()).text)
+    assert "not finished" in text
+    assert "no shard set was given" in text
+    assert "stage train has no recorded end" in text
+
+
+def test_damaged_files_are_named(digits_run: DigitsRun, tmp_path: Path) -> None:
+    run = copy_of(digits_run, tmp_path)
+    (run / "evaluation.json").write_text("{")
+    (run / "environment.json").write_text("[]")
+    (run / "predictions.safetensors").write_bytes(b"x")
+    text = "".join(Outline(build_report(run, tmp_path / "nowhere").read_text()).text)
+    for name in ("evaluation.json: not an evaluation", "environment.json: not a JSON object",
+                 "predictions.safetensors: cannot read", "nowhere: no complete shard set"):  # fmt: skip
+        assert name in text
+
+
+def test_scores_of_another_class_map_are_not_shown(digits_run: DigitsRun, tmp_path: Path) -> None:
+    other = make_digits_run(tmp_path, [*DIGITS[:9], "neun"])
+    text = "".join(Outline(build_report(copy_of(digits_run, tmp_path), other.shard_set).read_text()).text)
+    assert "belongs to another class map" in text
+    assert "Confusion matrix" not in text
+
+
+def test_many_classes_get_pairs_and_a_ranked_histogram(tmp_path: Path) -> None:
+    classes, n = 300, 900
+    rng = np.random.default_rng(3)
+    images = [png(rng.integers(0, 255, (9, 9), dtype=np.uint8)) for _ in range(8)]
+    labels = np.arange(n) % classes
+    pictures = [images[i % 8] for i in range(n)]
+    names = [f"c{i:03d}" for i in range(classes)]
+    sources = [f"{i}.png".encode() for i in range(2 * n)]
+    shards = write_shard_set(
+        tmp_path / "s", {"train": (pictures, labels), "validation": (pictures, labels)}, names, sources
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    top = np.stack(
+        [(labels + (labels % 3 == 0) * 7) % classes, *((labels + i) % classes for i in (1, 2, 3, 4))], axis=1
+    )
+    confidences = np.sort(rng.random((n, 5)), axis=1)[:, ::-1]
+    write(run / "predictions.safetensors",
+          Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]))  # fmt: skip
+    from podscale.config import loads
+
+    evaluate_run(run, loads(""), shards)
+    text = "".join(Outline(build_report(run, shards).read_text()).text)
+    assert "Most confused pairs" in text
+    assert "Worst classes" in text
+    assert "Confusion matrix" not in text
+    assert "classes, by number of images" in text
+
+
+@pytest.mark.parametrize("side", [8, 300, 2000])
+def test_pictures_are_bounded(side: int) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (side, side + 5, 3), dtype=np.uint8)
+    mime, content, small = thumbnail(png(noise))
+    shown = Image.open(io.BytesIO(content))
+    assert len(content) <= MAX_BYTES
+    assert max(shown.size) <= 144
+    assert small == (side == 8)
+    assert mime == ("image/png" if small else "image/jpeg")
+
+
+def test_a_picture_that_cannot_be_decoded_is_a_box(digits_run: DigitsRun, tmp_path: Path) -> None:
+    shutil.copytree(digits_run.shard_set, tmp_path / "shards")
+    tar = tmp_path / "shards" / "train" / "shard-00000-of-00001.tar"
+    tar.write_bytes(bytes(tar.stat().st_size))
+    page = build_report(copy_of(digits_run, tmp_path), tmp_path / "shards").read_text()
+    assert 'class="noimage">cannot be shown' in page
+    assert "Confusion matrix" in page
+
+
+def test_markup_escapes_text_and_attributes() -> None:
+    assert tag("p", "<&>", title='"<') == '<p title="&quot;&lt;">&lt;&amp;&gt;</p>'
+    assert tag("g", tag("i"), None, ["a", tag("b", 1.5)]) == "<g><i></i>a<b>1.5</b></g>"
+    assert printable(b"caf\xc3\xa9 \xff\x07") == "caf\u00e9 \\xff\\x07"
