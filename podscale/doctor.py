@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from podscale import devices
 from podscale.devices import human_bytes
@@ -51,24 +51,6 @@ def main(workspace: Path, *, as_json: bool) -> int:
 def examine(workspace: Path) -> list[Finding]:
     """Looks at everything; nothing is written and nothing is started for longer than the look."""
     return [*_system(), *_memory(), *_disk(workspace), *_network(), *_software(), *_engine(), *_cluster()]
-
-
-def environment() -> dict[str, Any]:
-    """Versions, devices and command line of this process, for environment.json."""
-    packages = ("torch", "torchvision", "nvidia-dali-cuda130", "numpy", "kfp", "pillow", "simplejpeg", "pydantic")
-    memory = devices.memory()
-    return {
-        "podscale": VERSION,
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "cpu": cpu_name(),
-        "cores": devices.cores(),
-        "memory_bytes": memory.total,
-        "gpus": gpu_names(),
-        "packages": {name: version for name in packages if (version := installed(name)) is not None},
-    }
 
 
 def installed(package: str) -> str | None:

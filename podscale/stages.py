@@ -82,9 +82,14 @@ def evaluate(config: RunConfig, shard_set: str) -> Outcome:
 
 def report(config: RunConfig, shard_set: str) -> Outcome:
     """Writes the self-contained <run>/report.html and the model card."""
+    from podscale.evaluate.card import write_model_card
     from podscale.evaluate.report import build_report
 
-    return _once(config, "report", shard_set, lambda run: build_report(run.path, shard_set))
+    def work(run: RunDirectory) -> None:
+        write_model_card(run.path, shard_set)
+        build_report(run.path, shard_set)
+
+    return _once(config, "report", shard_set, work)
 
 
 def shard_outcome_path(workspace: str, data: DataSection) -> Path:

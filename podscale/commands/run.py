@@ -15,6 +15,7 @@ from podscale.errors import ExitCode
 from podscale.pipelines.here import Launch, run_here
 from podscale.rundir import RunDirectory
 from podscale.shards.progress import Update
+from podscale.telemetry.steplog import StepLog
 from podscale.version import VERSION
 
 
@@ -59,7 +60,7 @@ class View:
         self._bar = ProgressLine()
         self._metrics = RunDirectory.of(config).metrics
         self._position = self._metrics.stat().st_size if self._metrics.exists() else 0
-        self._out = sys.stdout  # while kfp runs, sys.stdout is its log
+        self._steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
         self._told: set[str] = set()
         self._stage: str | None = None
 
@@ -102,7 +103,7 @@ class View:
         end = text.rfind(b"\n") + 1
         self._position += end
         for line in text[:end].splitlines():
-            self._out.write(line.decode() + "\n")
+            self._steps.write(json.loads(line))
 
 
 def _result(directory: RunDirectory) -> str:

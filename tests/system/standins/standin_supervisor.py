@@ -63,7 +63,6 @@ def train(config, run, how):
     run.model.mkdir(exist_ok=True)
     (run.model / "model.safetensors").write_bytes(b"weights of " + str(config.run.seed).encode())
     write_json(run.model / "model.json", {})
-    (run.model / "README.md").write_text("# model\n")
     return 0
 
 
