@@ -25,8 +25,6 @@ PROGRESS = "PODSCALE_PROGRESS_FILE"
 """Environment: file to which the shard stage writes how far it is."""
 WORKERS = "PODSCALE_SHARD_WORKERS"
 """Environment: packing processes. Not an input of the component, because the number changes nothing in the shards."""
-MOST_CLASSES = 20
-"""Larger confusion matrices cannot be read in the user interface."""
 
 
 def shard(data: str, workspace: str, shard_set: Any) -> None:
@@ -77,16 +75,17 @@ def train(document: str, shard_set: Any, model: Any) -> None:
 
 def evaluate(document: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
     """Evaluates; `metrics` is a dsl.Metrics artifact, `confusion` dsl.ClassificationMetrics."""
+    from podscale.evaluate import evaluation as evaluations
+
     with stage_process("evaluate"):
         config = _config(document)
         stages.evaluate(config, _location(shard_set))
-        evaluation = json.loads(RunDirectory.of(config).evaluation.read_text(encoding="utf-8"))
-        for name, value in evaluation.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                metrics.log_metric(name, value)
-        classes, matrix = evaluation.get("classes"), evaluation.get("confusion")
-        if classes and matrix and len(classes) <= MOST_CLASSES:
-            confusion.log_confusion_matrix([str(name) for name in classes], matrix)
+        evaluation = evaluations.read(RunDirectory.of(config).evaluation)
+        for name, value in evaluations.kfp_metrics(evaluation).items():
+            metrics.log_metric(name, value)
+        matrix = evaluations.confusion_for_kfp(evaluation)
+        if matrix is not None:
+            confusion.log_confusion_matrix(*matrix)
 
 
 def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
@@ -125,9 +124,9 @@ def summary(config: RunConfig, state: str) -> str:
             continue
         how = "done before" if outcome.reused else "done" if outcome.done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
-    for stage, outcome in found.items():
-        if not outcome.done:
-            lines += ["", f"## {stage}", "", "```", outcome.error, "```"]
+    for failed in found.values():
+        if not failed.done:
+            lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]
     lines += ["", f"Everything of this run is under `{RunDirectory.of(config).path}`.", ""]
     return "\n".join(lines)
 

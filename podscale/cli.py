@@ -137,8 +137,8 @@ def report(document: Run = None, changes: Set = []) -> None:  # noqa: B006
     stage.report(document, changes)
 
 
-@app.command()
-def config(
+@app.command("config")
+def show_config(
     document: Run = None,
     changes: Set = [],  # noqa: B006
     json: Json = False,
@@ -150,8 +150,8 @@ def config(
     documents.show(document, changes, as_json=json, schema=schema)
 
 
-@app.command()
-def compile(
+@app.command("compile")
+def compile_pipeline(
     document: Run = None,
     changes: Set = [],  # noqa: B006
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("pipeline.yaml"),

@@ -122,7 +122,7 @@ def _memory() -> Iterator[Finding]:
         f"{human_bytes(memory.shared_free)} free",
         ""
         if enough
-        else "loader processes hand batches over here: use --shm-size in a container, a memory-backed emptyDir in a pod",
+        else "loader processes hand batches over here: --shm-size in a container, a memory-backed emptyDir in a pod",
     )
 
 

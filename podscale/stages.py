@@ -123,8 +123,18 @@ def _supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_se
         if code != ExitCode.DONE:
             told = read_outcomes(run.outcome).get(stage)
             raise error_of(code, told.error if told and told.error else f"{stage} ended with exit code {code}")
+        if stage == "evaluate":
+            _score(config, run, shard_set)
 
     return _once(config, stage, shard_set, work)
+
+
+def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
+    """Turns the predictions that the ranks left into evaluation.json."""
+    from podscale.evaluate.evaluation import evaluate_run
+    from podscale.input import open_shard_set
+
+    evaluate_run(run.path, config, open_shard_set(shard_set, config))
 
 
 def _once(

@@ -28,7 +28,7 @@ def show(document: str | None, changes: Sequence[str], *, as_json: bool, schema:
 
 
 def schema_text() -> str:
-    """The JSON schema as it is committed in podscale/config/schema.json (`make generate` or `podscale config --schema`)."""
+    """The JSON schema as it is committed: `podscale config --schema > podscale/config/schema.json`."""
     return json.dumps(config.json_schema(), indent=2) + "\n"
 
 

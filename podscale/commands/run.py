@@ -50,7 +50,7 @@ def _carry_out(config: RunConfig, directory: RunDirectory, started: float, *, ve
         where = f" in stage {ended.failed_stage}" if ended.failed_stage else ""
         _say(f"output of the stages: {ended.log}")
         _say(f"podscale{where}: {ended.error}")
-    return ended.exit_code
+    return int(ended.exit_code)
 
 
 class View:
@@ -107,9 +107,10 @@ class View:
 
 
 def _result(directory: RunDirectory) -> str:
-    figures = json.loads(directory.evaluation.read_text(encoding="utf-8"))
-    accuracy = f"top-1 {figures['top1']:.2%}, " if isinstance(figures.get("top1"), float) else ""
-    return f"{accuracy}report: {directory.report}"
+    from podscale.evaluate import evaluation as evaluations
+
+    top1 = evaluations.read(directory.evaluation).figures.top1
+    return f"{f'top-1 {top1:.2%}, ' if top1 is not None else ''}report: {directory.report}"
 
 
 def _say(text: str) -> None:

@@ -1,6 +1,5 @@
 """Commands that carry out one stage alone, in this process."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +50,8 @@ def inspect(directory: Path, *, verify: bool, as_json: bool) -> None:
     """Tells what a shard set holds."""
     from podscale.shards import inspect as look
 
-    summary = look.inspect(directory, verify)
-    print(json.dumps(summary.as_json(), indent=2) if as_json else summary)
+    summary = look.inspect(directory, verify=verify)
+    print(summary.to_json() if as_json else summary.to_text())
 
 
 def train(document: str | None, changes: Sequence[str]) -> None:
@@ -63,12 +62,12 @@ def train(document: str | None, changes: Sequence[str]) -> None:
 
 def evaluate(document: str | None, changes: Sequence[str]) -> None:
     """Evaluates the trained model and prints its figures."""
+    from podscale.evaluate import evaluation as evaluations
+
     config, shard_set = _ready(document, changes)
     outcome = stages.evaluate(config, shard_set)
-    figures = json.loads(RunDirectory.of(config).evaluation.read_text(encoding="utf-8"))
-    for name in ("top1", "top5", "loss"):
-        if name in figures:
-            print(f"{name}: {figures[name]:.4f}")
+    for name, value in evaluations.kfp_metrics(evaluations.read(RunDirectory.of(config).evaluation)).items():
+        print(f"{name}: {value:.4f}")
     _tell(config, outcome, RunDirectory.of(config).evaluation)
 
 

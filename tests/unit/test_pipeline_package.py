@@ -18,7 +18,7 @@ def without_version(text: str) -> str:
     return re.sub(r"^sdkVersion: .*$", "", text, flags=re.M)  # any kfp of the supported range compiles the same
 
 
-@pytest.mark.parametrize("path", [path for path in committed()], ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", list(committed()), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_committed_packages_are_current(path: Path):
     written = path.read_text(encoding="utf-8")
     assert without_version(written) == without_version(committed()[path]), "run: python -m podscale.pipelines.package"

@@ -14,6 +14,7 @@ STANDINS = {
     "podscale.shards.build": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
     "podscale.evaluate.card": HERE / "standin_card.py",
+    "podscale.evaluate.evaluation": HERE / "standin_evaluation.py",
     "podscale.evaluate.report": HERE / "standin_report.py",
 }
 

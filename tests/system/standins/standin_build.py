@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
-from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary
+from podscale.files import write_json
+from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary, classes_sha256
 from podscale.shards.progress import Update
 
 
@@ -29,6 +30,9 @@ def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, pr
         name: SplitSummary(count, count * 300, (count // 2, count // 2), "0" * 64, (Shard("s", count, 1, "0" * 64),))
         for name, count in (("train", 100), ("validation", 20))
     }
-    manifest = Manifest(1, data_fingerprint(data), "plan", data.model_dump(mode="json"), "classes", splits)
+    manifest = Manifest(
+        1, data_fingerprint(data), "plan", data.model_dump(mode="json"), classes_sha256(["a", "b"]), splits
+    )
+    write_json(directory / "classes.json", ["a", "b"])
     manifest.write(directory)
     return BuildResult(manifest, False)

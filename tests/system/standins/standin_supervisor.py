@@ -67,8 +67,5 @@ def train(config, run, how):
 
 
 def evaluate(run):
-    write_json(
-        run.evaluation, {"top1": 0.75, "top5": 1.0, "loss": 0.5, "classes": ["a", "b"], "confusion": [[9, 1], [4, 6]]}
-    )
     run.predictions.write_bytes(b"predictions")
     return 0
