@@ -1,8 +1,9 @@
 """Shared fixtures. Real images are found through PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
 
+import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,3 +29,19 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> "DigitsRun":
     from tests.support.digits_run import make_digits_run
 
     return make_digits_run(tmp_path_factory.mktemp("digits"))
+
+
+def _shard_fixtures() -> Any:
+    """The fixtures that write small shard sets, which live beside the unit tests."""
+    path = Path(__file__).parent / "unit" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("podscale_shard_fixtures", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_shards = _shard_fixtures()
+make_shard_set = _shards.make_shard_set
+shard_tools = _shards.shard_tools

@@ -21,19 +21,40 @@ from podscale.errors import InputError
 MAX_DOCUMENT_BYTES = 2**20
 
 
-class _DocumentLoader(yaml.SafeLoader):
-    """Safe YAML without the traps of version 1.1."""
-
-
-_DocumentLoader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float",)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_DocumentLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_CORE_SCHEMA = (  # YAML 1.2.2, section 10.3.2; the order decides where two match
+    ("null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("int", re.compile(r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
+    ("float", _FLOAT, list("-+0123456789.")),
 )
+
+
+class _DocumentLoader(yaml.SafeLoader):
+    """Safe YAML with the scalars of version 1.2: `no` is a word, 1e-4 a number, 010 is ten, 1:30 and dates are text."""
+
+
+_DocumentLoader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in _CORE_SCHEMA:
+    _DocumentLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, _first)
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+_DocumentLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+class _DocumentDumper(yaml.SafeDumper):
+    """Quotes what any version of YAML would take for something other than text."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_DocumentDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 @dataclass
@@ -46,6 +67,9 @@ class _Origins:
 
     def of(self, key: str) -> str:
         """The place to look: the override, else the line of the key or of its nearest parent, else the file."""
+        inside = next((text for name, text in self.overrides.items() if name.startswith(f"{key}.")), None)
+        if inside is not None and key not in self.lines:
+            return f"--set {inside}"
         probe = key
         while probe:
             if probe in self.overrides:
@@ -89,7 +113,9 @@ def loads(text: str, name: str = "document", overrides: Sequence[str] = ()) -> R
 
 def dumps(config: RunConfig) -> str:
     """The resolved document as YAML; `loads(dumps(c)) == c`."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    values = config.model_dump(mode="json")
+    text: str = yaml.dump(values, Dumper=_DocumentDumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def json_schema() -> dict[str, Any]:
@@ -98,24 +124,27 @@ def json_schema() -> dict[str, Any]:
 
 
 def _parse(text: str, origins: _Origins) -> dict[str, Any]:
+    loader = None
     try:
         loader = _DocumentLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return {}
-            if not isinstance(node, yaml.MappingNode):
-                raise InputError(f"{origins.name}: a run document is a mapping of sections, not a {_kind(node)}")
-            _record(node, "", origins)
-            values: dict[str, Any] = loader.construct_document(node)
-            return values
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            raise InputError(f"{origins.name}: a run document is a mapping of sections, not a {_kind(node)}")
+        _record(node, "", origins)
+        values: dict[str, Any] = loader.construct_document(node)
+        return values
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{origins.name}:{mark.line + 1}" if mark else origins.name
         problem = getattr(error, "problem", None) or str(error)
         raise InputError(f"{place}: not valid YAML: {problem}") from None
+    except RecursionError:
+        raise InputError(f"{origins.name}: not valid YAML: nested too deeply for a run document") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
 
 
 def _kind(node: yaml.Node) -> str:
@@ -131,8 +160,7 @@ def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | No
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            if not isinstance(item, yaml.ScalarNode):
-                _record(item, prefix, origins, seen)
+            _record(item, prefix, origins, seen)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -149,14 +177,11 @@ def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | No
 def _apply_override(values: dict[str, Any], override: str, origins: _Origins) -> None:
     key, equals, text = override.partition("=")
     key = key.strip()
-    if not equals or not key:
+    *parents, last = key.split(".")
+    if not equals or not all((*parents, last)):
         raise InputError(f"--set {override}: write it as section.key=value")
     origins.overrides[key] = override
-    try:
-        value = yaml.load(text, Loader=_DocumentLoader) if text.strip() else ""
-    except yaml.YAMLError:
-        value = text
-    *parents, last = key.split(".")
+    value = _override_value(text, override)
     target = values
     for depth, parent in enumerate(parents):
         child = target.setdefault(parent, {})
@@ -164,6 +189,18 @@ def _apply_override(values: dict[str, Any], override: str, origins: _Origins) ->
             raise InputError(f"--set {override}: {'.'.join(parents[: depth + 1])} is a value, not a section")
         target = child
     target[last] = value
+
+
+def _override_value(text: str, override: str) -> Any:
+    """The value of `a.b=<text>` as in a document; what only looks like YAML (a URL with a colon, say) is text."""
+    if not text.strip():
+        return ""
+    try:
+        return _parse(f"value: {text}", _Origins(f"--set {override}"))["value"]
+    except InputError as error:
+        if "not valid YAML" in str(error):
+            return text
+        raise
 
 
 def _explain(error: ValidationError, origins: _Origins) -> str:

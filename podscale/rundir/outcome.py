@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it."""
 
 Stage = Literal["shard", "train", "evaluate", "report"]
 
@@ -24,7 +27,7 @@ class Outcome:
     seconds: float = 0.0
     ended: str = ""
     reused: bool = False
-    """True where the stage was finished before and nothing had to be done."""
+    """True where the stage was finished before and nothing had to be done; `seconds` are then those of the work."""
 
     @property
     def done(self) -> bool:
@@ -48,24 +51,40 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
         return {}
 
 
+def _exit_of(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, PodscaleError):
+        return int(error.exit_code), str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    return int(ExitCode.FAILED), f"{type(error).__name__}: {error}"
+
+
+@dataclass
+class Recording:
+    """What a stage tells about itself while it is recorded."""
+
+    found: Outcome | None = None
+    """Set where nothing had to be done: the outcome of the launch that did the work."""
+
+
 @contextmanager
-def recorded_stage(path: Path, stage: Stage) -> Iterator[None]:
+def recorded_stage(path: Path, stage: Stage) -> Iterator[Recording]:
     """Runs one stage and records its outcome whatever happens; the exception goes on to the caller."""
     started = datetime.now(UTC)
+    recording = Recording()
 
     def record(exit_code: int, error: str) -> None:
         now = datetime.now(UTC)
-        write_outcome(path, Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat()))
+        if recording.found is not None and exit_code == ExitCode.DONE:
+            outcome = replace(recording.found, reused=True, ended=now.isoformat())
+        else:
+            outcome = Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat())
+        write_outcome(path, outcome)
 
     try:
-        yield
-    except PodscaleError as error:
-        record(int(error.exit_code), str(error))
-        raise
-    except KeyboardInterrupt:
-        record(130, "interrupted")
-        raise
+        yield recording
     except BaseException as error:
-        record(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # a full disk must not hide the error that it caused
+            record(*_exit_of(error))
         raise
     record(int(ExitCode.DONE), "")

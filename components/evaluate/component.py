@@ -1,0 +1,26 @@
+"""Stage 3 as a KFP component: a model to its figures."""
+
+from kfp import dsl
+from podscale.components.image import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def evaluate(
+    document: str,
+    shard_set: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    confusion: dsl.Output[dsl.ClassificationMetrics],
+) -> None:
+    """Evaluates the trained model on every validation image exactly once.
+
+    Args:
+        document: The resolved run document as JSON.
+        shard_set: The manifest that the shard component made.
+        model: The trained model, for lineage; the weights are read from the run directory.
+        metrics: Top-1, top-5, loss, calibration error, images/s.
+        confusion: The confusion matrix, up to 20 classes; the report shows larger ones.
+    """
+    from podscale.components import work
+
+    work.evaluate(document, shard_set, metrics, confusion)

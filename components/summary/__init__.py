@@ -1,0 +1,1 @@
+"""The summary component (exit handler)."""

@@ -1,0 +1,18 @@
+"""Stage 2 as a KFP component: a shard set to a model."""
+
+from kfp import dsl
+from podscale.components.image import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def train(document: str, shard_set: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model]) -> None:
+    """Trains the network of a run document, or continues an interrupted training.
+
+    Args:
+        document: The resolved run document as JSON.
+        shard_set: The manifest that the shard component made.
+        model: Directory with model.safetensors, model.json and the model card once training is finished.
+    """
+    from podscale.components import work
+
+    work.train(document, shard_set, model)

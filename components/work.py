@@ -1,0 +1,168 @@
+"""Between KFP's artifacts and the library's stages: one function a component, all the code that a component has.
+
+The artifact of a shard set is a small JSON file with its location, counts and hashes. A backend downloads every input
+artifact before user code runs, so large data never is an artifact.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from podscale.components.process import stage_process
+
+from podscale import resume, stages
+from podscale.config import RunConfig
+from podscale.config.model import DataSection
+from podscale.errors import InputError
+from podscale.files import write_json
+from podscale.rundir import RunDirectory
+from podscale.shards.progress import Report, Update
+
+PROGRESS = "PODSCALE_PROGRESS_FILE"
+"""Environment: file to which the shard stage writes how far it is."""
+WORKERS = "PODSCALE_SHARD_WORKERS"
+"""Environment: packing processes. Not an input of the component, because the number changes nothing in the shards."""
+
+
+def shard(data: str, workspace: str, shard_set: Any) -> None:
+    """Makes the shard set; `shard_set` is a dsl.Dataset artifact."""
+    with stage_process("shard"):
+        result = stages.shard(
+            DataSection.model_validate_json(data),
+            workspace,
+            workers=int(os.environ.get(WORKERS, "0")),
+            progress=_progress_file(),
+        )
+        assert result is not None, "a component packs the whole set"
+        for note in result.notes:
+            print(note)
+        manifest = result.manifest
+        counts = {name: split.count for name, split in manifest.splits.items()}
+        content = {
+            "location": result.location,
+            "counts": counts,
+            "bytes": {name: split.bytes for name, split in manifest.splits.items()},
+            "classes": len(next(iter(manifest.splits.values())).class_counts),
+            "rejects": manifest.rejects,
+            "duplicates": manifest.duplicates,
+            "data_fingerprint": manifest.data_fingerprint,
+            "plan_fingerprint": manifest.plan_fingerprint,
+            "classes_sha256": manifest.classes_sha256,
+            "index_sha256": {name: split.index_sha256 for name, split in manifest.splits.items()},
+        }
+        write_json(Path(shard_set.path), content)
+        shard_set.metadata.update({**{f"{name}_images": count for name, count in counts.items()}, **_flat(content)})
+
+
+def train(document: str, shard_set: Any, model: Any) -> None:
+    """Trains; `model` is a dsl.Model artifact: the directory with weights, description and model card."""
+    with stage_process("train"):
+        config = _config(document)
+        outcome = stages.train(config, _location(shard_set))
+        directory = RunDirectory.of(config).model
+        shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
+        model.metadata.update(
+            framework="pytorch",
+            architecture=config.model.name,
+            location=str(directory),
+            seconds=outcome.seconds,
+            reused=outcome.reused,
+        )
+
+
+def evaluate(document: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
+    """Evaluates; `metrics` is a dsl.Metrics artifact, `confusion` dsl.ClassificationMetrics."""
+    from podscale.evaluate import evaluation as evaluations
+
+    with stage_process("evaluate"):
+        config = _config(document)
+        stages.evaluate(config, _location(shard_set))
+        evaluation = evaluations.read(RunDirectory.of(config).evaluation)
+        for name, value in evaluations.kfp_metrics(evaluation).items():
+            metrics.log_metric(name, value)
+        matrix = evaluations.confusion_for_kfp(evaluation)
+        if matrix is not None:
+            confusion.log_confusion_matrix(*matrix)
+
+
+def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
+    """Builds the report; `page` is a dsl.HTML artifact, `card` the model card as dsl.Markdown."""
+    with stage_process("report"):
+        config = _config(document)
+        stages.report(config, _location(shard_set))
+        run = RunDirectory.of(config)
+        shutil.copyfile(run.report, page.path)
+        shutil.copyfile(run.model / "README.md", card.path)
+
+
+def summarize(document: str, status: Any, page: Any) -> None:
+    """Writes what happened to <run>/summary.md and to `page`, a dsl.Markdown artifact, whatever happened.
+
+    status: dsl.PipelineTaskFinalStatus. Its error message is empty on a real backend, so the stages' own outcomes
+    are told.
+    """
+    with stage_process("summary"):
+        config = _config(document)
+        text = summary(config, str(status.state))
+        Path(page.path).write_text(text, encoding="utf-8")
+        run = RunDirectory.of(config)
+        if run.path.is_dir():
+            (run.path / "summary.md").write_text(text, encoding="utf-8")
+
+
+def summary(config: RunConfig, state: str) -> str:
+    """The run in Markdown: how each stage ended, how long it took, what to do next."""
+    found = stages.outcomes(config)
+    lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
+    for stage in resume.STAGES:
+        outcome = found.get(stage)
+        if outcome is None:
+            lines.append(f"| {stage} | not run | |")
+            continue
+        how = "done before" if outcome.reused else "done" if outcome.done else f"exit code {outcome.exit_code}"
+        lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
+    for failed in found.values():
+        if not failed.done:
+            lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]
+    lines += ["", f"Everything of this run is under `{RunDirectory.of(config).path}`.", ""]
+    return "\n".join(lines)
+
+
+def _config(document: str) -> RunConfig:
+    return RunConfig.model_validate_json(document)
+
+
+def _location(shard_set: Any) -> str:
+    try:
+        return str(json.loads(Path(shard_set.path).read_text(encoding="utf-8"))["location"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{shard_set.path}: not the manifest artifact of a shard set ({error})") from error
+
+
+def _flat(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if isinstance(value, (str, int, float))}
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or the target is there from an earlier attempt
+        shutil.copyfile(source, target)
+    return target
+
+
+def _progress_file() -> Report | None:
+    path = os.environ.get(PROGRESS)
+    if path is None:
+        return None
+    target = Path(path)
+
+    def tell(update: Update) -> None:
+        part = target.with_suffix(".part")
+        part.write_text(json.dumps(asdict(update)), encoding="ascii")
+        part.replace(target)
+
+    return tell

@@ -1,0 +1,239 @@
+"""Runs the pipeline on this machine: kfp carries out the tasks in a thread, this module stands between it and people.
+
+kfp pipes what a stage prints, indents it and drops its exit code, so all of that goes to a log file; what people see
+comes from the files the stages write, and how it ended from their outcomes. Signals are forwarded to the running
+stage, which saves; a launch that is killed takes its stages with it (see podscale.components.process).
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from podscale.components import process, work
+
+from podscale import resume, stages
+from podscale.config import RunConfig
+from podscale.errors import ExitCode
+from podscale.rundir import Outcome, RunDirectory
+from podscale.rundir.outcome import INTERRUPTED
+
+POLL_SECONDS = 0.1
+LOG_TAIL = 20
+"""Lines of the log that are shown where a stage ended without an outcome."""
+
+
+@dataclass
+class Launch:
+    """A pipeline that is being carried out here; `watch` callbacks read it."""
+
+    config: RunConfig
+    scratch: Path
+    stage: str | None = None
+    """The stage that is running, or was the last to run."""
+    task: str | None = None
+    """As `stage`, but the exit handler's summary counts too."""
+    pid: int | None = None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """Outcomes of this launch so far, by stage."""
+    failed: bool = False
+    """True where kfp says that some task failed."""
+
+    @property
+    def progress(self) -> Path:
+        """How far the shard stage is: shards.progress.Update as JSON."""
+        return self.scratch / "progress.json"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the pipeline ended: the stages' outcomes, wall seconds, and the error of the stage that failed."""
+
+    outcomes: dict[str, Outcome]
+    seconds: float
+    exit_code: int
+    error: str = ""
+    failed_stage: str = ""
+    log: Path | None = None
+
+
+def run_here(config: RunConfig, *, watch: Callable[[Launch], None], verbose: bool = False) -> Ended:
+    """Carries out the whole pipeline; returns however it ends.
+
+    watch: called about ten times a second, and once more after the end. verbose: show kfp's and the stages' output.
+    """
+    started = time.monotonic()
+    run = RunDirectory.of(config)
+    log = run.path / "pipeline.log"
+    with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
+        launch = Launch(config, Path(scratch))
+        begun = datetime.now(UTC)
+        with _environment(launch), _output_to(sys.stdout if verbose else log):
+            stopped_by = _carry_out(launch, run.path / "pipeline", watch, begun)
+        _observe(launch, begun)
+        watch(launch)
+    return _ended(launch, stopped_by, time.monotonic() - started, log)
+
+
+def _carry_out(launch: Launch, root: Path, watch: Callable[[Launch], None], begun: datetime) -> int | None:
+    """Runs kfp in a thread and watches; returns the signal that stopped the launch, if one did."""
+    thread = threading.Thread(target=_execute, args=(launch, root), name="kfp", daemon=True)
+    with _Signals(launch) as signals:
+        thread.start()
+        while thread.is_alive():
+            thread.join(POLL_SECONDS)
+            _observe(launch, begun)
+            signals.forward()
+            if not signals.insisted:
+                watch(launch)
+            elif signals.kill():
+                break
+    return signals.received
+
+
+def _execute(launch: Launch, root: Path) -> None:
+    """What kfp does; its exception is only "a task failed", which the outcomes tell better."""
+    from podscale.pipelines.kfp_quickly import local
+    from podscale.pipelines.training import training_pipeline
+
+    shutil.rmtree(root, ignore_errors=True)  # artifacts of the former launch: copies of what the run directory holds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # resources and images mean nothing here
+        local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(root), raise_on_error=True)
+        try:
+            training_pipeline(launch.config, retries=0)()
+        except Exception:
+            launch.failed = True
+            traceback.print_exc(file=sys.stdout)  # into the log
+
+
+def _observe(launch: Launch, begun: datetime) -> None:
+    """Reads which stage is running and which have ended since the launch began."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        sign = json.loads((launch.scratch / "stage.json").read_text(encoding="utf-8"))
+        launch.task, launch.pid = sign["stage"], sign["pid"]
+        launch.stage = launch.task if launch.task in resume.STAGES else launch.stage
+    launch.outcomes = {
+        stage: outcome
+        for stage, outcome in stages.outcomes(launch.config).items()
+        if outcome.ended and datetime.fromisoformat(outcome.ended) >= begun
+    }
+
+
+def _ended(launch: Launch, stopped_by: int | None, seconds: float, log: Path) -> Ended:
+    outcomes = launch.outcomes
+    failed = next((outcome for outcome in outcomes.values() if not outcome.done), None)
+    if stopped_by == signal.SIGINT:
+        return Ended(outcomes, seconds, INTERRUPTED, "interrupted; the same command continues", log=log)
+    if failed is not None:
+        return Ended(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
+    if not launch.failed and list(outcomes) == list(resume.STAGES):
+        return Ended(outcomes, seconds, ExitCode.DONE, log=log)
+    stage = launch.stage or "pipeline"
+    error = f"the {stage} stage ended without saying why. The last it printed:\n{_last_words(log, stage)}"
+    return Ended(outcomes, seconds, ExitCode.FAILED, error, stage, log)
+
+
+def _last_words(log: Path, stage: str) -> str:
+    """The end of what a stage printed, out of what kfp made of it (names in colour, stage output indented by four)."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    _, _, after = text.rpartition(f"Executing task \x1b[96m'{stage}'")
+    own = re.split(r"(?m)^\d\d:\d\d:\d\d\.\d+ - (?:INFO|ERROR) - Task ", after)[0]
+    lines = [line.removeprefix("    ") for line in own.splitlines() if line.strip()]
+    return "\n".join(lines[-LOG_TAIL:])
+
+
+@contextlib.contextmanager
+def _environment(launch: Launch) -> Iterator[None]:
+    """What the stages' processes need to know about this launch."""
+    ours = {
+        process.LAUNCHER: str(os.getpid()),
+        process.SIGNPOST: str(launch.scratch / "stage.json"),
+        work.PROGRESS: str(launch.progress),
+        work.WORKERS: str(launch.config.launch.shard_workers),
+        "TMPDIR": str(launch.scratch),  # kfp leaves a directory behind for each task
+        "PYTHONUNBUFFERED": "1",
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _output_to(target: Path | TextIO) -> Iterator[None]:
+    """Sends what kfp and the stages print to the log file; kfp's root log handlers follow standard output."""
+    if not isinstance(target, Path):
+        yield
+        return
+    with target.open("w", encoding="utf-8", buffering=1) as file, contextlib.redirect_stdout(file):
+        yield
+
+
+class _Signals:
+    """The first signal asks the running stage to save and stop, the second ends it at once."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.received: int | None = None
+        self.insisted = False
+        self._launch = launch
+        self._told: set[int] = set()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            os.write(2, b"\npodscale: stopping after saving; once more ends it at once\n")
+        else:
+            self.insisted = True
+
+    def forward(self) -> None:
+        """Stops each stage that runs after the signal came, once."""
+        pid = self._launch.pid
+        if self.received is not None and pid is not None and pid not in self._told:
+            self._told.add(pid)
+            if self._launch.task in resume.STAGES:
+                _send(pid, signal.SIGTERM)
+
+    def kill(self) -> bool:
+        """Ends the running stage at once; what it started dies with it."""
+        if self._launch.pid is not None:
+            _send(self._launch.pid, signal.SIGKILL)
+        return True
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

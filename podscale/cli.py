@@ -1,0 +1,204 @@
+"""The command line. Each command imports what it needs when it runs, so that `--help` answers at once."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import click
+import typer
+
+from podscale.errors import ExitCode, PodscaleError
+from podscale.version import VERSION
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed; 2 bad input, nothing was started; 75 stopped after saving, the same command "
+    "continues; 76 hang detected; 77 a peer was lost; 130 interrupted."
+)
+
+app = typer.Typer(
+    name="podscale",
+    help="Train image classifiers at supercomputer scale on Kubernetes, and on this machine. One run document (YAML) "
+    "says everything; without one, commands use the embedded digits.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _complete_run(incomplete: str) -> list[str]:
+    from podscale.pipelines import presets
+
+    files = [str(path) for path in Path().glob(f"{incomplete}*") if path.suffix in (".yaml", ".yml") or path.is_dir()]
+    return [name for name in presets.names() if name.startswith(incomplete)] + files
+
+
+def _complete_option(incomplete: str) -> list[str]:
+    from podscale.config import options
+
+    return [f"{name}=" for name in options() if name.startswith(incomplete)]
+
+
+Run = Annotated[
+    Optional[str],  # noqa: UP045 (typer reads this form in every Python it supports)
+    typer.Argument(
+        metavar="RUN",
+        help="Run document: a path or a preset's name (see `podscale presets`).",
+        autocompletion=_complete_run,
+    ),
+]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set", "-s", metavar="A.B=C", help="Change one option; may be repeated.", autocompletion=_complete_option
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"podscale {VERSION}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    document: Run = None,
+    changes: Set = [],  # noqa: B006 (typer copies it)
+    dry_run: DryRun = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move a former run of this id aside and start anew.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what kfp and the stages print.")] = False,
+) -> None:
+    """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
+    from podscale.commands import run as command
+
+    sys.exit(command.run(document, changes, dry_run=dry_run, fresh=fresh, verbose=verbose))
+
+
+@app.command()
+def shard(
+    document: Run = None,
+    changes: Set = [],  # noqa: B006
+    workers: Annotated[int, typer.Option(help="Packing processes; 0 = as the document says.", min=0)] = 0,
+    index: Annotated[int, typer.Option("--index", help="This pod's part, from 0.", min=0)] = 0,
+    of: Annotated[int, typer.Option("--of", help="Number of parts.", min=1)] = 1,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard again and check its hash.")] = False,
+    inspect: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--inspect", metavar="DIR", help="Tell what a shard set holds instead of making one."),
+    ] = None,
+    dedup: Annotated[Optional[str], typer.Option(help="Short for --set data.dedup=...")] = None,  # noqa: UP045
+    resize_short: Annotated[Optional[int], typer.Option(help="Short for --set data.resize_short=...")] = None,  # noqa: UP045
+    quality: Annotated[Optional[int], typer.Option(help="Short for --set data.quality=...")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Stage 1: images to a shard set. Finished shards are not made again."""
+    from podscale.commands import stage
+
+    if inspect is not None:
+        return stage.inspect(inspect, verify=verify, as_json=json)
+    short = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
+    changes = [*changes, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+    return stage.shard(document, changes, workers=workers, index=index, of=of, verify=verify)
+
+
+@app.command()
+def train(
+    document: Run = None,
+    changes: Set = [],  # noqa: B006
+    resume: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="auto|never|DIR", help="Short for --set checkpoint.resume=..."),
+    ] = None,
+) -> None:
+    """Stage 2: train on a finished shard set, or continue an interrupted training."""
+    from podscale.commands import stage
+
+    stage.train(document, [*changes, *([f"checkpoint.resume={resume}"] if resume is not None else [])])
+
+
+@app.command()
+def evaluate(document: Run = None, changes: Set = []) -> None:  # noqa: B006
+    """Stage 3: evaluate the trained model on every validation image."""
+    from podscale.commands import stage
+
+    stage.evaluate(document, changes)
+
+
+@app.command()
+def report(document: Run = None, changes: Set = []) -> None:  # noqa: B006
+    """Stage 4: write report.html and the model card."""
+    from podscale.commands import stage
+
+    stage.report(document, changes)
+
+
+@app.command("config")
+def show_config(
+    document: Run = None,
+    changes: Set = [],  # noqa: B006
+    json: Json = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of run documents.")] = False,
+) -> None:
+    """Print the resolved run document: every option with its value."""
+    from podscale.commands import documents
+
+    documents.show(document, changes, as_json=json, schema=schema)
+
+
+@app.command("compile")
+def compile_pipeline(
+    document: Run = None,
+    changes: Set = [],  # noqa: B006
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("pipeline.yaml"),
+) -> None:
+    """Compile the pipeline of a run document into a KFP package for a cluster."""
+    from podscale.commands import documents
+
+    documents.compile_package(document, changes, output)
+
+
+@app.command()
+def presets(json: Json = False) -> None:
+    """List the run documents that come with Podscale."""
+    from podscale.commands import documents
+
+    documents.list_presets(as_json=json)
+
+
+@app.command()
+def doctor(
+    json: Json = False,
+    workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
+) -> None:
+    """Tell what this machine offers and what is missing for what."""
+    from podscale import doctor as examination
+
+    sys.exit(examination.main(workspace, as_json=json))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code where the command did not exit itself."""
+    try:
+        result = app(args=arguments, prog_name="podscale", standalone_mode=False)
+        return result if isinstance(result, int) else int(ExitCode.DONE)
+    except PodscaleError as error:
+        print(f"podscale: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        print("podscale: interrupted", file=sys.stderr)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has seen enough
+        return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""`podscale run --dry-run`: what a run would do, said before anything is started."""
+
+from podscale import devices, models, resume, schedules
+from podscale.commands.display import count
+from podscale.config import RunConfig
+from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
+from podscale.devices import human_bytes
+from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
+
+FLOAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+UNKNOWN = "known once the shards are made"
+
+
+def outline(config: RunConfig, *, fresh: bool = False) -> str:
+    """The plan of a run as text: place, data, model, training, memory, stages, problems. Nothing is written."""
+    if not fresh:
+        resume.refuse_other_document(config)
+    counts, classes = _data(config)
+    rows = [
+        ("run", f"{config.run.id} in {RunDirectory.of(config).path}"),
+        ("data", _data_row(config, counts)),
+        ("model", _model_row(config, classes)),
+        ("processes", _process_row(config)),
+        ("training", _training_row(config, counts.get("train"))),
+        ("evaluation", _evaluation_row(config, counts.get("validation"))),
+        ("memory", _memory_row(config, classes)),
+        *_stage_rows(config, fresh),
+    ]
+    text = "\n".join(f"{name:<11} {value}" for name, value in rows)
+    problems = find_problems(config, "here")
+    if problems:
+        text += "\n\nThis run could not start:\n" + "\n".join(f"  - {problem}" for problem in problems)
+    return text
+
+
+def _data(config: RunConfig) -> tuple[dict[str, int], int | None]:
+    """Images by split and number of classes, as far as they are known without reading the source."""
+    counts = shard_set_counts(config)
+    if counts:
+        return counts, _classes(config)
+    if config.data.source == "digits":
+        return {}, 10
+    return {}, len(config.data.classes) if config.data.classes else None
+
+
+def _classes(config: RunConfig) -> int:
+    from podscale.shards.shardset import ShardSet
+
+    return len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
+
+
+def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
+    where = dataset_directory(config.run.workspace, config.data)
+    if not counts:
+        return f"{config.data.source} ({config.data.format}), images {UNKNOWN}; shards go to {where}"
+    listing = ", ".join(f"{count(number, 'image')} {name}" for name, number in counts.items())
+    return f"{listing}, in {where}"
+
+
+def _model_row(config: RunConfig, classes: int | None) -> str:
+    name = f"{config.model.name} (width {config.model.width}, {config.model.stem} stem)"
+    if classes is None:
+        return f"{name}, number of classes {UNKNOWN}"
+    spec = models.spec(config.model, classes)
+    flops = spec.flops(config.input.image_size)
+    return f"{name}, {spec.size:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
+
+
+def _process_row(config: RunConfig) -> str:
+    per_node = processes_per_node(config)
+    ranks = per_node * config.launch.nodes
+    gpus = devices.visible_gpus()
+    place = f"{gpus} GPUs" if gpus else f"{devices.cores()} CPU cores"
+    parts = ranks * config.train.accumulation
+    per_rank = config.train.global_batch // parts
+    again = f" x {config.train.accumulation} accumulation" if config.train.accumulation > 1 else ""
+    return (
+        f"{count(ranks, 'process')[:-1] + 'es' if ranks > 1 else '1 process'} on {place}, {per_rank} images each{again}"
+    )
+
+
+def _training_row(config: RunConfig, images: int | None) -> str:
+    text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
+    if images is None:
+        return f"{text}, updates {UNKNOWN}"
+    steps = schedules.total_steps(config.train, images)
+    return f"{text}: {count(steps, 'update')}, {count(steps * config.train.global_batch, 'image')}"
+
+
+def _evaluation_row(config: RunConfig, images: int | None) -> str:
+    every = config.evaluate.every_epochs
+    when = f"every {every:g} epochs and at the end" if every else "at the end"
+    return f"{count(images, 'image')} {when}" if images is not None else f"{when}, images {UNKNOWN}"
+
+
+def _memory_row(config: RunConfig, classes: int | None) -> str:
+    """Weights, gradients, momentum, and what forward keeps for backward: outputs of convolutions and of their norms."""
+    spec = models.spec(config.model, classes or 1000)
+    state = 3 * 4 * spec.size
+    ranks = processes_per_node(config) * config.launch.nodes
+    per_rank = config.train.global_batch // (ranks * config.train.accumulation)
+    kept = 2 * spec.activations(config.input.image_size) * per_rank * FLOAT_BYTES[config.train.precision]
+    total = state + kept
+    text = (
+        f"about {human_bytes(total)} per process: weights, gradients and momentum {human_bytes(state)}, "
+        f"activations {human_bytes(kept)}"
+    )
+    available = devices.memory().available
+    if not devices.visible_gpus() and available:
+        text += f"; {human_bytes(available)} of main memory is free"
+    return text
+
+
+def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:
+    shard_set = dataset_directory(config.run.workspace, config.data)
+    rows = [("shard", "finished before, nothing to do" if shard_set_counts(config) else "to do")]
+    redo = not shard_set_counts(config)
+    for stage in resume.STAGES[1:]:
+        done = not fresh and not redo and resume.finished(config, stage, shard_set) is not None
+        redo = redo or not done
+        rows.append((stage, "finished before, nothing to do" if done else _to_do(config, stage, fresh)))
+    return rows
+
+
+def _to_do(config: RunConfig, stage: str, fresh: bool) -> str:
+    run = RunDirectory.of(config)
+    if stage != "train" or fresh or config.checkpoint.resume == "never":
+        return "to do"
+    newest = max((int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")), default=None)
+    if newest is None:
+        return "to do"
+    ended = read_outcomes(run.outcome).get("train")
+    why = f" (it ended with exit code {ended.exit_code})" if ended and not ended.done else ""
+    return f"to continue from about update {newest}{why}"

@@ -1,0 +1,237 @@
+"""Can this document run at this place? Everything that needs files, devices or ports, before anything is started."""
+
+import errno
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from pydantic_core import PydanticCustomError
+
+from podscale import devices
+from podscale.config.checks import check_ranks
+from podscale.config.identity import data_fingerprint
+from podscale.config.model import RunConfig
+from podscale.errors import InputError
+
+Place = Literal["here", "pod", "cluster"]
+
+LISTED_FILES = 20_000
+"""Files of a source folder that are measured to estimate the space of its shards; more would take too long."""
+SPARE_BYTES = 64 * 2**20
+"""Space beyond the shards: index, report, logs."""
+
+
+def preflight(document: RunConfig, place: Place) -> None:
+    """Raises one InputError that lists every problem found.
+
+    place: `here` is this machine with everything on it, `pod` is one pod of a job (its launcher says how many nodes
+    there are), `cluster` is a cluster seen from outside: only what the document alone shows is checked.
+    """
+    problems = find_problems(document, place)
+    if len(problems) == 1:
+        raise InputError(problems[0])
+    if problems:
+        listing = "\n".join(f"  - {problem}" for problem in problems)
+        raise InputError(f"this run cannot start; {len(problems)} things to change:\n{listing}")
+
+
+def find_problems(document: RunConfig, place: Place) -> list[str]:
+    """The problems as sentences, each with what to do; empty where the run can start."""
+    if place == "cluster":
+        return list(_cluster_problems(document))
+    found = [*_source_problems(document), *_workspace_problems(document), *_software_problems(document)]
+    found += [*_device_problems(document, place), *_port_problems(document), *_data_problems(document)]
+    return found
+
+
+def processes_per_node(document: RunConfig) -> int:
+    """Training processes on this node: as the document says, else one per GPU, else one."""
+    return document.launch.processes or devices.default_processes()
+
+
+def local_directory(location: str) -> Path | None:
+    """The path of a local location; None for an object store."""
+    if location.startswith("file://"):
+        return Path(location.removeprefix("file://"))
+    return None if "://" in location else Path(location)
+
+
+def _cluster_problems(document: RunConfig) -> Iterator[str]:
+    workspace = local_directory(document.run.workspace)
+    if workspace is not None and not workspace.is_absolute():
+        yield (
+            f"run.workspace {document.run.workspace} is relative: every pod would look somewhere else; give the path "
+            "where the shared volume is mounted in the pods, such as /workspace"
+        )
+    source = local_directory(document.data.source)
+    if source is not None and document.data.source != "digits" and not source.is_absolute():
+        yield f"data.source {document.data.source} is relative: give the path inside the pods, or a gs:// or s3:// URL"
+    if not document.launch.processes:
+        yield "launch.processes is 0 (one per GPU of whichever node it lands on): say how many, so that pods are alike"
+
+
+def _source_problems(document: RunConfig) -> Iterator[str]:
+    source = local_directory(document.data.source)
+    if document.data.source == "digits" or source is None or shard_set_counts(document):
+        return
+    try:
+        is_folder = source.is_dir()
+        if is_folder and not os.access(source, os.R_OK | os.X_OK):
+            yield f"data.source {source}: this user may not read it"
+        elif is_folder and next(source.iterdir(), None) is None:
+            yield f"data.source {source}: the folder is empty; it must hold one folder per class (or train/ and val/)"
+        elif not is_folder and not source.exists():
+            parent = next(p for p in source.absolute().parents if p.exists())
+            yield f"data.source {source}: does not exist (nearest existing folder: {parent}); set data.source=<folder>"
+    except OSError as error:
+        yield f"data.source {source}: cannot be read: {error.strerror}"
+
+
+def _workspace_problems(document: RunConfig) -> Iterator[str]:
+    workspace = local_directory(document.run.workspace)
+    if workspace is None:
+        yield (
+            f"run.workspace {document.run.workspace}: a run directory needs a local or mounted file system; mount the "
+            "bucket and give its path"
+        )
+        return
+    existing = next((p for p in (workspace.absolute(), *workspace.absolute().parents) if p.exists()), Path("/"))
+    if not existing.is_dir():
+        yield f"run.workspace {workspace}: {existing} is a file; choose another run.workspace"
+        return
+    if os.statvfs(existing).f_flag & os.ST_RDONLY or not os.access(existing, os.W_OK | os.X_OK):
+        yield f"run.workspace {workspace}: {existing} cannot be written; choose another run.workspace"
+        return
+    needed = _space_needed(document)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        yield (
+            f"run.workspace {workspace}: {devices.human_bytes(free)} free, about {devices.human_bytes(needed)} needed; "
+            "free some space or choose another run.workspace"
+        )
+
+
+def _space_needed(document: RunConfig) -> int:
+    """Bytes the run will at least write: copies of the source's images, where they are not there yet."""
+    if shard_set_counts(document):
+        return SPARE_BYTES
+    source = local_directory(document.data.source)
+    if source is None or document.data.source == "digits":
+        return SPARE_BYTES
+    return SPARE_BYTES + (0 if document.data.resize_short else _measure(source))
+
+
+def _measure(source: Path) -> int:
+    """Bytes of a file, or of the first files of a folder."""
+    if source.is_file():
+        return source.stat().st_size
+    total = seen = 0
+    for directory, _, names in os.walk(source):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(directory, name)).st_size  # noqa: PTH118, a Path per file is slow
+            except OSError:
+                continue
+            seen += 1
+            if seen >= LISTED_FILES:
+                return total
+    return total
+
+
+def _software_problems(document: RunConfig) -> Iterator[str]:
+    for module in ("torch", "torchvision"):
+        if find_spec(module) is None:
+            yield f"the PyTorch engine needs {module}, which is not installed: pip install 'podscale[torch]'"
+    if document.input.loader == "dali" and not has_dali():
+        yield "input.loader=dali: DALI is not installed: pip install 'podscale[gpu]', or set input.loader=torchvision"
+
+
+def has_dali() -> bool:
+    """Whether NVIDIA DALI is installed (it is not imported)."""
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+
+
+def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
+    processes, nodes = processes_per_node(document), document.launch.nodes
+    gpus = devices.visible_gpus()
+    if gpus and processes > gpus:
+        yield f"launch.processes {processes}: only {gpus} GPUs are visible here; set launch.processes={gpus}"
+    if place == "here" and nodes > 1:
+        yield f"launch.nodes {nodes}: this is one machine; set launch.nodes=1, or compile the pipeline for a cluster"
+        return
+    try:
+        check_ranks(document, processes * nodes)
+    except PydanticCustomError as error:
+        yield error.message()
+    yield from _shared_memory_problems(document, processes)
+
+
+def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[str]:
+    """Loader processes hand their batches over through /dev/shm, of which a container has 64 MiB by default."""
+    section = document.input
+    if section.loader == "synthetic" or not Path("/dev/shm").exists():
+        return
+    per_rank = document.train.global_batch // (processes * document.launch.nodes * document.train.accumulation)
+    needed = processes * (section.prefetch + section.workers) * per_rank * 3 * section.image_size**2
+    free = devices.memory().shared_free
+    if free < needed:
+        yield (
+            f"/dev/shm has {devices.human_bytes(free)} free, the batches in flight need about "
+            f"{devices.human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
+            "container) or lower input.prefetch and input.workers"
+        )
+
+
+def _port_problems(document: RunConfig) -> Iterator[str]:
+    telemetry = document.telemetry
+    if not telemetry.enabled:
+        return
+    family = socket.AF_INET6 if ":" in telemetry.address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((telemetry.address, telemetry.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                yield (
+                    f"telemetry.port {telemetry.port}: another program listens there; choose another port, "
+                    "or telemetry.port=0 for any free one"
+                )
+            else:
+                yield f"telemetry.address {telemetry.address}: cannot listen there: {error.strerror or error}"
+
+
+def shard_set_counts(document: RunConfig) -> dict[str, int]:
+    """Samples by split of this document's shard set where it is complete here; empty where it is not."""
+    workspace = local_directory(document.run.workspace)
+    if workspace is None:
+        return {}
+    path = workspace / "datasets" / data_fingerprint(document.data) / "manifest.json"
+    try:
+        splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
+        return {name: int(split["count"]) for name, split in splits.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # no set, or a damaged one: the shard stage says what is wrong with it
+
+
+def _data_problems(document: RunConfig) -> Iterator[str]:
+    counts = shard_set_counts(document)
+    if not counts:
+        return
+    ranks = processes_per_node(document) * document.launch.nodes
+    train, validation = counts.get("train", 0), counts.get("validation", 0)
+    if train < document.train.global_batch:
+        yield (
+            f"train.global_batch {document.train.global_batch} is larger than the training split of {train} images; "
+            f"set train.global_batch to {train} or less"
+        )
+    if min(train, validation) < ranks:
+        yield (
+            f"{ranks} ranks, but only {train} training and {validation} validation images: lower launch.processes "
+            f"to {max(1, min(train, validation))} or less, or give more images"
+        )

@@ -1,0 +1,81 @@
+"""The one place where a loader's name in the run document meets its class."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podscale.errors import InputError
+from podscale.input.batch import Loader
+from podscale.input.guard import Guard
+from podscale.input.request import EvaluationRequests, Requests, TrainingRequests
+
+if TYPE_CHECKING:
+    from podscale.config.model import RunConfig
+    from podscale.order import SampleOrder
+    from podscale.shards.shardset import ShardSet, Split
+
+
+def build_loader(config: RunConfig, split: Split, order: SampleOrder, *, rank: int, world: int, device: str) -> Loader:
+    """The training loader of one rank; `device` is torch's name for it (`cpu`, `cuda:0`).
+
+    `batches(start, stop)` counts updates of the whole run; each batch holds the rank's part of the global batch.
+    """
+    split.prefetch(order.host_rows(rank * order.hosts // world))
+    guard = Guard(split, config.input.max_bad_rate)
+    requests = TrainingRequests(config, split, order, guard, rank=rank, world=world)
+    return _build(config, requests, guard, device)
+
+
+def build_evaluation_loader(config: RunConfig, split: Split, *, rank: int, world: int, device: str) -> Loader:
+    """The evaluation loader of one rank; its steps run from 0 to `order.evaluation_steps`."""
+    split.prefetch(np.arange(len(split)))
+    guard = Guard(split, config.input.max_bad_rate)
+    return _build(config, EvaluationRequests(config, split, guard, rank=rank, world=world), guard, device)
+
+
+def resolve_loader(name: str, device: str) -> str:
+    """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py."""
+    if name == "auto":
+        return "dali" if device.startswith("cuda") and dali_installed() else "torchvision"
+    if name == "dali" and not dali_installed():
+        raise InputError("input.loader=dali, but DALI is not installed: pip install 'podscale[gpu]', or loader=auto")
+    return name
+
+
+def dali_installed() -> bool:
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
+def open_shard_set(location: str, config: RunConfig) -> ShardSet:
+    """The shard set at a path or fsspec URL; a remote one is read through the node-local cache of the document.
+
+    Raises InputError where there is no complete shard set.
+    """
+    from podscale.shards.cache import ShardCache, is_remote, local_path
+    from podscale.shards.shardset import ShardSet
+
+    if not is_remote(location):
+        return ShardSet.open(local_path(location))
+    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location)
+
+
+def _build(config: RunConfig, requests: Requests, guard: Guard, device: str) -> Loader:
+    settings = config.input
+    name = resolve_loader(settings.loader, device)
+    if name == "synthetic":
+        from podscale.input.loaders.synthetic import SyntheticLoader
+
+        classes = int(requests.split.labels.max()) + 1
+        return SyntheticLoader(requests, classes=classes, seed=config.run.seed, device=device)
+    if name == "dali":
+        from podscale.input.loaders.dali import DaliLoader
+
+        return DaliLoader(
+            requests, guard, workers=settings.workers, prefetch=settings.prefetch, seed=config.run.seed, device=device
+        )
+    from podscale.input.loaders.torchvision import TorchvisionLoader
+
+    return TorchvisionLoader(requests, guard, workers=settings.workers, prefetch=settings.prefetch)

@@ -1,0 +1,125 @@
+"""Which part of an image a loader takes, how large it becomes, and whether it is mirrored.
+
+Training crops are drawn from a counter-based stream keyed by (seed, epoch, sample key): they do not depend on the
+world size, on workers, or on where a run was resumed, and all loaders cut the same rectangles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.config.model import CropSection
+from podscale.keyed import keyed, uniform
+
+Ints = npt.NDArray[np.int64]
+
+_PURPOSE = 0x63726F70  # "crop": keeps these keys apart from those of the sample order
+_TRIES = 10
+
+
+class View(NamedTuple):
+    """What to make of one image; see `Views`."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    out_width: int
+    out_height: int
+    out_left: int
+    out_top: int
+    flip: bool
+
+
+@dataclass(frozen=True)
+class Views:
+    """What to make of n images; all int64 [n] in pixels but `flip`, bool [n].
+
+    Take the rectangle (left, top, width, height) of the image, resize it to (out_width, out_height), cut the square
+    of the loader's size at (out_left, out_top), mirror where `flip`.
+    """
+
+    left: Ints
+    top: Ints
+    width: Ints
+    height: Ints
+    out_width: Ints
+    out_height: Ints
+    out_left: Ints
+    out_top: Ints
+    flip: npt.NDArray[np.bool_]
+
+    def __getitem__(self, slot: int) -> View:
+        values = (self.left, self.top, self.width, self.height, self.out_width, self.out_height)
+        values += (self.out_left, self.out_top, self.flip)
+        return View(*(value[slot].item() for value in values))
+
+
+def training_views(
+    seed: int,
+    epochs: Ints,
+    keys: npt.NDArray[np.uint64],
+    widths: Ints,
+    heights: Ints,
+    *,
+    crop: CropSection,
+    size: int,
+) -> Views:
+    """Random resized crops (Szegedy et al. 2015, section 6, with the limits and the fallback of torchvision).
+
+    Of ten draws of area and aspect ratio the first that fits into the image is taken; where none does, the largest
+    centred rectangle whose ratio is allowed.
+    """
+    sample = keyed(seed, _PURPOSE, epochs, keys)
+    draws = uniform(keyed(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
+    area = draws[:, :_TRIES] * (crop.scale[1] - crop.scale[0]) + crop.scale[0]
+    low, high = np.log(crop.ratio)
+    ratio = np.exp(draws[:, _TRIES : 2 * _TRIES] * (high - low) + low)
+    pixels = area * (widths * heights)[:, np.newaxis]
+    tried_widths, tried_heights = _whole(np.sqrt(pixels * ratio)), _whole(np.sqrt(pixels / ratio))
+    fits = (tried_widths <= widths[:, np.newaxis]) & (tried_heights <= heights[:, np.newaxis])
+    fits &= (tried_widths > 0) & (tried_heights > 0)
+    chosen = np.argmax(fits, axis=1)
+    found = fits.any(axis=1)
+    every = np.arange(len(keys))
+    fallback_widths, fallback_heights = _centred(widths, heights, crop.ratio)
+    width = np.where(found, tried_widths[every, chosen], fallback_widths)
+    height = np.where(found, tried_heights[every, chosen], fallback_heights)
+    free_x, free_y = widths - width, heights - height
+    random_left, random_top, mirror = (draws[:, 2 * _TRIES + i] for i in range(3))
+    left = np.where(found, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
+    top = np.where(found, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
+    target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
+    return Views(left, top, width, height, target, target, zero, zero, mirror < crop.flip)
+
+
+def evaluation_views(widths: Ints, heights: Ints, *, size: int, fraction: float) -> Views:
+    """The whole image with its short side resized to round(size / fraction), and the centre square of it.
+
+    Smaller images are enlarged. Sizes are given explicitly and the same to all loaders, because libraries round the
+    long side differently; here it is cut off to whole pixels, and the centre rounded to even, as torchvision does.
+    """
+    short = max(size, round(size / fraction))
+    smaller = np.minimum(widths, heights)
+    out_width, out_height = short * widths // smaller, short * heights // smaller
+    zero = np.zeros(len(widths), dtype=np.int64)
+    out_left, out_top = _whole((out_width - size) / 2), _whole((out_height - size) / 2)
+    flip = np.zeros(len(widths), dtype=np.bool_)
+    return Views(zero, zero, widths, heights, out_width, out_height, out_left, out_top, flip)
+
+
+def _centred(widths: Ints, heights: Ints, ratio: tuple[float, float]) -> tuple[Ints, Ints]:
+    """Width and height of the largest rectangle with an allowed ratio."""
+    low, high = ratio
+    own = widths / heights
+    width = np.where(own > high, np.maximum(_whole(heights * high), 1), widths)
+    height = np.where(own < low, np.maximum(_whole(widths / low), 1), heights)
+    return width, height
+
+
+def _whole(values: npt.NDArray[np.float64]) -> Ints:
+    return np.rint(values).astype(np.int64)

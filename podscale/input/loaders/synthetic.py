@@ -1,0 +1,44 @@
+"""Random images that stay on the device: measures computing alone, with the order and the labels' shapes of a run."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from podscale.input.batch import Batch
+from podscale.input.request import Requests
+from podscale.keyed import keyed
+
+_PURPOSE = 0x73796E7468  # "synth"
+
+
+class SyntheticLoader:
+    """The same random pixels in every batch; the label of a sample is drawn by its key, for ever the same."""
+
+    bad_records = 0
+
+    def __init__(self, requests: Requests, *, classes: int, seed: int, device: str) -> None:
+        self._requests, self._classes, self._seed, self._device = requests, classes, seed, device
+        self._images: Any = None
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        for step in range(start, stop):
+            request = self._requests.at(step)
+            batch = self._requests.answer(request, self._pixels(len(request.rows)))
+            labels = (keyed(self._seed, _PURPOSE, batch.keys) % np.uint64(self._classes)).astype(np.int64)
+            yield replace(batch, labels=labels)
+
+    def close(self) -> None:
+        self._images = None
+
+    def _pixels(self, length: int) -> Any:
+        if self._images is None or len(self._images) != length:
+            size = self._requests.size
+            generator = np.random.Generator(np.random.Philox(self._seed))
+            self._images = generator.integers(0, 256, (length, size, size, 3), dtype=np.uint8)
+            if self._device != "cpu":
+                import torch  # only where the pixels live on a device
+
+                self._images = torch.from_numpy(self._images).to(self._device)
+        return self._images

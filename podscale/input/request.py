@@ -1,0 +1,108 @@
+"""What a loader is asked for: the samples of one step and what to make of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.input.batch import Batch
+from podscale.input.crop import Views, evaluation_views, training_views
+from podscale.order import SampleOrder, evaluation_slots
+
+if TYPE_CHECKING:
+    from podscale.config.model import RunConfig
+    from podscale.input.guard import Guard
+    from podscale.shards.shardset import Split
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The slots of one rank and step: rows int64 [n], epochs int64 [n], weights float32 [n] (0 = padding, at the end).
+
+    rows may be substitutes; asked are the rows of the order.
+    """
+
+    step: int
+    asked: Rows
+    rows: Rows
+    epochs: Rows
+    weights: npt.NDArray[np.float32]
+
+    @property
+    def real(self) -> int:
+        """Slots that hold a sample; the padding after them is not decoded."""
+        return int(np.count_nonzero(self.weights))
+
+
+class Requests(Protocol):
+    """Training or evaluation, as a loader sees it."""
+
+    split: Split
+    size: int
+
+    def at(self, step: int) -> Request: ...
+
+    def views(self, rows: Rows, epochs: Rows) -> Views: ...
+
+    def answer(self, request: Request, images: Any) -> Batch: ...
+
+
+class TrainingRequests:
+    """The rank's part of each global batch, in random crops; a bad record counts as the sample that replaces it."""
+
+    def __init__(
+        self, config: RunConfig, split: Split, order: SampleOrder, guard: Guard, *, rank: int, world: int
+    ) -> None:
+        self.split, self.size = split, config.input.image_size
+        self._seed, self._crop = config.run.seed, config.input.crop
+        self._order, self._guard, self._rank, self._world = order, guard, rank, world
+
+    def at(self, step: int) -> Request:
+        slots = self._order.rank_batch(step, self._rank, self._world)
+        rows = self._guard.resolve(slots.rows, slots.epochs)
+        return Request(step, slots.rows, rows, slots.epochs, np.ones(len(slots), dtype=np.float32))
+
+    def views(self, rows: Rows, epochs: Rows) -> Views:
+        return training_views(
+            self._seed, epochs, self.split.keys[rows], *_sizes(self.split, rows), crop=self._crop, size=self.size
+        )
+
+    def answer(self, request: Request, images: Any) -> Batch:
+        self._guard.delivered(request.real, int(np.count_nonzero(request.rows != request.asked)))
+        return _batch(self.split, request, images, request.weights)
+
+
+class EvaluationRequests:
+    """Every sample of a split once over all ranks, in centre crops; a bad record weighs nothing."""
+
+    def __init__(self, config: RunConfig, split: Split, guard: Guard, *, rank: int, world: int) -> None:
+        self.split, self.size = split, config.eval_image_size
+        self._fraction, self._length = config.evaluate.crop_fraction, config.evaluate.batch
+        self._guard, self._rank, self._world = guard, rank, world
+
+    def at(self, step: int) -> Request:
+        rows, weights = evaluation_slots(len(self.split), step, self._rank, self._world, self._length)
+        epochs = np.zeros_like(rows)
+        return Request(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
+
+    def views(self, rows: Rows, epochs: Rows) -> Views:
+        return evaluation_views(*_sizes(self.split, rows), size=self.size, fraction=self._fraction)
+
+    def answer(self, request: Request, images: Any) -> Batch:
+        good = request.rows == request.asked
+        self._guard.delivered(request.real, request.real - int(np.count_nonzero(good[: request.real])))
+        return _batch(self.split, request, images, np.where(good, request.weights, np.float32(0)))
+
+
+def _sizes(split: Split, rows: Rows) -> tuple[Rows, Rows]:
+    return split.column("width")[rows].astype(np.int64), split.column("height")[rows].astype(np.int64)
+
+
+def _batch(split: Split, request: Request, images: Any, weights: npt.NDArray[np.float32]) -> Batch:
+    labels = split.labels[request.rows].astype(np.int64)
+    return Batch(images, labels, split.keys[request.rows].astype(np.uint64), weights, request.step)

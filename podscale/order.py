@@ -1,0 +1,183 @@
+"""The sample order: which samples make which global batch, and which rank takes which of them.
+
+Stateless: every answer is a pure function of (seed, step), so a run starts anywhere at once, and a checkpoint needs
+one integer. The global batches do not depend on how many ranks or hosts share them.
+
+`global`: the samples of an epoch are one permutation of the split; the epochs follow each other without a gap, and
+global batch g is the slice [g B, (g + 1) B) of that stream. A batch may end one epoch and begin the next, and no
+sample is left out where B does not divide the epoch.
+
+`blocked`: the shards are dealt into G fixed groups with nearly equal numbers of samples. Every group is a stream of
+its own (each of its samples once in each of its own epochs), and every global batch takes B / G from each group. A
+host owns G / hosts groups and reads no other shard, in any epoch, so that a node-local cache holds all it needs
+(Ying et al. 2018, section 3: host sharding). Groups of unequal size end their epochs at different steps, so the
+samples of a smaller group come up more often, by the ratio of the sizes; a set whose groups differ by more than
+`MAX_IMBALANCE` is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError
+from podscale.keyed import keyed, permute
+
+if TYPE_CHECKING:
+    from podscale.config.model import RunConfig
+
+Rows = npt.NDArray[np.int64]
+
+MAX_IMBALANCE = 1.1
+"""Largest group over smallest group, in samples."""
+
+_PURPOSE = 0x6F72646572  # "order": keeps these keys apart from those of crops and other uses of the seed
+
+
+class Samples(Protocol):
+    """What the order must know of a split (see `shards.shardset.Split`)."""
+
+    def __len__(self) -> int: ...
+
+    def column(self, name: str) -> npt.NDArray[Any]: ...
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Places in the sample order.
+
+    rows: int64 [n], numbers of samples in the split, from 0.
+    epochs: int64 [n], how often each sample came up before; with the sample's key it names the augmentation.
+    """
+
+    rows: Rows
+    epochs: Rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> Slots:
+        return Slots(self.rows[part], self.epochs[part])
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The order of one split under one seed; `groups` is None for the kind `global`."""
+
+    seed: int
+    count: int
+    batch: int
+    groups: tuple[Rows, ...] | None = None
+    hosts: int = 1
+
+    def global_batch(self, step: int) -> Slots:
+        """The samples of update `step`, in an order that no world size changes; grouped by group where blocked."""
+        if self.groups is None:
+            return self._slice(0, None, step * self.batch, self.batch)
+        return self._of_groups(step, range(len(self.groups)))
+
+    def rank_batch(self, step: int, rank: int, world: int) -> Slots:
+        """The part of `rank`: every world-th sample of the global batch.
+
+        Where blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
+        first, and its ranks take every (world / hosts)-th sample of that.
+        """
+        if self.groups is None:
+            return self.global_batch(step)[slice(rank, None, world)]
+        ranks_per_host = self._ranks_per_host(world)
+        host, local = divmod(rank, ranks_per_host)
+        return self._of_groups(step, self._groups_of(host))[slice(local, None, ranks_per_host)]
+
+    def host_rows(self, host: int) -> Rows:
+        """All samples that the ranks of `host` ever read."""
+        if self.groups is None:
+            return np.arange(self.count, dtype=np.int64)
+        return np.concatenate([self.groups[group] for group in self._groups_of(host)])
+
+    def _groups_of(self, host: int) -> range:
+        share = self._group_count // self.hosts
+        return range(host * share, (host + 1) * share)
+
+    @cached_property
+    def _group_count(self) -> int:
+        return len(self.groups) if self.groups is not None else 1
+
+    def _ranks_per_host(self, world: int) -> int:
+        if world % self.hosts:
+            raise InputError(f"{world} ranks cannot be shared evenly by {self.hosts} hosts; change launch.nodes")
+        return world // self.hosts
+
+    def _of_groups(self, step: int, groups: range) -> Slots:
+        assert self.groups is not None
+        share = self.batch // len(self.groups)
+        parts = [self._slice(group, self.groups[group], step * share, share) for group in groups]
+        return Slots(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
+
+    def _slice(self, group: int, members: Rows | None, begin: int, length: int) -> Slots:
+        """Places begin, ..., begin + length - 1 of the endless stream of one group."""
+        count = self.count if members is None else len(members)
+        epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
+        one_epoch = epochs[0] == epochs[-1]
+        rows = permute(positions, count, keyed(self.seed, _PURPOSE, group, epochs[:1] if one_epoch else epochs))
+        return Slots(rows if members is None else members[rows], epochs)
+
+
+def build_order(config: RunConfig, split: Samples) -> SampleOrder:
+    """The order that the run document asks for over the training split.
+
+    Raises InputError where the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
+    """
+    count, batch, seed = len(split), config.train.global_batch, config.run.seed
+    if count == 0:
+        raise InputError("the training split holds no images; look at rejects.jsonl of the shard set")
+    if config.input.order == "global":
+        return SampleOrder(seed, count, batch)
+    hosts, number = config.launch.nodes, config.input.groups
+    if number % hosts:
+        raise InputError(f"input.groups {number} cannot be shared by {hosts} hosts: make it a multiple of launch.nodes")
+    return SampleOrder(seed, count, batch, deal(split.column("shard"), number), hosts)
+
+
+def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:
+    """The rows of each of `number` groups of whole shards, ascending.
+
+    Largest shard first, always to the group with the fewest samples (Graham 1969); ties go to the lower number, so
+    the groups depend on the shard set alone.
+    """
+    sizes = np.bincount(shard_of_row)
+    shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
+    if len(shards) < number:
+        raise InputError(
+            f"{len(shards)} shards cannot make {number} groups: set data.min_shards to a multiple of input.groups"
+        )
+    totals = np.zeros(number, dtype=np.int64)
+    group_of_shard = np.full(len(sizes), -1)
+    for shard in shards:
+        group = int(np.argmin(totals))
+        group_of_shard[shard] = group
+        totals[group] += sizes[shard]
+    if totals.max() > MAX_IMBALANCE * totals.min():
+        raise InputError(
+            f"the {number} groups of shards hold from {totals.min()} to {totals.max()} images, so some images would be "
+            "trained on more often than others: set data.min_shards to a multiple of input.groups"
+        )
+    groups = group_of_shard[shard_of_row]
+    return tuple(np.flatnonzero(groups == group) for group in range(number))
+
+
+def evaluation_steps(count: int, world: int, batch: int) -> int:
+    """Steps in which `world` ranks with batches of `batch` see `count` samples once."""
+    return -(-count // (world * batch))
+
+
+def evaluation_slots(count: int, step: int, rank: int, world: int, batch: int) -> tuple[Rows, npt.NDArray[np.float32]]:
+    """Rows int64 [batch] and weights float32 [batch] of one rank and step; over all, every sample once with weight 1.
+
+    Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.
+    """
+    places = step * world * batch + rank + world * np.arange(batch, dtype=np.int64)
+    return np.minimum(places, count - 1), (places < count).astype(np.float32)

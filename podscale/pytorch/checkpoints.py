@@ -1,0 +1,116 @@
+"""Between the engine's state and the engine-neutral arrays of a checkpoint."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from podscale.checkpoint import Checkpoints, Snapshot
+from podscale.errors import InputError
+from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.world import World
+
+
+@dataclass
+class Progress:
+    """How far a run has come; kept in a checkpoint's meta.
+
+    step: updates done, masked ones included. skipped: masked updates, in all and at the end in a row.
+    evaluated: updates done at the newest evaluation, and what it found.
+    """
+
+    step: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    evaluated: int = -1
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def top1(self) -> float | None:
+        """Validation accuracy of exactly this state, where it was measured."""
+        return self.evaluation["top1"] if self.evaluated == self.step else None
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that a resumed run needs, equal on all ranks."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    precision: Precision
+    progress: Progress
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All arrays by their names in a checkpoint; they are the live ones."""
+        named = {f"model/{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
+        return named | {f"optimizer/momentum/{slot.name}": slot.momentum for slot in self.optimizer.slots}
+
+    def capture(self, world: World) -> Snapshot:
+        """A copy of the state in memory; training may go on at once."""
+        arrays = {name: as_array(tensor) for name, tensor in self.tensors().items()}
+        return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
+
+    def share(self, snapshot: Snapshot | None, world: World) -> None:
+        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
+        if snapshot is not None:
+            self._load(snapshot)
+        meta: list[Any] = [self._meta() if world.first else None]
+        dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
+        self._load_meta(meta[0])
+        tensors = list(self.tensors().values())
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.broadcast(flat, src=0)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+    def _meta(self) -> dict[str, Any]:
+        return {"progress": asdict(self.progress), "precision": self.precision.state()}
+
+    def _load(self, snapshot: Snapshot) -> None:
+        tensors = self.tensors()
+        missing = sorted(tensors.keys() ^ snapshot.arrays.keys())
+        if missing:
+            raise InputError(
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
+                f"(first difference: {missing[0]}); it was written by another version of Podscale: start a new run"
+            )
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
+        self._load_meta(snapshot.meta)
+
+    def _load_meta(self, meta: dict[str, Any]) -> None:
+        for name, value in meta["progress"].items():
+            setattr(self.progress, name, value)
+        self.precision.restore(meta["precision"])
+
+
+def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world: World) -> bool:
+    """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
+
+    Raises InputError on every rank where rank 0's checkpoints conflict with the run.
+    """
+    snapshot: Snapshot | None = None
+    refusal = ""
+    if world.first:
+        try:
+            snapshot = checkpoints.restore(resume)
+        except InputError as error:
+            refusal = str(error)
+    answer: list[Any] = [(snapshot is not None, refusal)]
+    dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
+    found, refusal = answer[0]
+    if refusal:
+        raise InputError(refusal)
+    state.share(snapshot, world)
+    return bool(found)
+
+
+def as_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """A contiguous copy in host memory, in the logical (OIHW) order of dimensions."""
+    return np.array(tensor.detach().cpu().numpy(), order="C", copy=True)

@@ -1,0 +1,124 @@
+"""Evaluation over all ranks: every sample once. During training as three numbers, afterwards as predictions."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+
+from podscale.errors import PodscaleError
+from podscale.evaluate.predictions import Predictions
+from podscale.input.batch import Loader
+from podscale.order import evaluation_steps
+from podscale.pytorch.feed import DeviceBatch, Feed, Phase
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.world import World
+
+TOP_K = 5
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Shares of right answers among the first and the first five guesses, mean loss in nats, images, seconds."""
+
+    top1: float
+    top5: float
+    loss: float
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model says about one batch: topk int64 [n, k], confidences float32 [n, k], losses float32 [n]."""
+
+    topk: Tensor
+    confidences: Tensor
+    losses: Tensor
+
+
+class Evaluator:
+    """Runs a model over the validation split; every rank takes part and takes as many steps as the others.
+
+    Padding at the end of the split carries weight 0 and counts nowhere. Batch norm uses its running statistics, and
+    losses are without label smoothing.
+    """
+
+    def __init__(self, loader: Loader, count: int, batch: int, feed: Feed, precision: Precision, world: World) -> None:
+        self._loader, self._feed, self._precision, self._world = loader, feed, precision, world
+        self._steps = evaluation_steps(count, world.size, batch)
+        self._count = count
+
+    def measure(self, model: nn.Module, phase: Phase) -> Evaluation:
+        """Accuracy and loss over the whole split, the same on all ranks."""
+        started = time.perf_counter()
+        sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
+        for batch, answers in self._answers(model, phase):
+            weights = torch.from_numpy(batch.source.weights).to(self._world.device, torch.float64)
+            hits = answers.topk == batch.labels[:, None]
+            sums[0] += weights @ hits[:, 0].double()
+            sums[1] += weights @ hits.any(dim=1).double()
+            sums[2] += weights @ answers.losses.double()
+            sums[3] += weights.sum()
+        dist.all_reduce(sums)
+        top1, top5, loss, images = sums.tolist()
+        assert images <= self._count, f"{images} of {self._count} validation images were seen"
+        if images == 0:
+            raise PodscaleError("no validation image could be decoded; run `podscale shard --verify`")
+        return Evaluation(top1 / images, top5 / images, loss / images, int(images), time.perf_counter() - started)
+
+    def predict(self, model: nn.Module, phase: Phase) -> Predictions | None:
+        """The predictions of the whole split on rank 0, None elsewhere."""
+        parts = [_columns(batch, answers) for batch, answers in self._answers(model, phase)]
+        mine = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        gathered: list[dict[str, np.ndarray]] | None = [{}] * self._world.size if self._world.first else None
+        dist.gather_object(mine, gathered)
+        if gathered is None:
+            return None
+        whole = {name: np.concatenate([columns[name] for columns in gathered]) for name in mine}
+        return Predictions(**whole)
+
+    def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
+        with evaluating(model), torch.inference_mode():
+            for batch in self._feed(self._loader.batches(0, self._steps), phase):
+                with self._precision.autocast():
+                    logits = model(batch.images)
+                yield batch, answers_of(logits, batch.labels)
+
+
+def answers_of(logits: Tensor, labels: Tensor) -> Answers:
+    """The most probable classes, best first; among equals the lower index, whatever the device."""
+    logits = logits.float()
+    log_probabilities = F.log_softmax(logits, dim=1)
+    confidences, topk = log_probabilities.sort(dim=1, descending=True, stable=True)
+    best = min(TOP_K, logits.shape[1])
+    losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
+    return Answers(topk[:, :best], confidences[:, :best].exp(), losses)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and back in the mode it was in."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def _columns(batch: DeviceBatch, answers: Answers) -> dict[str, np.ndarray]:
+    """The rows of one batch that are samples, by the names of `Predictions`."""
+    real = batch.source.weights > 0
+    return {
+        "keys": batch.source.keys[real],
+        "labels": batch.source.labels[real].astype(np.int32),
+        "topk": answers.topk.cpu().numpy()[real].astype(np.int32),
+        "confidences": answers.confidences.cpu().numpy()[real],
+        "losses": answers.losses.cpu().numpy()[real],
+    }

@@ -1,0 +1,81 @@
+"""The final model: weights as safetensors, and beside them what it takes to use them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import load_file, save
+from torch import nn
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.files import write_atomically, write_json
+from podscale.pytorch.checkpoints import Progress, as_array
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+FORMAT = "podscale-model-1"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is exported beside the weights."""
+
+    config: RunConfig
+    classes: list[str]
+    progress: Progress
+
+
+def export(model: nn.Module, trained: Trained, directory: Path) -> None:
+    """Writes the model in fp32 under torchvision's names; model.json last, so its presence means complete."""
+    directory.mkdir(parents=True, exist_ok=True)
+    arrays = {name: as_array(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    write_atomically(directory / WEIGHTS, save(arrays, metadata={"format": "pt"}))
+    write_json(directory / DESCRIPTION, describe(model, trained))
+
+
+def describe(model: nn.Module, trained: Trained) -> dict[str, Any]:
+    """The content of model.json: architecture, classes, preprocessing, how it was trained."""
+    config, progress = trained.config, trained.progress
+    size = config.eval_image_size
+    return {
+        "format": FORMAT,
+        "run": config.run.id,
+        "architecture": config.model.model_dump(mode="json"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "classes": trained.classes,
+        "preprocessing": {
+            "color": "RGB",
+            "image_size": size,
+            "crop_fraction": config.evaluate.crop_fraction,
+            "mean": config.input.mean,
+            "std": config.input.std,
+        },
+        "training": {
+            "epochs": config.train.epochs,
+            "global_batch": config.train.global_batch,
+            "updates": progress.step,
+            "skipped_updates": progress.skipped,
+            "evaluation": progress.evaluation,
+        },
+    }
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Loads exported weights into `model`, in place.
+
+    Raises InputError where the file is missing or holds another architecture.
+    """
+    try:
+        arrays = load_file(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no trained model; run `podscale train` first") from error
+    except Exception as error:
+        raise InputError(f"{path}: cannot read the trained model: {error}") from error
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {name: array.shape for name, array in arrays.items()}:
+        raise InputError(f"{path}: these weights belong to another architecture than the document's model section")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(arrays[name]))

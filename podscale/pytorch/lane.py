@@ -1,0 +1,71 @@
+"""Where buckets are averaged while backward goes on: strictly one after the other, in the order handed over."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.allreduce import AllReduce
+
+
+class Lane(Protocol):
+    def submit(self, bucket: Tensor) -> None:
+        """Averages `bucket` in place after everything submitted before it."""
+        ...
+
+    def wait(self) -> None:
+        """Everything submitted is in place for what follows; raises what a collective raised."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadLane:
+    """One thread of blocking collectives, for CPU tensors.
+
+    Chained callbacks would not do: gloo does not order collectives issued from them, and torch aborts or, worse,
+    mixes up buckets of one size.
+    """
+
+    def __init__(self, all_reduce: AllReduce) -> None:
+        self._all_reduce = all_reduce
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
+        self._running: list[Future[None]] = []
+
+    def submit(self, bucket: Tensor) -> None:
+        self._running.append(self._thread.submit(self._all_reduce, bucket))
+
+    def wait(self) -> None:
+        running, self._running = self._running, []
+        for future in running:
+            future.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class StreamLane:
+    """A side stream, for GPU tensors: collectives queue there, after the gradients they need and before the update."""
+
+    def __init__(self, all_reduce: AllReduce, device: torch.device) -> None:
+        self._all_reduce = all_reduce
+        self._device = device
+        self._stream = torch.cuda.Stream(device, priority=-1)
+
+    def submit(self, bucket: Tensor) -> None:
+        # Hooks run on autograd's thread, on the stream of the gradient that was just written.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._all_reduce(bucket)
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def close(self) -> None:
+        pass
+
+
+def build_lane(all_reduce: AllReduce, device: torch.device) -> Lane:
+    """The lane of a device."""
+    return StreamLane(all_reduce, device) if device.type == "cuda" else ThreadLane(all_reduce)

@@ -1,0 +1,62 @@
+"""A fixed layout of named tensors in one flat buffer, cut into buckets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 32
+"""Every tensor starts at a multiple of this many elements: 128 bytes of fp32, so that kernels read whole vectors."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies: tensor i is flat[starts[i] : starts[i] + sizes[i]], in bucket buckets[i].
+
+    Depends on sizes and options alone, never on timing, so that a resumed run adds in the order of the run before it.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    buckets: tuple[int, ...]
+    bounds: tuple[tuple[int, int], ...]
+    """[start, stop) of each bucket; every bucket's length is a multiple of the `multiple` asked for."""
+
+    @property
+    def length(self) -> int:
+        return self.bounds[-1][1]
+
+
+def plan_layout(sizes: Sequence[int], bucket_elements: int, multiple: int) -> Layout:
+    """Fills buckets in the order of `sizes`; a tensor larger than a bucket gets one of its own.
+
+    Buckets are padded to a multiple of `multiple` (the shards of a sharded update).
+    """
+    unit = lcm(multiple, ALIGNMENT)
+    starts, buckets, bounds = [], [], []
+    bucket_start = position = 0
+    for size in sizes:
+        if position > bucket_start and position + size - bucket_start > bucket_elements:
+            position = _round_up(position, unit)
+            bounds.append((bucket_start, position))
+            bucket_start = position
+        starts.append(position)
+        buckets.append(len(bounds))
+        position = _round_up(position + size, ALIGNMENT)
+    bounds.append((bucket_start, bucket_start + _round_up(position - bucket_start, unit)))
+    return Layout(tuple(starts), tuple(sizes), tuple(buckets), tuple(bounds))
+
+
+def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
+    """The elements of `flat` from `start` in the shape of `like` and, for channels-last filters, its memory order."""
+    part = flat[start : start + like.numel()]
+    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous():
+        outputs, inputs, height, width = like.shape
+        return part.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+    return part.view(like.shape)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -1,0 +1,144 @@
+"""What a training tells the outside: the metrics of its rank and, on rank 0, lines of metrics.jsonl.
+
+It never waits for the device: losses come with the control words, after the fact.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from podscale.checkpoint import Passed, Saved
+from podscale.config import RunConfig
+from podscale.pytorch.control import Word
+from podscale.pytorch.evaluate import Evaluation
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.telemetry.events import EventLog
+from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
+from podscale.telemetry.metrics import Lap, TrainMetrics
+
+
+class Monitor:
+    """Passes on what happens; between two lines of the log it only counts.
+
+    A step begins when its data is asked for; the rank is busy until it begins to wait for others. On a GPU phases are
+    the host's times: queued work shows where the host first waits for it.
+    """
+
+    def __init__(self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int) -> None:
+        self._metrics, self._log, self._log_every = metrics, log, log_every
+        self._step_started = time.perf_counter()
+        self._last_step, self._ranks = 0, 1
+        self._laps: dict[int, Lap] = {}
+        self._bad_records = 0
+        self.busy = 0.0
+        """Seconds of the current step before this rank began to wait for others: what finds a slow one."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Books the time inside on a phase (names in telemetry.phases)."""
+        if name == "data_wait":
+            self._step_started = time.perf_counter()
+        elif name == "allreduce_wait":
+            self.busy = time.perf_counter() - self._step_started
+        return self._metrics.phase(name)
+
+    def started(
+        self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
+    ) -> None:
+        """The training begins after `step` updates."""
+        self._last_step, self._ranks = total_steps, ranks
+        self._metrics.world(ranks, global_batch)
+        self._metrics.lap()
+        self.event(
+            "resumed" if resumed else "start",
+            step=step,
+            total_steps=total_steps,
+            ranks=ranks,
+            global_batch=global_batch,
+            **more,
+        )
+
+    def updated(self, step: int, images: int, bad_records: int) -> None:
+        """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
+        self._metrics.step(images, time.perf_counter() - self._step_started)
+        if bad_records > self._bad_records:
+            self._bad_records = bad_records
+            self._metrics.bad_samples(bad_records)
+            self.event("bad_record", substituted=bad_records)
+        if step % self._log_every == 0 or step == self._last_step:
+            self._laps[step] = self._metrics.lap()
+
+    def word(self, word: Word, *, epoch: float, learning_rate: float) -> None:
+        """Counts an update once it is known how it went; logs every `log_every`-th and the last."""
+        if not word.finite:
+            self._metrics.skipped()
+            self._metrics.nonfinite("grad" if math.isfinite(word.loss) else "loss")
+            self.event("skipped_update", step=word.step)
+        lap = self._laps.pop(word.step, None)
+        if lap is None or self._log is None:
+            return
+        training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
+        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate)
+        self._log.step(
+            word.step,
+            epoch=epoch,
+            loss=word.loss,
+            learning_rate=learning_rate,
+            images_per_second=lap.images * self._ranks / max(training, 1e-9),
+            phases=lap.phases,
+            slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
+        )
+
+    def evaluated(self, step: int, found: Evaluation, *, epoch: float) -> None:
+        """Reports an evaluation."""
+        if self._log is None:
+            return
+        self._metrics.evaluated(found.top1, found.top5)
+        self._log.evaluation(
+            step,
+            epoch=epoch,
+            top1=found.top1,
+            top5=found.top5,
+            loss=found.loss,
+            images_per_second=round(found.images / max(found.seconds, 1e-9), 2),
+        )
+
+    def saved(self, report: Saved | Passed) -> None:
+        """Reports a checkpoint that is whole on disk, or one that could not be used; from the writer's thread."""
+        if isinstance(report, Saved):
+            self._metrics.checkpoint_saved(report.seconds, report.bytes)
+            self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
+        else:
+            self.event("checkpoint_passed", step=report.step, reason=report.reason)
+
+    def event(self, event: str, **values: Any) -> None:
+        """Something that happens rarely: preempted, done and the like."""
+        if self._log is not None:
+            self._log.event(event, **values)
+
+
+@contextmanager
+def monitoring(
+    config: RunConfig, world: World, run: RunDirectory, rank_directory: Path, fence: Callable[[], None] | None
+) -> Iterator[Monitor]:
+    """The monitor of one rank; its metrics are written beside training until the end of the block."""
+    registry = CollectorRegistry()
+    info = {
+        "model": config.model.name,
+        "precision": config.train.precision,
+        "optimizer": config.train.optimizer.name,
+        "engine": config.train.engine,
+    }
+    metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
+    log = EventLog(run.metrics, fence) if world.first else None
+    try:
+        with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
+            yield Monitor(metrics, log, log_every=config.telemetry.log_every)
+    finally:
+        if log is not None:
+            log.close()

@@ -1,0 +1,73 @@
+"""Arithmetic of forward and backward: fp32, bf16 or fp16 under autocast, and the loss scale of fp16.
+
+Weights, gradients, momentum and batch-norm statistics are fp32 always.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from podscale.config import TrainSection
+from podscale.pytorch.world import World
+
+GROWTH_INTERVAL = 2000
+"""Finite updates in a row after which the loss scale doubles (Micikevicius 2018, section 3.2)."""
+
+
+class Precision:
+    """One policy; everything it keeps is on the device, so nothing waits for it."""
+
+    def __init__(self, name: str, device: torch.device, loss_scale: float = 1.0) -> None:
+        self._dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+        self._device = device
+        self.scaled = name == "fp16"
+        self.scale = torch.full((), loss_scale if self.scaled else 1.0, device=device)
+        self._finite_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
+
+    def autocast(self) -> Any:
+        """The context of a forward pass."""
+        return torch.autocast(self._device.type, dtype=self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss to differentiate: large enough that fp16 gradients do not vanish."""
+        return loss * self.scale if self.scaled else loss
+
+    def unscale(self, gradients: list[Tensor]) -> None:
+        """Brings averaged gradients back to their own size, in place."""
+        if self.scaled:
+            torch._foreach_mul_(gradients, 1.0 / self.scale)
+
+    def update(self, finite: Tensor) -> None:
+        """Halves the scale after a non-finite update, doubles it after many finite ones."""
+        if not self.scaled:
+            return
+        count = torch.where(finite, self._finite_in_a_row + 1, 0)
+        grow = count == GROWTH_INTERVAL
+        self.scale.copy_(torch.where(finite, torch.where(grow, self.scale * 2.0, self.scale), self.scale * 0.5))
+        self._finite_in_a_row.copy_(torch.where(grow, 0, count))
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it, as JSON values."""
+        return {"loss_scale": self.scale.item(), "finite_in_a_row": self._finite_in_a_row.item()}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.scale.fill_(state["loss_scale"])
+        self._finite_in_a_row.fill_(state["finite_in_a_row"])
+
+
+def build_precision(train: TrainSection, world: World) -> Precision:
+    """The policy of a document's train section."""
+    return Precision(train.precision, world.device, train.loss_scale)
+
+
+def set_numerics(train: TrainSection) -> None:
+    """Process-wide settings: fp32 means fp32 (no TF32); deterministic kernels on request, else the fastest ones."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = not train.deterministic
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    # Not use_deterministic_algorithms: it does the same and imports the compiler first, which takes 20 s.
+    torch.set_deterministic_debug_mode("error" if train.deterministic else "default")

@@ -1,0 +1,162 @@
+"""The process of one rank: `python -m podscale.pytorch.rank`, started by torchrun under the supervisor.
+
+Reads the run document and its place from the environment (see `Place`), carries out one stage, and records how it ended
+in outcome-<rank>.json, because torchrun tells its own caller only that some process failed.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from podscale.checkpoint import Checkpoints, Identity
+from podscale.config import RunConfig, result_values
+from podscale.errors import ExitCode, InputError, PodscaleError, Preempted
+from podscale.evaluate import predictions
+from podscale.files import write_json
+from podscale.input import open_shard_set
+from podscale.pytorch import world as worlds
+from podscale.pytorch.export import WEIGHTS, load_weights
+from podscale.pytorch.feed import Feed
+from podscale.pytorch.monitor import monitoring
+from podscale.pytorch.precision import build_precision, set_numerics
+from podscale.pytorch.session import build_evaluator, build_placed_model, build_session, untimed
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.trainer import train
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.rundir.lease import fence
+from podscale.shards.shardset import ShardSet
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the supervisor hands to each rank.
+
+    config: the resolved document. stage: `train` or `evaluate`. shard_set: its location. rank_directory: local to the
+    pod; metrics-<rank>.prom and outcome-<rank>.json go there. fence: number of the supervisor's lease, if it has one.
+    """
+
+    config: RunConfig
+    stage: str
+    shard_set: str
+    rank_directory: Path
+    fence: int | None
+    rank: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> "Place":
+        """From PODSCALE_CONFIG (JSON), _STAGE, _SHARD_SET, _RANK_DIR, _FENCE and torchrun's RANK."""
+        fence = environment.get("PODSCALE_FENCE")
+        return cls(
+            config=RunConfig.model_validate_json(environment["PODSCALE_CONFIG"]),
+            stage=environment["PODSCALE_STAGE"],
+            shard_set=environment["PODSCALE_SHARD_SET"],
+            rank_directory=Path(environment["PODSCALE_RANK_DIR"]),
+            fence=int(fence) if fence else None,
+            rank=int(environment.get("RANK", "0")),
+        )
+
+    def fence_of(self, run: RunDirectory) -> Callable[[], None] | None:
+        """Raises where a newer launch writes the run directory; None without a lease."""
+        return None if self.fence is None else fence(run.lease, self.fence)
+
+    @property
+    def outcome(self) -> Path:
+        return self.rank_directory / f"outcome-{self.rank}.json"
+
+
+def main() -> None:
+    """Carries out the stage, records the outcome and ends the process with its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    stop = StopRequest().install()
+    place = Place.of()
+    code, error = ExitCode.DONE, ""
+    try:
+        run_stage(place, stop)
+    except BaseException as failure:
+        code, error = describe(failure, place, int(os.environ.get("WORLD_SIZE", "1")))
+    write_json(place.outcome, {"exit_code": int(code), "error": error})
+    if error:
+        print(error, file=sys.stderr)
+    if code in (ExitCode.DONE, ExitCode.PREEMPTED):
+        worlds.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # after a lost peer, ordinary shutdown would wait for threads that wait for the peer
+
+
+def describe(failure: BaseException, place: Place, size: int) -> tuple[ExitCode, str]:
+    """The exit code and the text for people; what nobody foresaw keeps its traceback."""
+    known = failure if isinstance(failure, PodscaleError) else None
+    if known is None:
+        known = worlds.explain_peer_failure(failure, place.rank, size, place.stage)
+    if known is not None:
+        return known.exit_code, str(known)
+    traceback.print_exception(failure)
+    return ExitCode.FAILED, f"rank {place.rank}: {type(failure).__name__}: {failure}"
+
+
+def run_stage(place: Place, stop: StopRequest) -> None:
+    """Opens the shard set, joins the others and carries out the stage."""
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    world = worlds.join(place.config.launch.timeout_seconds)
+    shard_set = open_shard_set(place.shard_set, place.config)
+    run = RunDirectory.of(place.config)
+    match place.stage:
+        case "train":
+            run_training(place, world, shard_set, run, stop)
+        case "evaluate":
+            run_evaluation(place.config, world, shard_set, run)
+        case _:
+            raise InputError(f"PODSCALE_STAGE={place.stage}: this engine has the stages train and evaluate")
+
+
+def run_training(place: Place, world: World, shard_set: ShardSet, run: RunDirectory, stop: StopRequest) -> None:
+    """Trains; checkpoints and the final model go to the run directory."""
+    config, manifest = place.config, shard_set.manifest
+    may_write = place.fence_of(run)
+    with monitoring(config, world, run, place.rank_directory, may_write) as monitor:
+        checkpoints = Checkpoints(
+            run.checkpoints,
+            Identity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            asynchronous=config.checkpoint.asynchronous,
+            fence=may_write,
+            listener=monitor.saved,
+        )
+        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, stop)
+        try:
+            train(session)
+        except Preempted:
+            monitor.event("preempted", step=session.state.progress.step)
+            raise
+        finally:
+            session.close()
+
+
+def run_evaluation(config: RunConfig, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+    """Evaluates the final model; rank 0 writes the predictions of every sample to the run directory."""
+    set_numerics(config.train)
+    model = build_placed_model(config, world, len(shard_set.classes))
+    load_weights(model, run.model / WEIGHTS)
+    feed = Feed(config.input, world, channels_last=config.train.channels_last)
+    loader, evaluator = build_evaluator(config, world, shard_set, feed, build_precision(config.train, world))
+    try:
+        found = evaluator.predict(model, untimed)
+    finally:
+        loader.close()
+    if found is not None:
+        predictions.write(run.predictions, found)
+    world.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""What one rank of a training is made of, and what it does between updates."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic_core import PydanticCustomError
+
+from podscale import models, schedules
+from podscale.checkpoint import Checkpoints
+from podscale.config import RunConfig
+from podscale.config.checks import check_ranks
+from podscale.errors import InputError, PodscaleError
+from podscale.input import Loader, build_evaluation_loader, build_loader
+from podscale.order import build_order
+from podscale.pytorch.batchnorm import span_groups
+from podscale.pytorch.checkpoints import Progress, State
+from podscale.pytorch.control import Control, Word
+from podscale.pytorch.evaluate import Evaluator
+from podscale.pytorch.export import Trained, export
+from podscale.pytorch.feed import Feed
+from podscale.pytorch.models import build_model
+from podscale.pytorch.monitor import Monitor
+from podscale.pytorch.optim import build_optimizer
+from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.reducer import Reducer, build_reducer
+from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.step import Step
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.world import World
+from podscale.shards.shardset import ShardSet
+
+
+@dataclass
+class Session:
+    """One rank of one training. What changes an update stands in `step`; what a resumed run needs, in `state`."""
+
+    config: RunConfig
+    world: World
+    classes: list[str]
+    spec: models.ModelSpec
+    model_directory: Path
+    state: State
+    step: Step
+    reducer: Reducer
+    feed: Feed
+    loader: Loader
+    evaluation_loader: Loader
+    evaluator: Evaluator
+    control: Control
+    monitor: Monitor
+    checkpoints: Checkpoints
+    stop: StopRequest
+    steps: int
+    steps_per_epoch: float
+    stopping: bool = False
+    """All ranks have agreed to stop."""
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of the update after `step` updates."""
+        return schedules.learning_rate(self.config.train, step, self.steps_per_epoch)
+
+    def started(self, resumed: bool) -> None:
+        """Reports the beginning."""
+        self.monitor.started(
+            resumed=resumed,
+            step=self.state.progress.step,
+            total_steps=self.steps,
+            ranks=self.world.size,
+            global_batch=self.config.train.global_batch,
+            steps_per_epoch=round(self.steps_per_epoch, 3),
+            device=device_name(self.world),
+            parameters=self.spec.size,
+            training_flops_per_image=3 * self.spec.flops(self.config.input.image_size),
+        )
+
+    def heed(self, words: list[Word]) -> bool:
+        """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
+
+        Every rank gets the same words after the same update, so every rank does the same.
+        """
+        progress, limit = self.state.progress, self.config.train.max_nonfinite
+        for word in words:
+            progress.skipped += not word.finite
+            progress.skipped_in_a_row = 0 if word.finite else progress.skipped_in_a_row + 1
+            self.monitor.word(
+                word,
+                epoch=word.step / self.steps_per_epoch,
+                learning_rate=self.learning_rate(word.step - 1),
+            )
+            if progress.skipped_in_a_row > limit:
+                raise PodscaleError(
+                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) had a loss or gradient "
+                    f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
+                    "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
+                )
+            self.stopping = self.stopping or word.stop
+        return self.stopping
+
+    def evaluation_due(self) -> bool:
+        step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
+        return step == self.steps or schedules.crosses(step, every)
+
+    def evaluate(self) -> None:
+        """Measures accuracy over the validation split and keeps it in the progress."""
+        progress = self.state.progress
+        self.heed(self.control.drain())
+        with self.monitor.phase("evaluation"):
+            found = self.evaluator.measure(self.state.model, untimed)
+        progress.evaluated = progress.step
+        progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
+        self.monitor.evaluated(progress.step, found, epoch=progress.step / self.steps_per_epoch)
+
+    def checkpoint_due(self) -> bool:
+        step, settings = self.state.progress.step, self.config.checkpoint
+        by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
+        return step == self.steps or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
+        with self.monitor.phase("checkpoint"):
+            self.heed(self.control.drain())  # what is known of every update so far belongs to the state
+            if self.world.first:
+                self.checkpoints.save(self.state.capture(self.world), top1=self.state.progress.top1)
+                if wait:
+                    self.checkpoints.wait()
+            if wait:
+                self.world.barrier()
+
+    def finish(self) -> None:
+        """Waits for the last checkpoint and writes the final model."""
+        self.heed(self.control.drain())
+        progress = self.state.progress
+        if self.world.first:
+            self.checkpoints.wait()
+            export(self.state.model, Trained(self.config, self.classes, progress), self.model_directory)
+        self.world.barrier()
+        self.monitor.event("done", step=progress.step, skipped_updates=progress.skipped, **progress.evaluation)
+
+    def close(self) -> None:
+        """Ends loaders, lanes and the writer; safe after an error."""
+        self.loader.close()
+        self.evaluation_loader.close()
+        self.reducer.close()
+        self.checkpoints.close()
+
+
+def build_session(
+    config: RunConfig,
+    world: World,
+    shard_set: ShardSet,
+    model_directory: Path,
+    checkpoints: Checkpoints,
+    monitor: Monitor,
+    stop: StopRequest,
+) -> Session:
+    """Builds everything that the document asks for. Every rank must call this at the same time."""
+    train, training_split = config.train, shard_set.split("train")
+    check_world(config, world, len(training_split))
+    set_numerics(train)
+    steps_per_epoch = schedules.steps_per_epoch(train, len(training_split))
+    steps = schedules.total_steps(train, len(training_split))
+    spec = models.spec(config.model, len(shard_set.classes))
+    model = build_placed_model(config, world, len(shard_set.classes))
+    statistics = RunningStatistics(model)
+    precision = build_precision(train, world)
+    optimizer = build_optimizer(train.optimizer, model, spec)
+    reducer = build_reducer(train.all_reduce, model, world, extra=1 + len(statistics))
+    feed = Feed(config.input, world, channels_last=train.channels_last)
+    evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
+    return Session(
+        config=config,
+        world=world,
+        classes=shard_set.classes,
+        spec=spec,
+        model_directory=model_directory,
+        state=State(model, optimizer, precision, Progress()),
+        step=Step(
+            reducer,
+            optimizer,
+            precision,
+            statistics,
+            label_smoothing=train.label_smoothing,
+            accumulation=train.accumulation,
+        ),
+        reducer=reducer,
+        feed=feed,
+        loader=build_loader(
+            config,
+            training_split,
+            build_order(config, training_split),
+            rank=world.rank,
+            world=world.size,
+            device=str(world.device),
+        ),
+        evaluation_loader=evaluation_loader,
+        evaluator=evaluator,
+        control=Control(world),
+        monitor=monitor,
+        checkpoints=checkpoints,
+        stop=stop,
+        steps=steps,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
+    """The network with the run's initial weights, on the device, in its memory order and batch-norm groups."""
+    torch.manual_seed(config.run.seed)
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    span_groups(model, world, config.model.batch_norm.group)
+    assert isinstance(model, torch.nn.Module)
+    return model.train()
+
+
+def build_evaluator(
+    config: RunConfig, world: World, shard_set: ShardSet, feed: Feed, precision: Precision
+) -> tuple[Loader, Evaluator]:
+    """The evaluator over the validation split, and its loader, which the caller closes."""
+    split = shard_set.split("validation")
+    loader = build_evaluation_loader(config, split, rank=world.rank, world=world.size, device=str(world.device))
+    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, precision, world)
+
+
+def check_world(config: RunConfig, world: World, samples: int) -> None:
+    """Raises InputError where the run does not fit this many ranks or this many training images."""
+    try:
+        check_ranks(config, world.size)
+    except PydanticCustomError as error:
+        raise InputError(error.message()) from None
+    train = config.train
+    if train.global_batch > samples:
+        raise InputError(
+            f"train.global_batch {train.global_batch} is larger than the training split of {samples} images; "
+            "lower it, or bring more images"
+        )
+    if train.global_batch // (world.size * train.accumulation) * config.model.batch_norm.group < 2:
+        raise InputError(
+            f"train.global_batch {train.global_batch} leaves one image per rank and pass ({world.size} ranks, "
+            f"accumulation {train.accumulation}), of which batch norm has no variance; use at least 2 each"
+        )
+
+
+def device_name(world: World) -> str:
+    """What this rank computes on, for people."""
+    return torch.cuda.get_device_name(world.device) if world.on_gpu else "cpu"
+
+
+def untimed(name: str) -> AbstractContextManager[None]:
+    """A phase that is part of a larger one and counted there."""
+    return nullcontext()

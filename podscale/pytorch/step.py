@@ -1,0 +1,84 @@
+"""One update: forward, backward, average over the ranks, masked parameter update. Nothing here waits for the device."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.feed import DeviceBatch, Phase
+from podscale.pytorch.loss import smoothed_cross_entropy
+from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.reducer import Reducer, accumulating
+from podscale.pytorch.statistics import RunningStatistics
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What is known of an update, still on the device and equal on all ranks.
+
+    loss: mean training loss over the global batch. finite: whether the update was carried out.
+    """
+
+    loss: Tensor
+    finite: Tensor
+
+
+class Step:
+    """Carries out updates. The loss and batch norm's running statistics are averaged along with the gradients."""
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        optimizer: Optimizer,
+        precision: Precision,
+        statistics: RunningStatistics,
+        *,
+        label_smoothing: float,
+        accumulation: int = 1,
+    ) -> None:
+        assert len(reducer.extra) == 1 + len(statistics)
+        self._reducer, self._optimizer = reducer, optimizer
+        self._precision, self._statistics = precision, statistics
+        self._label_smoothing, self._accumulation = label_smoothing, accumulation
+
+    def __call__(self, batch: DeviceBatch, learning_rate: float, phase: Phase) -> StepResult:
+        with phase("forward_backward"):
+            self._forward_backward(batch)
+        with phase("allreduce_wait"):
+            self._reducer.finish()
+        with phase("optimizer"):
+            return self._update(learning_rate)
+
+    def _forward_backward(self, batch: DeviceBatch) -> None:
+        reducer, parts = self._reducer, self._accumulation
+        loss_slot, statistics_slot = reducer.extra[:1], reducer.extra[1:]
+        reducer.begin()
+        self._statistics.remember()
+        size = len(batch.labels) // parts
+        for number, (start, stop) in enumerate(pairwise(range(0, size * parts + 1, size))):
+            last = number == parts - 1
+            with accumulating(reducer, last=last):
+                with self._precision.autocast():
+                    logits = reducer.module(batch.images[start:stop])
+                loss = smoothed_cross_entropy(logits, batch.labels[start:stop], self._label_smoothing) / parts
+                loss_slot += loss.detach()
+                if last:
+                    statistics_slot.copy_(self._statistics.flat)
+                reducer.backward(self._precision.scale_loss(loss), last=last)
+
+    def _update(self, learning_rate: float) -> StepResult:
+        """Masks a non-finite update: a NaN of any rank is in everybody's averages, so all decide alike, unasked."""
+        reducer = self._reducer
+        loss = reducer.extra[0].clone()
+        largest = torch.stack(torch._foreach_norm(reducer.buffers, float("inf"))).amax()
+        finite = torch.isfinite(largest)
+        for buffer in reducer.buffers:
+            buffer.masked_fill_(~finite, 0.0)
+        self._statistics.settle(reducer.extra[1:], finite)
+        gradients = reducer.gradients
+        self._precision.unscale(gradients)
+        self._precision.update(finite)
+        self._optimizer.step(gradients, learning_rate, finite)
+        return StepResult(loss, finite)

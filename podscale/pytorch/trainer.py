@@ -1,0 +1,48 @@
+"""Training: one loop over the updates of a run. Everything it uses stands behind one name each (see session)."""
+
+from dataclasses import dataclass
+
+from podscale.errors import Preempted
+from podscale.pytorch.checkpoints import restore_or_start
+from podscale.pytorch.session import Session
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training ended: updates done, masked ones among them, and what the last evaluation found."""
+
+    steps: int
+    skipped: int
+    evaluation: dict[str, float]
+
+
+def train(session: Session) -> TrainResult:
+    """Trains from the newest checkpoint, or from the start, to the end of the run; every rank calls it.
+
+    Raises Preempted after a stop request, once the state is saved; InputError where the checkpoints belong to another
+    run; PodscaleError after too many non-finite updates in a row.
+    """
+    monitor, control, progress = session.monitor, session.control, session.state.progress
+    resumed = restore_or_start(session.checkpoints, session.config.checkpoint.resume, session.state, session.world)
+    session.started(resumed)
+
+    batches = session.loader.batches(progress.step, session.steps)
+    for batch in session.feed(batches, monitor.phase):
+        result = session.step(batch, session.learning_rate(progress.step), monitor.phase)
+        progress.step += 1
+        control.send(progress.step, result, busy=monitor.busy, stop=session.stop.requested)
+        monitor.updated(progress.step, len(batch.labels), session.loader.bad_records)
+
+        if session.heed(control.due()):
+            session.save(wait=True)
+            raise Preempted(
+                f"stopped on request after update {progress.step} of {session.steps}; the state is saved: "
+                "the same command continues"
+            )
+        if session.evaluation_due():
+            session.evaluate()
+        if session.checkpoint_due():
+            session.save()
+
+    session.finish()
+    return TrainResult(progress.step, progress.skipped, progress.evaluation)

@@ -1,0 +1,119 @@
+"""The processes of a run as one of them sees it: who it is, its device, and how it reaches the others."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+
+from podscale.errors import HangDetected, PeerLost, PodscaleError
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank of a run. A `row` is a run of consecutive ranks (fast links), a column one rank of every row."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.local_size
+
+    @property
+    def first(self) -> bool:
+        """Rank 0: the one that writes."""
+        return self.rank == 0
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
+        """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
+        assert self.size % ranks == 0, (self.size, ranks)
+        return self._group([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
+
+    def column_group(self, row: int) -> dist.ProcessGroup:
+        """The ranks at this rank's place in rows of `row` ranks. Every rank must call this, in one order."""
+        assert self.size % row == 0, (self.size, row)
+        return self._group([list(range(place, self.size, row)) for place in range(row)])
+
+    def _group(self, partition: list[list[int]]) -> dist.ProcessGroup:
+        """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it."""
+        groups = [dist.new_group(ranks) for ranks in partition]
+        mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
+        group = groups[mine]
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    def barrier(self) -> None:
+        """Returns when every rank has come here."""
+        dist.all_reduce(torch.zeros(1, device=self.device))
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+
+def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> World:
+    """Joins the process group that torchrun's variables describe; alone where there are none.
+
+    NCCL between GPUs, gloo between CPUs (and for small host-side messages in both cases). `timeout_seconds` is the
+    longest that a rank waits for its peers, in forming the group and in every collective.
+    """
+    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_seconds)
+    if "MASTER_ADDR" in environment:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+    else:
+        assert size == 1, "a world of several ranks is started by torchrun"
+        dist.init_process_group(
+            backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
+    return World(rank, size, local_rank, local_size, device)
+
+
+def leave() -> None:
+    """Leaves the process group, if one was joined."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):  # a peer that left first closes the connection under us; nothing is lost by it
+            dist.destroy_process_group()
+
+
+_TIMED_OUT = ("timed out", "timeout")
+_LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "peer", "socket", "nccl error")
+
+
+def explain_peer_failure(error: BaseException, rank: int, size: int, where: str) -> PodscaleError | None:
+    """What a failed collective says about the other ranks, for people; None where `error` is something else."""
+    text = str(error).strip()
+    lowered = text.lower()
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError | PodscaleError):
+        return None
+    from_backend = isinstance(error, dist.DistError) or "gloo" in lowered or "nccl" in lowered
+    last = text.splitlines()[-1] if text else type(error).__name__
+    if from_backend and any(words in lowered for words in _TIMED_OUT):
+        return HangDetected(
+            f"rank {rank} of {size} waited in vain for its peers ({where}): {last}\n"
+            "A peer hangs or its machine is gone; the outcome of the other ranks says which. The newest checkpoint "
+            "is kept: start the same command again. Raise launch.timeout_seconds if a step can take that long."
+        )
+    if from_backend and any(words in lowered for words in _LOST):
+        return PeerLost(
+            f"rank {rank} of {size} lost a peer ({where}): {last}\n"
+            "Another rank ended before its time; its own outcome or log says why. The newest checkpoint is kept: "
+            "start the same command again."
+        )
+    return None

@@ -1,0 +1,183 @@
+"""The stages of a run, one function each: what a component of the pipeline and a command of the CLI both call.
+
+Each leaves its outcome where the exit handler and people find it (`outcome.json` of the run; for shards, which belong
+to no single run, beside the shard set) and is not done again where its inputs are the same and its product is there.
+The engines and the packer are imported inside, so that a launcher pod needs no framework.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from podscale import errors, resume
+from podscale.config import RunConfig
+from podscale.config.model import DataSection
+from podscale.config.preflight import preflight
+from podscale.errors import ExitCode, InputError, PodscaleError
+from podscale.rundir import (
+    Outcome,
+    RunDirectory,
+    dataset_directory,
+    local_path,
+    read_outcomes,
+    recorded_stage,
+    write_outcome,
+)
+from podscale.shards.manifest import Manifest
+from podscale.shards.progress import Report
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """A complete shard set: where it is, what it holds, and whether it was there before."""
+
+    location: str
+    manifest: Manifest
+    reused: bool
+    notes: tuple[str, ...] = ()
+    """What a person should know, one sentence each."""
+
+
+def shard(
+    data: DataSection,
+    workspace: str,
+    *,
+    workers: int = 0,
+    index: int = 0,
+    of: int = 1,
+    verify: bool = False,
+    progress: Report | None = None,
+) -> ShardResult | None:
+    """Makes the shard set of a data section under <workspace>/datasets, or finds it complete.
+
+    workers: packing processes, 0 = one per core. index, of: this pod's part of the work; None is returned by a part
+    that leaves the set incomplete. Raises InputError for an unusable source or target.
+    """
+    from podscale.shards.build import build_shard_set
+
+    location = dataset_directory(workspace, data)
+    directory = local_path(location)
+    record = shard_outcome_path(workspace, data)
+    before = read_outcomes(record).get("shard")
+    with recorded_stage(record, "shard") as recording, _disk_errors(directory):
+        result = build_shard_set(data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress)
+        if result.reused:
+            recording.found = before if before is not None and before.done else Outcome("shard", ExitCode.DONE)
+    return ShardResult(location, result.found, result.reused, result.notes) if result.found else None
+
+
+def train(config: RunConfig, shard_set: str) -> Outcome:
+    """Trains, or continues an interrupted training, and leaves <run>/model. Raises what the ranks raised."""
+    return _supervised(config, "train", shard_set)
+
+
+def evaluate(config: RunConfig, shard_set: str) -> Outcome:
+    """Evaluates <run>/model on the validation split and leaves evaluation.json and the predictions."""
+    return _supervised(config, "evaluate", shard_set)
+
+
+def report(config: RunConfig, shard_set: str) -> Outcome:
+    """Writes the self-contained <run>/report.html and the model card."""
+    from podscale.evaluate.card import write_model_card
+    from podscale.evaluate.report import build_report
+
+    def work(run: RunDirectory) -> None:
+        write_model_card(run.path, shard_set)
+        build_report(run.path, shard_set)
+
+    return _once(config, "report", shard_set, work)
+
+
+def shard_outcome_path(workspace: str, data: DataSection) -> Path:
+    """Where the shard stage records how it ended: beside the shard set, whose bytes depend on the data alone."""
+    return Path(f"{local_path(dataset_directory(workspace, data))}.outcome.json")
+
+
+def outcomes(config: RunConfig) -> dict[str, Outcome]:
+    """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
+    found = {
+        **read_outcomes(RunDirectory.of(config).outcome),
+        **read_outcomes(shard_outcome_path(config.run.workspace, config.data)),
+    }
+    return {stage: found[stage] for stage in resume.STAGES if stage in found}
+
+
+def error_of(code: int, message: str) -> PodscaleError:
+    """The exception of an exit code, so that a stage fails here as it failed there."""
+    kinds = (errors.InputError, errors.Preempted, errors.HangDetected, errors.PeerLost)
+    kind = next((kind for kind in kinds if kind.exit_code == code), PodscaleError)
+    return kind(message)
+
+
+def _supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> Outcome:
+    from podscale.launch.supervisor import supervise
+
+    def work(run: RunDirectory) -> None:
+        if stage == "evaluate" and not (run.model / "model.json").exists():
+            raise InputError(f"{run.model}: there is no trained model to evaluate; run `podscale train` first")
+        code = supervise(config, stage, shard_set)
+        if code != ExitCode.DONE:
+            told = read_outcomes(run.outcome).get(stage)
+            raise error_of(code, told.error if told and told.error else f"{stage} ended with exit code {code}")
+        if stage == "evaluate":
+            _score(config, run, shard_set)
+
+    return _once(config, stage, shard_set, work)
+
+
+def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
+    """Turns the predictions that the ranks left into evaluation.json."""
+    from podscale.evaluate.evaluation import evaluate_run
+    from podscale.input import open_shard_set
+
+    evaluate_run(run.path, config, open_shard_set(shard_set, config))
+
+
+def _once(
+    config: RunConfig,
+    stage: Literal["train", "evaluate", "report"],
+    shard_set: str,
+    work: Callable[[RunDirectory], object],
+) -> Outcome:
+    run = resume.open_run(config)
+    _adopt_shard_outcome(config, run)
+    with recorded_stage(run.outcome, stage) as recording, _disk_errors(run.path):
+        recording.found = resume.finished(config, stage, shard_set)
+        if recording.found is None:
+            resume.forget(config, stage)
+            if stage != "report":
+                preflight(config, "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here")
+            work(run)
+    resume.mark_finished(config, stage, shard_set)
+    return read_outcomes(run.outcome)[stage]
+
+
+def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
+    """Copies the shard stage's outcome into the run's, where the report and a later reader look for it."""
+    outcome = read_outcomes(shard_outcome_path(config.run.workspace, config.data)).get("shard")
+    if outcome is not None and read_outcomes(run.outcome).get("shard") != outcome:
+        write_outcome(run.outcome, outcome)
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """Tells a person what to do where the disk is full or cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "free some space or choose another run.workspace",
+            errno.EDQUOT: "free some of your quota or choose another run.workspace",
+            errno.EROFS: "choose a run.workspace that can be written",
+            errno.EACCES: "make it writable or choose another run.workspace",
+        }.get(error.errno or 0)
+        if advice is None:
+            raise
+        raise InputError(
+            f"{error.filename or target}: {error.strerror}; {advice}, then start the same command again: what is "
+            "finished stays finished"
+        ) from error

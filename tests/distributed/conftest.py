@@ -1,0 +1,97 @@
+"""Worlds of real processes for the tests of the engine."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+RunWorld = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def run_world() -> RunWorld:
+    """run_world(size, body): `body(world)` on `size` real gloo processes; the values they return, by rank.
+
+    Processes are forked after torch was imported once, because importing it cold takes longer than most worlds live.
+    """
+    import torch
+
+    torch.set_num_threads(1)  # a forked child must not wait for OpenMP threads that only its parent had
+
+    def run(size: int, body: Callable[[Any], Any], *, seconds: float = 120.0) -> list[Any]:
+        context = multiprocessing.get_context("fork")
+        port = _free_port()
+        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        processes = [
+            context.Process(target=_rank_main, args=(rank, size, port, body, pipes[rank][1])) for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for _, writer in pipes:
+            writer.close()  # so that the end of a process ends its pipe
+        try:
+            answers = _collect([reader for reader, _ in pipes], seconds)
+        finally:
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+        failed = [f"rank {rank}: {value}" for rank, (good, value) in enumerate(answers) if not good]
+        assert not failed, "\n".join(failed)
+        return [value for _, value in answers]
+
+    return run
+
+
+def _collect(readers: list[Connection], seconds: float) -> list[tuple[bool, Any]]:
+    answers: dict[int, tuple[bool, Any]] = {}
+    while len(answers) < len(readers):
+        ready = wait([r for n, r in enumerate(readers) if n not in answers], timeout=seconds)
+        if not ready:
+            return [answers.get(n, (False, f"no answer within {seconds} s")) for n in range(len(readers))]
+        for number, reader in enumerate(readers):
+            if reader in ready:
+                answers[number] = _receive(reader)
+    return [answers[n] for n in range(len(readers))]
+
+
+def _receive(reader: Connection) -> tuple[bool, Any]:
+    try:
+        answer: tuple[bool, Any] = pickle.loads(reader.recv_bytes())
+    except EOFError:
+        return False, "ended without an answer"
+    return answer
+
+
+def _rank_main(rank: int, size: int, port: int, body: Callable[[Any], Any], answer: Connection) -> None:
+    from podscale.pytorch import world as worlds
+
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    try:
+        result = (True, body(worlds.join(60.0)))
+    except BaseException:
+        result = (False, traceback.format_exc())
+    answer.send_bytes(pickle.dumps(result))
+    worlds.leave()
+    os._exit(0)  # the parent's atexit handlers (pytest's, coverage's) are not ours to run
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

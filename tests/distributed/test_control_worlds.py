@@ -1,0 +1,49 @@
+"""The control word: all ranks learn the same, late, and never wait for it in between."""
+
+from typing import Any
+
+import torch
+
+from podscale.pytorch.control import LAG, Control, Word
+from podscale.pytorch.step import StepResult
+from podscale.pytorch.world import World
+
+
+def conversation(world: World) -> list[tuple[int, list[Word]]]:
+    control = Control(world)
+    heard = []
+    for step in range(1, 8):
+        result = StepResult(torch.tensor(float(step)), torch.tensor(step != 4))
+        control.send(
+            step, result, busy=0.010 * (1 + (world.rank == step % world.size)), stop=(step, world.rank) == (5, 2)
+        )
+        heard.append((step, control.due()))
+    heard.append((99, control.drain()))
+    return heard
+
+
+def test_words_are_agreed_and_late(run_world: Any) -> None:
+    ranks = run_world(4, conversation)
+    assert all(heard == ranks[0] for heard in ranks[1:])
+    words = {word.step: (at, word) for at, found in ranks[0] for word in found}
+    assert sorted(words) == list(range(1, 8))
+    for step, (at, word) in words.items():
+        assert at == (step + LAG if step + LAG < 8 else 99)
+        assert word == Word(
+            step,
+            stop=step == 5,
+            finite=step != 4,
+            loss=float(step),
+            slowest_rank=step % 4,
+            slowest_milliseconds=20,
+        )
+
+
+def test_a_long_step_does_not_overflow(run_world: Any) -> None:
+    def body(world: World) -> Word:
+        control = Control(world)
+        control.send(1, StepResult(torch.tensor(0.0), torch.tensor(True)), busy=1e6, stop=False)
+        return control.drain()[0]
+
+    (word,) = run_world(1, body)
+    assert word.slowest_milliseconds == 2**15 - 1

@@ -1,0 +1,149 @@
+"""The reducer against a float64 oracle, in worlds of 1, 2 and 4 real processes."""
+
+import copy
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from podscale.config.model import AllReduceSection
+from podscale.pytorch.allreduce import Flat, Torus2D
+from podscale.pytorch.reducer import FlatReducer, accumulating, build_reducer
+from podscale.pytorch.world import World
+
+EXTRA = 3
+
+
+def network(channels_last: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.Conv2d(10, 7, 3), nn.Flatten(), nn.Linear(7 * 16, 5))
+    return model.to(memory_format=torch.channels_last) if channels_last else model
+
+
+def data(rank: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * part + rank)
+    return torch.randn(6, 3, 8, 8, generator=generator), torch.randint(0, 5, (6,), generator=generator)
+
+
+def oracle(size: int, parts: int = 1) -> list[np.ndarray[Any, Any]]:
+    """The mean gradient over all ranks and parts, by one process in float64."""
+    model = network().double()
+    losses = [
+        nn.functional.cross_entropy(model(images.double()), labels)
+        for images, labels in (data(rank, part) for rank in range(size) for part in range(parts))
+    ]
+    torch.stack(losses).mean().backward()
+    return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
+
+
+def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
+    reducer.begin()
+    for part in range(parts):
+        images, labels = data(rank, part)
+        with accumulating(reducer, last=part == parts - 1):
+            loss = nn.functional.cross_entropy(reducer.module(images), labels) / parts
+            reducer.extra += torch.tensor([rank, 1.0, loss.item()])
+            reducer.backward(loss, last=part == parts - 1)
+    reducer.finish()
+    return [g.clone() for g in reducer.gradients] + [reducer.extra.clone()]
+
+
+def everything(world: World) -> dict[Any, list[Tensor]]:
+    """Every algorithm, bucket size, overlap and memory order, with and without accumulation, twice each."""
+    rows = [row for row in (1, 2, 4) if world.size % row == 0]
+    found = {}
+    for (name, row), bucket_kb, overlap, channels_last, parts in product(
+        [("flat", None), ("ddp", None), *(("torus2d", row) for row in rows)],
+        (1, 4, 10_000),
+        (True, False),
+        (False, True),
+        (1, 3),
+    ):
+        section = AllReduceSection(algorithm=name, row=row, bucket_mb=bucket_kb / 1024, overlap=overlap)
+        reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
+        one_update(reducer, world.rank, parts)
+        found[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
+        reducer.close()
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_averages_are_the_oracles_on_every_rank(run_world: Any, size: int) -> None:
+    ranks = run_world(size, everything)
+    expected = {parts: oracle(size, parts) for parts in (1, 3)}
+    for key, values in ranks[0].items():
+        *gradients, extra = values
+        for gradient, want in zip(gradients, expected[key[-1]], strict=True):
+            np.testing.assert_allclose(gradient.numpy(), want, rtol=0, atol=1e-6, err_msg=str(key))
+        assert extra[0] == pytest.approx(key[-1] * (size - 1) / 2)
+        assert extra[1] == key[-1]
+        for other in ranks[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(values, other[key], strict=True)), key
+    for key, values in ranks[0].items():
+        if key[3] and key[0] != "ddp":
+            without_overlap = ranks[0][(*key[:3], False, *key[4:])]
+            assert all(torch.equal(a, b) for a, b in zip(values, without_overlap, strict=True)), key
+
+
+def halves(world: World) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    found = {}
+    for row in (1, 2, 4):
+        algorithm = Torus2D(world, row) if row < world.size else Flat(world)
+        bucket = torch.arange(32.0) * (world.rank + 1)
+        whole = bucket.clone()
+        algorithm(whole)
+        shard = algorithm.reduce_scatter(bucket)
+        gathered = torch.empty(32)
+        algorithm.all_gather(shard, gathered)
+        width = 32 // algorithm.shards
+        assert torch.equal(shard, whole[algorithm.shard * width : (algorithm.shard + 1) * width])
+        found[row] = (whole, shard, gathered)
+    return found
+
+
+def test_the_two_halves_make_the_whole(run_world: Any) -> None:
+    for row_results in run_world(4, halves):
+        for whole, _, gathered in row_results.values():
+            assert torch.allclose(whole, torch.arange(32.0) * 2.5)
+            assert torch.equal(whole, gathered)
+
+
+def early_reduction(world: World) -> int:
+    """How many buckets are handed over before the last pass of an update."""
+    reducer = FlatReducer(network(), Flat(world), world, bucket_mb=1 / 1024)
+    submitted: list[int] = []
+    submit = reducer._lane.submit
+    reducer._lane.submit = lambda bucket: (submitted.append(len(bucket)), submit(bucket))[1]  # type: ignore[method-assign]
+    reducer.begin()
+    images, labels = data(world.rank)
+    reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=False)
+    early = len(submitted)
+    reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
+    during_backward = len(submitted)
+    reducer.finish()
+    assert len(submitted) == len(reducer.layout.bounds) > 3
+    assert during_backward >= len(submitted) - 1, "only the bucket with `extra` may wait for the end"
+    reducer.close()
+    return early
+
+
+def test_accumulation_does_not_reduce_early(run_world: Any) -> None:
+    assert run_world(2, early_reduction) == [0, 0]
+
+
+def parameters_without_gradient(world: World) -> list[Tensor]:
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
+    reducer = FlatReducer(model, Flat(world), world, bucket_mb=1e-4)
+    reducer.begin()
+    reducer.backward(model["used"](torch.ones(2, 4) * (world.rank + 1)).sum(), last=True)
+    reducer.finish()
+    return copy.deepcopy(reducer.gradients)
+
+
+def test_parameters_without_a_gradient_do_not_stall(run_world: Any) -> None:
+    for gradients in run_world(2, parameters_without_gradient):
+        assert torch.equal(gradients[0], torch.full((4, 4), 3.0))
+        assert not gradients[2].any()

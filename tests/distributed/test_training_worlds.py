@@ -1,0 +1,302 @@
+"""Whole trainings on real processes: learning, bit-exact resume, stopping, masking."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from podscale.checkpoint import Checkpoints, Identity
+from podscale.config import RunConfig, result_values
+from podscale.errors import InputError, PodscaleError, Preempted
+from podscale.pytorch.monitor import monitoring
+from podscale.pytorch.session import Session, build_session
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.trainer import TrainResult, train
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.shards.shardset import ShardSet
+from podscale.telemetry.events import history
+
+
+def document(workspace: Path, **changes: Any) -> RunConfig:
+    """A small network on 16 px images, 12 updates of 16 images over 48 samples: four epochs."""
+    values: dict[str, Any] = {
+        "run": {"id": "tiny", "workspace": str(workspace), "seed": 3},
+        "input": {"loader": "torchvision", "image_size": 16},
+        "model": {"name": "resnet18", "stem": "small", "width": 4},
+        "train": {
+            "epochs": 4,
+            "global_batch": 16,
+            "optimizer": {"name": "sgd", "nesterov": True},
+            "schedule": {"learning_rate": 0.05, "warmup_epochs": 1},
+        },
+        "evaluate": {"batch": 4},
+        "checkpoint": {"asynchronous": True},
+        "telemetry": {"log_every": 1},
+        "launch": {"timeout_seconds": 60},
+    }
+    for key, value in changes.items():
+        section = values
+        *parents, last = key.split("__")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return RunConfig.model_validate(values)
+
+
+Prepare = Callable[[Session], None]
+
+
+def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare = lambda s: None) -> TrainResult:
+    """What `pytorch.rank` does with a stage, and a hook to disturb it."""
+    shard_set, run = ShardSet.open(shards), RunDirectory.of(config)
+    rank_directory = run.path / "ranks"
+    rank_directory.mkdir(parents=True, exist_ok=True)
+    with monitoring(config, world, run, rank_directory, None) as monitor:
+        manifest = shard_set.manifest
+        identity = Identity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint)
+        checkpoints = Checkpoints(
+            run.checkpoints,
+            identity,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            asynchronous=config.checkpoint.asynchronous,
+            fence=None,
+            listener=monitor.saved,
+        )
+        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        prepare(session)
+        try:
+            return train(session)
+        finally:
+            session.close()
+
+
+def stop_after(step: int, rank: int) -> Prepare:
+    """One rank is asked to stop while it works on update `step`."""
+
+    def prepare(session: Session) -> None:
+        original = session.learning_rate
+
+        def learning_rate(at: int) -> float:
+            if at == step and session.world.rank == rank:
+                session.stop.requested = True
+            return original(at)
+
+        session.learning_rate = learning_rate  # type: ignore[method-assign]
+
+    return prepare
+
+
+def keys_of(session: Session, found: dict[int, list[int]]) -> None:
+    """Records the sample keys of every update."""
+    step = session.step
+
+    def recorded(batch: Any, learning_rate: float, phase: Any) -> Any:
+        found[batch.source.step] = batch.source.keys.tolist()
+        return step(batch, learning_rate, phase)
+
+    session.step = recorded  # type: ignore[assignment]
+
+
+def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of the newest checkpoint."""
+    from podscale.checkpoint.layout import complete_entries, read_snapshot
+
+    return read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).arrays
+
+
+def losses_of(config: RunConfig) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in history(RunDirectory.of(config).metrics) if line["kind"] == "step"}
+
+
+def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if not np.array_equal(found[name], expected[name])]
+    assert not different, different
+
+
+def test_training_learns_and_leaves_everything_behind(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    config = document(tmp_path, train__epochs=20, train__schedule__learning_rate=0.1, input__crop={"scale": (0.9, 1)})
+    results = run_world(2, lambda world: run_training(config, shards, world))
+    assert results[0] == results[1]
+    losses = losses_of(config)
+    assert list(losses) == list(range(1, 61))
+    assert np.mean([losses[step] for step in range(56, 61)]) < 0.7 * losses[1]
+    lines = history(RunDirectory.of(config).metrics)
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    assert [line["step"] for line in evaluations] == [3 * epoch for epoch in range(1, 21)]
+    assert evaluations[-1]["top1"] == results[0].evaluation["top1"]
+    description = json.loads((RunDirectory.of(config).model / "model.json").read_text())
+    assert description["classes"] == ["ant", "bee", "cat", "dog"]
+    assert [line["event"] for line in lines if line["kind"] == "event" and line["event"] != "checkpoint"] == [
+        "start",
+        "done",
+    ]
+
+
+def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """Stopped in the middle of an epoch, at worlds of 2 and 4, with everything on that keeps a state."""
+    shards = make_shard_set()
+
+    def body(world: World, config: RunConfig, prepare: Prepare) -> tuple[str, dict[int, list[int]]]:
+        keys: dict[int, list[int]] = {}
+
+        def both(session: Session) -> None:
+            prepare(session)
+            keys_of(session, keys)
+
+        try:
+            run_training(config, shards, world, both)
+        except Preempted as error:
+            return str(error), keys
+        return "", keys
+
+    streams = {}
+    for size, more in (
+        (2, {"train__precision": "bf16", "model__batch_norm": {"group": 2}}),
+        (4, {"train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05}, "train__accumulation": 2}),
+    ):
+        straight = document(tmp_path / f"straight{size}", **more)
+        halted = document(tmp_path / f"halted{size}", **more)
+        whole = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
+        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(4, world.size - 1)))
+        assert all("after update 7 of 12" in error for error, _ in first), first[0][0]
+        second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
+        assert_same_bits(final_state(halted), final_state(straight))
+        assert losses_of(halted) == losses_of(straight)
+        for rank in range(size):
+            assert {**first[rank][1], **second[rank][1]} == whole[rank][1]
+            assert not first[rank][1].keys() & second[rank][1].keys()
+        streams[size] = {step: sorted(key for _, keys in whole for key in keys[step]) for step in range(12)}
+    assert streams[2] == streams[4]
+
+
+def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    config = document(tmp_path)
+
+    def stopped(world: World) -> str:
+        with pytest.raises(Preempted):
+            run_training(config, shards, world, stop_after(2, 0))
+        return "stopped"
+
+    run_world(4, stopped)
+    results = run_world(2, lambda world: run_training(config, shards, world))
+    assert results[0].steps == 12
+    events = [line["event"] for line in history(RunDirectory.of(config).metrics) if line["kind"] == "event"]
+    assert events.count("resumed") == 1
+
+
+def poison(steps: range, rank: int) -> Prepare:
+    """One rank sees images that are not a number."""
+
+    def prepare(session: Session) -> None:
+        step = session.step
+
+        def poisoned(batch: Any, learning_rate: float, phase: Any) -> Any:
+            if batch.source.step in steps and session.world.rank == rank:
+                batch.images[0] = float("nan")
+            return step(batch, learning_rate, phase)
+
+        session.step = poisoned  # type: ignore[assignment]
+
+    return prepare
+
+
+def test_a_nan_on_one_rank_masks_the_update_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20)
+
+    def body(world: World) -> tuple[TrainResult, dict[str, Any]]:
+        live: list[Session] = []
+        result = run_training(config, shards, world, lambda s: (poison(range(4, 6), 1)(s), live.append(s))[0])
+        return result, {name: tensor.clone() for name, tensor in live[0].state.tensors().items()}
+
+    (first, state), (second, other) = run_world(2, body)
+    assert first.skipped == second.skipped == 2
+    assert all(torch.equal(state[name], other[name]) for name in state)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
+    from podscale.checkpoint.layout import complete_entries, read_snapshot
+
+    by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.of(config).checkpoints)}
+    assert_same_bits(by_step[5], by_step[4])
+    assert_same_bits(by_step[6], by_step[4])
+    assert not np.array_equal(by_step[7]["model/fc.weight"], by_step[6]["model/fc.weight"])
+
+
+def test_too_many_masked_updates_end_the_run(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    config = document(tmp_path, train__max_nonfinite=3)
+
+    def body(world: World) -> str:
+        with pytest.raises(PodscaleError, match="4 updates in a row") as caught:
+            run_training(config, shards, world, poison(range(2, 12), 0))
+        return str(caught.value)
+
+    assert "train.max_nonfinite is 3" in run_world(2, body)[1]
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    run_world(1, lambda world: run_training(document(tmp_path, train__epochs=2), shards, world))
+    other = document(tmp_path, train__epochs=2, train__label_smoothing=0.0)
+
+    def body(world: World) -> str:
+        with pytest.raises(InputError) as caught:
+            run_training(other, shards, world)
+        return str(caught.value)
+
+    assert all("train.label_smoothing: was 0.1, is 0.0" in message for message in run_world(2, body))
+
+
+def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+
+    def body(world: World) -> list[str]:
+        messages = []
+        for changes in (
+            {"train__global_batch": 15},
+            {"train__global_batch": 64},
+            {"train__global_batch": 2},
+            {"model__batch_norm": {"group": 4}},
+        ):
+            with pytest.raises(InputError) as caught:
+                run_training(document(tmp_path, **changes), shards, world)
+            messages.append(str(caught.value))
+        return messages
+
+    odd, large, small, group = run_world(2, body)[0]
+    assert "not divisible by ranks" in odd
+    assert "larger than the training split of 48 images" in large
+    assert "batch norm has no variance" in small
+    assert "groups of 4 ranks" in group
+
+
+def test_a_lost_peer_is_named(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    from podscale.pytorch.world import explain_peer_failure
+
+    shards, config = make_shard_set(), document(tmp_path)
+
+    def die(session: Session) -> None:
+        if session.world.rank == 1:
+            session.step = lambda *arguments: os._exit(9)  # type: ignore[assignment]
+
+    def body(world: World) -> tuple[str, int]:
+        try:
+            run_training(config, shards, world, die)
+        except RuntimeError as error:
+            explained = explain_peer_failure(error, world.rank, world.size, "train")
+            return (str(explained), int(explained.exit_code)) if explained else (str(error), 0)
+        raise AssertionError("the training went on without its peer")
+
+    with pytest.raises(AssertionError) as caught:  # the dead rank gives no answer
+        run_world(2, lambda world: pytest.fail(str(body(world))), seconds=60)
+    assert "rank 0 of 2 lost a peer" in str(caught.value)
+    assert "77" in str(caught.value)

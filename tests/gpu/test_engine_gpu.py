@@ -1,0 +1,170 @@
+"""The engine on a CUDA device, alone on it: streams, pinned copies, half precision, resuming to the bit."""
+
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.config import RunConfig, result_values
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from podscale.pytorch import world as worlds
+
+    yield worlds.join(60.0, {})
+    worlds.leave()
+
+
+def untimed(name: str) -> Any:
+    return nullcontext()
+
+
+def document(workspace: Path, **train: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"id": "gpu", "workspace": str(workspace)},
+            "input": {"loader": "torchvision", "image_size": 32},
+            "model": {"name": "resnet18", "stem": "small", "width": 16},
+            "train": {
+                "epochs": 4,
+                "global_batch": 16,
+                "deterministic": True,
+                "schedule": {"learning_rate": 0.05, "warmup_epochs": 1},
+                **train,
+            },
+            "evaluate": {"batch": 8},
+            "telemetry": {"log_every": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("algorithm", ["flat", "torus2d", "ddp"])
+def test_a_stopped_training_continues_to_the_bit(
+    world: Any, make_shard_set: Any, tmp_path: Path, precision: str, algorithm: str
+) -> None:
+    import torch
+
+    from podscale.errors import Preempted
+
+    shards = make_shard_set()
+    states = []
+    for name, stop in (("straight", None), ("halted", 5)):
+        config = document(tmp_path / name, precision=precision, all_reduce={"algorithm": algorithm, "bucket_mb": 0.1})
+        if stop is not None:
+            with pytest.raises(Preempted):
+                train_here(world, config, shards, stop)
+        states.append(train_here(world, config, shards, None))
+    assert states[0].keys() == states[1].keys()
+    if algorithm != "ddp":  # its buckets change after the first step of a launch
+        assert [n for n in states[0] if not torch.equal(states[0][n], states[1][n])] == []
+
+
+def train_here(world: Any, config: RunConfig, shards: Path, stop: int | None) -> dict[str, Any]:
+    """Trains in this process; asks for a stop while update `stop` is prepared."""
+    from podscale.checkpoint import Checkpoints, Identity
+    from podscale.pytorch.monitor import monitoring
+    from podscale.pytorch.session import build_session
+    from podscale.pytorch.stop import StopRequest
+    from podscale.pytorch.trainer import train
+    from podscale.rundir import RunDirectory
+    from podscale.shards.shardset import ShardSet
+
+    run, shard_set, request = RunDirectory.of(config).create(), ShardSet.open(shards), StopRequest()
+    with monitoring(config, world, run, run.path, None) as monitor:
+        identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
+        checkpoints = Checkpoints(
+            run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=True, fence=None, listener=monitor.saved
+        )
+        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, request)
+        rate = session.learning_rate
+
+        def learning_rate(step: int) -> float:
+            request.requested = step == stop
+            return rate(step)
+
+        session.learning_rate = learning_rate  # type: ignore[method-assign]
+        try:
+            train(session)
+        finally:
+            session.close()
+        return {name: tensor.clone().cpu() for name, tensor in session.state.tensors().items()}
+
+
+def test_gradients_are_those_of_the_cpu(world: Any) -> None:
+    import torch
+    from torch import nn
+
+    from podscale.pytorch.allreduce import Flat
+    from podscale.pytorch.reducer import FlatReducer
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).double()
+    images, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 5, (6,))
+    nn.functional.cross_entropy(model(images.double()), labels).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    on_gpu = model.float().to(world.device, memory_format=torch.channels_last)
+    for overlap in (True, False):
+        reducer = FlatReducer(on_gpu, Flat(world), world, bucket_mb=0.002, overlap=overlap)
+        for _ in range(3):
+            reducer.begin()
+            loss = nn.functional.cross_entropy(on_gpu(images.to(world.device)), labels.to(world.device))
+            reducer.backward(loss, last=True)
+            reducer.finish()
+        for found, want in zip(reducer.gradients, expected, strict=True):
+            torch.testing.assert_close(found.double().cpu(), want, rtol=1e-4, atol=1e-6)
+        reducer.close()
+
+
+def test_feed_copies_and_normalises(world: Any) -> None:
+    import numpy as np
+
+    from podscale.config import InputSection
+    from podscale.input.batch import Batch
+    from podscale.pytorch.feed import Feed
+
+    generator = np.random.default_rng(0)
+    batches = [
+        Batch(
+            generator.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8),
+            np.arange(64),
+            np.arange(64, dtype=np.uint64),
+            np.ones(64, np.float32),
+            step,
+        )
+        for step in range(20)
+    ]
+    section = InputSection()
+    for item in Feed(section, world, channels_last=True)(iter(batches), untimed):
+        want = (item.source.images / 255.0 - section.mean) / section.std
+        np.testing.assert_allclose(item.images.permute(0, 2, 3, 1).cpu().numpy(), want, atol=1e-5)
+
+
+def test_control_words_arrive_late_and_right(world: Any) -> None:
+    import torch
+
+    from podscale.pytorch.control import LAG, Control
+    from podscale.pytorch.step import StepResult
+
+    control, heard = Control(world), []
+    for step in range(1, 50):
+        loss = torch.full((), float(step), device=world.device)
+        control.send(step, StepResult(loss, torch.isfinite(loss) & (loss != 7)), busy=0.001 * step, stop=step == 9)
+        heard += control.due()
+        assert len(heard) == max(0, step - LAG)
+    heard += control.drain()
+    assert [word.loss for word in heard] == list(range(1, 50))
+    assert [word.step for word in heard if not word.finite] == [7]
+    assert [word.step for word in heard if word.stop] == [9]

@@ -1,0 +1,38 @@
+"""A packer that packs nothing: a manifest of 100 training and 20 validation images."""
+
+import os
+from dataclasses import dataclass
+
+from podscale.config.identity import data_fingerprint
+from podscale.errors import InputError
+from podscale.files import write_json
+from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary, classes_sha256
+from podscale.shards.progress import Update
+
+
+@dataclass
+class BuildResult:
+    found: Manifest
+    reused: bool
+    notes: tuple[str, ...] = ()
+
+
+def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, progress=None):
+    if os.environ.get("STANDIN_SHARD") == "empty":
+        raise InputError("the source is empty\nput one folder per class there")
+    if (directory / NAME).exists():
+        return BuildResult(Manifest.parse((directory / NAME).read_text(), "manifest"), True)
+    directory.mkdir(parents=True, exist_ok=True)
+    for done in range(0, 121, 40):
+        if progress is not None:
+            progress(Update("pack", done, 120))
+    splits = {
+        name: SplitSummary(count, count * 300, (count // 2, count // 2), "0" * 64, (Shard("s", count, 1, "0" * 64),))
+        for name, count in (("train", 100), ("validation", 20))
+    }
+    manifest = Manifest(
+        1, data_fingerprint(data), "plan", data.model_dump(mode="json"), classes_sha256(["a", "b"]), splits
+    )
+    write_json(directory / "classes.json", ["a", "b"])
+    manifest.write(directory)
+    return BuildResult(manifest, False)

@@ -1,0 +1,71 @@
+"""A supervisor whose training is a counter in a file: it can fail, wait, be stopped and be continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from podscale.files import write_json
+from podscale.rundir import Outcome, RunDirectory, write_outcome
+
+STEPS = 5
+
+
+def supervise(config, stage, shard_set):
+    run = RunDirectory.of(config)
+    how = os.environ.get(f"STANDIN_{stage.upper()}", "")
+    if how.startswith("fail"):
+        _, code, message = how.split(":", 2)
+        write_outcome(run.outcome, Outcome(stage, int(code), message))
+        return int(code)
+    if how == "crash":
+        raise RuntimeError("a bug in the stage")
+    if how == "vanish":
+        print("last words")
+        sys.stdout.flush()
+        os._exit(9)
+    return train(config, run, how) if stage == "train" else evaluate(run)
+
+
+def train(config, run, how):
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    position = run.path / "position"
+    start = int(position.read_text()) if position.exists() else 0
+    with run.metrics.open("a") as metrics:
+        event = "resumed" if start else "start"
+        metrics.write(json.dumps({"time": time.time(), "kind": "event", "event": event, "step": start}) + "\n")
+    if how == "wait":
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import ctypes, time; ctypes.CDLL(None).prctl(1, 9); print(flush=1); time.sleep(600)",
+            ],
+            stdout=subprocess.PIPE,
+        )
+        child.stdout.readline()  # it dies with its parent from now on
+        Path(os.environ["STANDIN_PIDS"]).write_text(f"{os.getpid()} {child.pid}")
+    for step in range(start, STEPS):
+        position.write_text(str(step + 1))
+        with run.metrics.open("a") as metrics:
+            line = {"kind": "step", "step": step, "epoch": 0.1 * step, "loss": 2.0, "learning_rate": 0.1}
+            metrics.write(json.dumps({"time": time.time(), **line, "images_per_second": 50.0, "phases": {}}) + "\n")
+        while how == "wait" and step == 2 and not stop:
+            time.sleep(0.02)
+        if stop:
+            child.kill()
+            write_outcome(run.outcome, Outcome("train", 75, "stopped after saving step 3"))
+            return 75
+    run.model.mkdir(exist_ok=True)
+    (run.model / "model.safetensors").write_bytes(b"weights of " + str(config.run.seed).encode())
+    write_json(run.model / "model.json", {})
+    return 0
+
+
+def evaluate(run):
+    run.predictions.write_bytes(b"predictions")
+    return 0

@@ -1,0 +1,144 @@
+"""A tiny valid shard set, written with Python's own tarfile, so that tests need no packer."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from podscale.shards import index
+from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One encoded image and its class; the true size is read from the bytes unless given (for broken records)."""
+
+    image: bytes
+    label: int
+    size: tuple[int, int] | None = None  # height, width
+    key: int | None = None
+
+
+def encode_image(pixels: np.ndarray, *, format: str = "JPEG", **options: object) -> bytes:
+    """The file of uint8 pixels [h, w], [h, w, 3] or [h, w, 4] (RGBA for PNG, CMYK for JPEG)."""
+    mode = "CMYK" if format == "JPEG" and pixels.ndim == 3 and pixels.shape[2] == 4 else None
+    image = Image.frombytes(mode, pixels.shape[1::-1], pixels.tobytes()) if mode else Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def smooth_pixels(seed: int, height: int, width: int, channels: int = 3) -> np.ndarray:
+    """A random picture with structure at several scales, uint8 [height, width, channels] or [height, width]."""
+    generator = np.random.default_rng(seed)
+    small = generator.integers(0, 256, (4, 5, channels), dtype=np.uint8)
+    layers = [
+        Image.fromarray(small[..., channel]).resize((width, height), Image.Resampling.BICUBIC)
+        for channel in range(channels)
+    ]
+    noise = generator.integers(-20, 21, (height, width, channels))
+    pixels = np.clip(np.stack([np.asarray(layer) for layer in layers], -1) + noise, 0, 255).astype(np.uint8)
+    return pixels[..., 0] if channels == 1 else pixels
+
+
+def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards: int, first_key: int) -> SplitSummary:
+    directory.mkdir(parents=True)
+    rows: dict[str, list[int]] = {name: [] for name in index.COLUMNS}
+    described = []
+    for shard in range(shards):
+        name = f"shard-{shard:05d}-of-{shards:05d}.tar"
+        chosen = range(shard * len(samples) // shards, (shard + 1) * len(samples) // shards)
+        with tarfile.open(directory / name, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for i in chosen:
+                sample = samples[i]
+                key = first_key + i if sample.key is None else sample.key
+                png = sample.image.startswith(b"\x89PNG")
+                member = tarfile.TarInfo(f"{key:08d}.{'png' if png else 'jpg'}")
+                member.size = len(sample.image)
+                offset = tar.offset + 512  # where the bytes of this member begin: after its header
+                tar.addfile(member, io.BytesIO(sample.image))
+                label = tarfile.TarInfo(f"{key:08d}.cls")
+                label.size = len(str(sample.label))
+                tar.addfile(label, io.BytesIO(str(sample.label).encode()))
+                width, height = Image.open(io.BytesIO(sample.image)).size if sample.size is None else sample.size[::-1]
+                values = (key, offset, len(sample.image), shard, sample.label, height, width)
+                values += (index.PNG if png else index.JPEG, 0)
+                for column, value in zip(index.COLUMNS, values, strict=True):
+                    rows[column].append(value)
+        content = (directory / name).read_bytes()
+        described.append(Shard(name, len(chosen), len(content), hashlib.sha256(content).hexdigest()))
+    index.write(directory / "index", rows)
+    (directory / "sources").write_bytes(index.Sources.encode([f"image-{key}".encode() for key in rows["key"]]))
+    return SplitSummary(
+        count=len(samples),
+        bytes=sum(shard.bytes for shard in described),
+        class_counts=tuple(np.bincount(rows["label"], minlength=classes).tolist()),
+        index_sha256=hashlib.sha256((directory / "index").read_bytes()).hexdigest(),
+        shards=tuple(described),
+    )
+
+
+MakeShardSet = Callable[..., Path]
+
+
+@pytest.fixture
+def make_shard_set(tmp_path: Path) -> MakeShardSet:
+    """make(splits={"train": [Sample...]}, shards=2, classes=[...]) -> directory of a complete shard set.
+
+    Without arguments: 48 training and 20 validation JPEGs of varied sizes in 4 classes. Keys count up over the splits.
+    """
+
+    def make(
+        splits: Mapping[str, Sequence[Sample]] | None = None,
+        *,
+        shards: int = 2,
+        classes: Sequence[str] = ("ant", "bee", "cat", "dog"),
+        name: str = "shards",
+    ) -> Path:
+        directory = tmp_path / name
+        if splits is None:
+            splits = {split: varied_samples(count, len(classes)) for split, count in SIZES.items()}
+        summaries, key = {}, 0
+        for split, samples in splits.items():
+            summaries[split] = write_split(directory / split, samples, len(classes), shards, key)
+            key += len(samples)
+        (directory / "classes.json").write_text(json.dumps(list(classes)))
+        sha256 = classes_sha256(list(classes))
+        Manifest(SCHEMA_VERSION, "0" * 16, "0" * 16, {}, sha256, summaries).write(directory)
+        return directory
+
+    return make
+
+
+SIZES = {"train": 48, "validation": 20}
+
+
+def varied_samples(count: int, classes: int, seed: int = 0) -> list[Sample]:
+    """JPEGs from 24 to 90 px a side, every fifth one gray."""
+    generator = np.random.default_rng(seed)
+    samples = []
+    for i in range(count):
+        height, width = generator.integers(24, 91, 2).tolist()
+        pixels = smooth_pixels(seed * 1000 + i, height, width, 1 if i % 5 == 4 else 3)
+        samples.append(Sample(encode_image(pixels, quality=90), i % classes))
+    return samples
+
+
+@pytest.fixture
+def shard_tools() -> type:
+    """The helpers of this file for tests that build their own samples (test modules cannot import a conftest)."""
+
+    class Tools:
+        sample = Sample
+        encode = staticmethod(encode_image)
+        pixels = staticmethod(smooth_pixels)
+        varied = staticmethod(varied_samples)
+
+    return Tools

@@ -1,0 +1,174 @@
+"""What can be known before anything is started, asked of a real file system and real sockets."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from podscale import devices
+from podscale.config import RunConfig, data_fingerprint, loads
+from podscale.config.preflight import find_problems, preflight
+from podscale.errors import InputError
+
+
+def document(workspace: Path, *changes: str) -> RunConfig:
+    base = [f"run.workspace={workspace}", "launch.processes=1", "input.image_size=32"]
+    return loads("", overrides=[*base, *changes])
+
+
+def only(config: RunConfig, place: str = "here") -> str:
+    problems = find_problems(config, place)  # type: ignore[arg-type]
+    assert len(problems) == 1, problems
+    with pytest.raises(InputError) as caught:
+        preflight(config, place)  # type: ignore[arg-type]
+    assert str(caught.value) == problems[0]
+    return problems[0]
+
+
+def complete_shard_set(config: RunConfig, train: int, validation: int) -> None:
+    directory = Path(config.run.workspace) / "datasets" / data_fingerprint(config.data)
+    directory.mkdir(parents=True)
+    splits = {"train": {"count": train}, "validation": {"count": validation}}
+    (directory / "manifest.json").write_text(json.dumps({"splits": splits}))
+
+
+def test_a_run_that_can_start_has_no_problems_and_leaves_no_trace(tmp_path):
+    config = document(tmp_path / "not" / "there" / "yet")
+    assert find_problems(config, "here") == []
+    preflight(config, "here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_problem_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    config = document(
+        tmp_path / "file" / "below", "data.source=/no/such/folder", "launch.nodes=2", "telemetry.address=203.0.113.1"
+    )
+    with pytest.raises(InputError) as caught:
+        preflight(config, "here")
+    told = str(caught.value)
+    assert "4 things to change" in told
+    for part in ("data.source /no/such/folder", "run.workspace", "launch.nodes 2", "telemetry.address"):
+        assert part in told
+
+
+def test_the_source(tmp_path):
+    assert "does not exist (nearest existing folder: " in only(document(tmp_path, f"data.source={tmp_path}/photos"))
+    (tmp_path / "photos").mkdir()
+    assert "the folder is empty" in only(document(tmp_path, f"data.source={tmp_path}/photos"))
+    (tmp_path / "photos" / "cat").mkdir()
+    assert find_problems(document(tmp_path, f"data.source={tmp_path}/photos"), "here") == []
+    assert find_problems(document(tmp_path, "data.source=s3://bucket/photos"), "here") == []
+
+
+def test_a_source_that_was_deleted_after_sharding_is_no_problem(tmp_path):
+    config = document(tmp_path, f"data.source={tmp_path}/gone")
+    assert "does not exist" in only(config)
+    complete_shard_set(config, 1000, 100)
+    assert find_problems(config, "here") == []
+
+
+def test_a_workspace_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").touch()
+    assert "is a file" in only(document(tmp_path / "file"))
+    assert "mount the bucket" in only(document(Path("placeholder"), "run.workspace=gs://bucket/runs"))
+
+
+def mounted(directory: Path, *options: str) -> bool:
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(directory)]
+    return shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(("options", "message"), [(["size=8m"], "free, about"), (["ro"], "cannot be written")])
+def test_full_and_read_only_disks(tmp_path, options, message):
+    target = tmp_path / "disk"
+    if not mounted(target, *options):
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        told = only(document(target))
+        assert message in told
+        assert "choose another run.workspace" in told
+    finally:
+        subprocess.run(["umount", str(target)], check=True)
+
+
+def test_space_is_that_of_the_source(tmp_path):
+    source = tmp_path / "photos" / "cat"
+    source.mkdir(parents=True)
+    with (source / "huge.jpg").open("wb") as file:
+        file.truncate(shutil.disk_usage(tmp_path).total + 2**30)
+    config = document(tmp_path, f"data.source={tmp_path}/photos")
+    assert "free, about" in only(config)
+    complete_shard_set(config, 1000, 100)
+    assert find_problems(config, "here") == []
+
+
+def test_a_port_in_use(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"telemetry.port {port}: another program listens there" in only(
+            document(tmp_path, f"telemetry.port={port}")
+        )
+        assert find_problems(document(tmp_path, f"telemetry.port={port}", "telemetry.enabled=false"), "here") == []
+    assert find_problems(document(tmp_path, f"telemetry.port={port}"), "here") == []
+
+
+def test_ranks_and_the_global_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 3)
+    told = only(document(tmp_path, "launch.processes=0"))
+    assert "train.global_batch 256 is not divisible by ranks x accumulation = 3 x 1" in told
+    assert "only 3 GPUs are visible" in only(document(tmp_path, "launch.processes=4"))
+    assert find_problems(document(tmp_path, "launch.processes=2"), "here") == []
+
+
+def test_several_nodes_are_for_pods(tmp_path):
+    config = document(tmp_path, "launch.nodes=2")
+    assert "this is one machine" in only(config)
+    assert find_problems(config, "pod") == []
+
+
+def test_data_smaller_than_the_run_wants(tmp_path):
+    config = document(tmp_path, "launch.processes=4", "train.global_batch=64")
+    complete_shard_set(config, 60, 20)
+    assert "train.global_batch 64 is larger than the training split of 60 images" in only(config)
+    few = document(tmp_path / "few", "launch.processes=4", "train.global_batch=8")
+    complete_shard_set(few, 60, 3)
+    assert "4 ranks, but only 60 training and 3 validation images: lower launch.processes to 3" in only(few)
+
+
+def test_shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "memory", lambda: devices.Memory(0, 0, 64 * 2**20))
+    told = only(document(tmp_path, "input.image_size=224", "input.workers=4"))
+    assert "/dev/shm has 64.0 MiB free" in told
+    assert find_problems(document(tmp_path, "input.loader=synthetic", "input.image_size=224"), "here") == []
+
+
+def test_what_a_cluster_needs():
+    problems = find_problems(loads("", overrides=["data.source=photos"]), "cluster")
+    assert [problem.split()[0] for problem in problems] == ["run.workspace", "data.source", "launch.processes"]
+    good = ["run.workspace=/workspace", "data.source=gs://bucket/photos", "launch.processes=8"]
+    assert find_problems(loads("", overrides=good), "cluster") == []
+
+
+def test_visible_gpus_follow_the_environment(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "Path", lambda path: tmp_path if path == "/dev" else Path(path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.visible_gpus() == devices.default_processes() == 2
+    for value, expected in (("", 0), ("1", 1), ("0,1,2", 2), ("0,-1,1", 1), ("-1", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert devices.visible_gpus() == expected
+    assert devices.default_processes() == 1
+
+
+def test_bytes_for_people():
+    assert [devices.human_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
+        "0 bytes", "1023 bytes", "1.5 KiB", "200 MiB", "1024 TiB",
+    ]  # fmt: skip
+    assert devices.cores() == len(os.sched_getaffinity(0))

@@ -1,0 +1,40 @@
+"""The flat layout: nothing overlaps, everything is aligned and can be sharded."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podscale.pytorch.layout import ALIGNMENT, plan_layout, view_like
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 8000), st.integers(1, 12))
+def test_layout_invariants(sizes: list[int], bucket: int, multiple: int) -> None:
+    layout = plan_layout(sizes, bucket, multiple)
+    assert layout.bounds[0][0] == 0
+    assert all(a[1] == b[0] for a, b in zip(layout.bounds, layout.bounds[1:], strict=False))
+    assert all((stop - start) % multiple == 0 for start, stop in layout.bounds)
+    end = 0
+    for start, size, number in zip(layout.starts, layout.sizes, layout.buckets, strict=True):
+        assert start >= end
+        assert start % ALIGNMENT == 0
+        end = start + size
+        low, high = layout.bounds[number]
+        assert low <= start
+        assert end <= high
+    assert list(layout.buckets) == sorted(layout.buckets)
+    assert set(layout.buckets) == set(range(len(layout.bounds)))
+    assert layout == plan_layout(sizes, bucket, multiple)
+
+
+def test_small_tensors_share_a_bucket_and_large_ones_stand_alone() -> None:
+    assert plan_layout([10, 10, 1000, 10], 100, 1).buckets == (0, 0, 1, 2)
+
+
+def test_views_keep_the_memory_order_of_filters() -> None:
+    filters = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    flat = torch.zeros(1000)
+    view = view_like(flat, 96, filters)
+    view.copy_(filters)
+    assert view.stride() == filters.stride()
+    assert torch.equal(flat[96 : 96 + 300], filters.permute(0, 2, 3, 1).reshape(-1))
+    assert torch.equal(view_like(flat, 0, torch.empty(7, 2)), flat[:14].view(7, 2))

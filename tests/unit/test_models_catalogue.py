@@ -1,0 +1,56 @@
+"""The catalogue against published figures and torchvision's own networks."""
+
+import pytest
+
+from podscale import models
+from podscale.config import ModelSection
+
+PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
+def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
+    assert models.spec(ModelSection(name=name), 1000).size == count
+
+
+def test_resnet50_costs_what_was_measured() -> None:
+    spec = models.spec(ModelSection(name="resnet50"), 1000)
+    assert spec.flops(224) == pytest.approx(8.18e9, rel=1e-3)
+    assert spec.activations(224) == pytest.approx(11.1e6, rel=5e-3)
+    assert sum(buffer.shape[0] for buffer in spec.buffers) == 2 * 26_560
+    assert len(spec.parameters) == 161
+    assert len([p for p in spec.parameters if len(p.shape) == 1]) == 107
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet152"])
+def test_names_and_shapes_are_torchvisions(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    torchvision = pytest.importorskip("torchvision")
+    with torch.device("meta"):
+        network = getattr(torchvision.models, name)(num_classes=10)
+    spec = models.spec(ModelSection(name=name), 10)
+    # The catalogue follows the forward pass, torchvision the order of construction: only `downsample` stands elsewhere.
+    assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
+    kept = {n: tuple(b.shape) for n, b in network.named_buffers() if not n.endswith("num_batches_tracked")}
+    assert {b.name: b.shape for b in spec.buffers} == kept
+
+
+def test_roles_say_what_decays() -> None:
+    roles = {p.name: p.role for p in models.spec(ModelSection(name="resnet18"), 10).parameters}
+    assert roles["conv1.weight"] == roles["layer2.0.downsample.0.weight"] == roles["fc.weight"] == "weight"
+    assert roles["bn1.weight"] == roles["bn1.bias"] == roles["layer2.0.downsample.1.weight"] == "norm"
+    assert roles["fc.bias"] == "bias"
+
+
+def test_width_and_small_stem() -> None:
+    wide = models.spec(ModelSection(name="resnet18", stem="small"), 10)
+    narrow = models.spec(ModelSection(name="resnet18", stem="small", width=16), 10)
+    assert {p.name: p.shape for p in narrow.parameters}["conv1.weight"] == (16, 3, 3, 3)
+    assert narrow.size < wide.size / 15
+    assert wide.flops(32) == pytest.approx(2 * 0.5554e9, rel=0.01)  # CIFAR ResNet-18: 0.56 GMAC
