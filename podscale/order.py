@@ -174,9 +174,7 @@ def evaluation_steps(count: int, world: int, batch: int) -> int:
     return -(-count // (world * batch))
 
 
-def evaluation_slots(
-    count: int, step: int, rank: int, world: int, batch: int
-) -> tuple[Rows, npt.NDArray[np.float32]]:
+def evaluation_slots(count: int, step: int, rank: int, world: int, batch: int) -> tuple[Rows, npt.NDArray[np.float32]]:
     """Rows int64 [batch] and weights float32 [batch] of one rank and step; over all, every sample once with weight 1.
 
     Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.

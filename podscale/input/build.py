@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from podscale.errors import InputError
 from podscale.input.batch import Loader
 from podscale.input.guard import Guard
@@ -16,13 +18,12 @@ if TYPE_CHECKING:
     from podscale.shards.shardset import ShardSet, Split
 
 
-def build_loader(
-    config: RunConfig, split: Split, order: SampleOrder, *, rank: int, world: int, device: str
-) -> Loader:
+def build_loader(config: RunConfig, split: Split, order: SampleOrder, *, rank: int, world: int, device: str) -> Loader:
     """The training loader of one rank; `device` is torch's name for it (`cpu`, `cuda:0`).
 
     `batches(start, stop)` counts updates of the whole run; each batch holds the rank's part of the global batch.
     """
+    split.prefetch(order.host_rows(rank * order.hosts // world))
     guard = Guard(split, config.input.max_bad_rate)
     requests = TrainingRequests(config, split, order, guard, rank=rank, world=world)
     return _build(config, requests, guard, device)
@@ -30,6 +31,7 @@ def build_loader(
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, rank: int, world: int, device: str) -> Loader:
     """The evaluation loader of one rank; its steps run from 0 to `order.evaluation_steps`."""
+    split.prefetch(np.arange(len(split)))
     guard = Guard(split, config.input.max_bad_rate)
     return _build(config, EvaluationRequests(config, split, guard, rank=rank, world=world), guard, device)
 

@@ -16,6 +16,9 @@ from podscale.input.crop import View
 Pixels = npt.NDArray[np.uint8]
 
 
+_FOUR_INKS = ("CMYK", "YCCK")  # libjpeg-turbo and PIL round their conversion differently
+
+
 class BadRecord(ValueError):
     """The bytes of a sample are no image, or another one than the index describes."""
 
@@ -29,8 +32,9 @@ def decode(record: Pixels) -> Pixels:
     data = memoryview(record)
     if bytes(data[:2]) == b"\xff\xd8":
         try:
-            return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True))
-        except ValueError:
+            if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _FOUR_INKS:
+                return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True))
+        except (ValueError, KeyError):
             pass  # damaged, or libjpeg is not sure: PIL has the last word
     return _decode_by_pil(data)
 

@@ -18,8 +18,9 @@ TOLERATED = 10
 class Guard:
     """What one rank knows of the bad records of a split.
 
-    A bad record is replaced by the next one of its shard that can be decoded. That depends on the records alone, so
-    every loader, world size and resumed run puts the same sample in its place, and a host reads no other shard.
+    A bad record is replaced by the next one of its shard that can be decoded, so that a host reads no other shard.
+    Nothing is carried from one epoch to the next: a loader that decodes only the crop may accept a damaged image in
+    one epoch and not in another, and what takes its place must not depend on where a run was started.
     """
 
     def __init__(self, split: Split, max_bad_rate: float) -> None:
@@ -27,36 +28,39 @@ class Guard:
         self._split = split
         self._max_bad_rate = max_bad_rate
         self._seen = 0
-        self._bad: set[int] = set()
+        self._bad: set[tuple[int, int]] = set()
+        self._logged: set[int] = set()
         self._lock = threading.Lock()
 
-    def resolve(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The rows with those known as bad replaced."""
+    def resolve(self, rows: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows with those known as bad in their epoch replaced."""
         if not self._bad:
             return rows
-        return np.array([self.substitute(row) for row in rows.tolist()], dtype=np.int64)
+        pairs = zip(rows.tolist(), epochs.tolist(), strict=True)
+        return np.array([self.substitute(row, epoch) for row, epoch in pairs], dtype=np.int64)
 
-    def substitute(self, row: int) -> int:
-        """`row` itself unless it is known as bad; otherwise the next row of its shard that is not."""
-        if row not in self._bad:
+    def substitute(self, row: int, epoch: int) -> int:
+        """`row` itself unless it is known as bad in this epoch; otherwise the next row of its shard that is not."""
+        if (row, epoch) not in self._bad:
             return row
         shard = self._split.column("shard")
         members = np.flatnonzero(shard == shard[row])
         begin = int(np.searchsorted(members, row))
         for other in np.roll(members, -begin).tolist():
-            if other not in self._bad:
+            if (other, epoch) not in self._bad:
                 return int(other)
         raise PodscaleError(
             f"split {self._split.name}: no record of shard {self._split.shard_names[int(shard[row])]} can be decoded; "
             "run `podscale shard --inspect` with verification, then shard the source again"
         )
 
-    def report(self, row: int, reason: str) -> None:
-        """Marks a record as bad and logs it, the first time."""
+    def report(self, row: int, epoch: int, reason: str) -> None:
+        """Marks a record as bad in this epoch and logs it, the first time."""
         with self._lock:
-            if row in self._bad:
+            self._bad.add((row, epoch))
+            if row in self._logged:
                 return
-            self._bad.add(row)
+            self._logged.add(row)
         key, shard = int(self._split.keys[row]), int(self._split.column("shard")[row])
         log.warning(
             "cannot decode sample %d (%s/%s, offset %d): %s; the next sample of the shard takes its place",

@@ -64,7 +64,7 @@ class TrainingRequests:
 
     def at(self, step: int) -> Request:
         slots = self._order.rank_batch(step, self._rank, self._world)
-        rows = self._guard.resolve(slots.rows)
+        rows = self._guard.resolve(slots.rows, slots.epochs)
         return Request(step, slots.rows, rows, slots.epochs, np.ones(len(slots), dtype=np.float32))
 
     def views(self, rows: Rows, epochs: Rows) -> Views:
@@ -87,7 +87,8 @@ class EvaluationRequests:
 
     def at(self, step: int) -> Request:
         rows, weights = evaluation_slots(len(self.split), step, self._rank, self._world, self._length)
-        return Request(step, rows, self._guard.resolve(rows), np.zeros_like(rows), weights)
+        epochs = np.zeros_like(rows)
+        return Request(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
 
     def views(self, rows: Rows, epochs: Rows) -> Views:
         return evaluation_views(*_sizes(self.split, rows), size=self.size, fraction=self._fraction)

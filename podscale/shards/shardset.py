@@ -1,13 +1,14 @@
 """Reading a local shard set: memory-mapped tars, zero-copy records, one row per sample in use.
 
-Remote sets are brought to the node first (see `cache`); after that they are read by the same class.
+The shards of a remote set are brought to the node when they are first read (see `cache`), by the same classes.
 """
 
 import json
 import mmap
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,47 @@ from podscale.shards import index
 from podscale.shards.manifest import NAME, Manifest, classes_sha256
 
 
+class Shards(Protocol):
+    """Maps the tar files of a shard set; the path is where a shard is, or will be, on this machine."""
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
+
+    def prefetch(self, paths: Sequence[Path]) -> None: ...
+
+
+class LocalShards:
+    """Shards that lie in a local directory: each is mapped once per process."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        mapped = self._maps.get(path)
+        if mapped is None:
+            try:
+                with path.open("rb") as file:
+                    mapped = map_file(file)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{path}: cannot read the shard: {error}; run `podscale shard --verify`") from error
+            self._maps[path] = mapped
+        return mapped
+
+    def prefetch(self, paths: Sequence[Path]) -> None:
+        """Nothing to do: they are here."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_maps": {}}  # maps are made again in the process that receives a pickled split
+
+
+def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
+    """The bytes of an open file as a read-only mapping, which keeps the file open until it is released."""
+    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+
+
 class Split:
     """The samples of one split. `i` below counts samples in use, from 0; duplicates that were dropped have none."""
 
-    def __init__(self, directory: Path, name: str, shard_names: list[str]) -> None:
+    def __init__(self, directory: Path, name: str, shard_names: list[str], shards: Shards | None = None) -> None:
         self.name = name
         self.directory = directory / name
         self.shard_names = shard_names
@@ -28,7 +66,8 @@ class Split:
         self._rows = np.flatnonzero((columns["flags"] & index.Flag.DROPPED) == 0)
         everything = len(self._rows) == len(columns["key"])
         self._columns = columns if everything else {name: column[self._rows] for name, column in columns.items()}
-        self._maps: dict[int, npt.NDArray[np.uint8]] = {}
+        self._paths = [self.directory / shard for shard in shard_names]
+        self._shards = shards or LocalShards()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -48,7 +87,11 @@ class Split:
     def record(self, i: int) -> npt.NDArray[np.uint8]:
         """The encoded image of sample `i`: a read-only view of the mapped shard, nothing is copied."""
         offset, size = int(self._columns["offset"][i]), int(self._columns["size"][i])
-        return self._shard(int(self._columns["shard"][i]))[offset : offset + size]
+        return self._shards(self._paths[int(self._columns["shard"][i])])[offset : offset + size]
+
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        """Says that these samples will be read, so that a remote set can bring their shards ahead of time."""
+        self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
 
     def source(self, i: int) -> bytes:
         """Where sample `i` came from, as the source named it."""
@@ -58,34 +101,23 @@ class Split:
     def _sources(self) -> index.Sources:
         return index.Sources(self.directory / "sources", len(index.read(self.directory / "index")["key"]))
 
-    def _shard(self, shard: int) -> npt.NDArray[np.uint8]:
-        mapped = self._maps.get(shard)
-        if mapped is None:
-            path = self.directory / self.shard_names[shard]
-            try:
-                with path.open("rb") as file:
-                    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-            except (OSError, ValueError) as error:
-                raise InputError(f"{path}: cannot read the shard: {error}; run `podscale shard --verify`") from error
-            self._maps[shard] = mapped
-        return mapped
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}}  # maps are made again in the process that receives a pickled split
-
 
 class ShardSet:
-    """A complete shard set in a local directory."""
+    """A complete shard set in a local directory; its tar files may come later (see `Shards`)."""
 
-    def __init__(self, directory: Path, manifest: Manifest, classes: list[str]) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, classes: list[str], shards: Shards | None = None) -> None:
         self.directory = directory
         self.manifest = manifest
         self.classes = classes
+        self._shards = shards or LocalShards()
         self._splits: dict[str, Split] = {}
 
     @classmethod
-    def open(cls, directory: Path | str) -> "ShardSet":
-        """Raises InputError where there is no complete shard set or its class map does not match its manifest."""
+    def open(cls, directory: Path | str, shards: Shards | None = None) -> "ShardSet":
+        """Opens what lies in a directory; `shards` maps its tar files where they are not simply there.
+
+        Raises InputError where there is no complete shard set or its class map does not match its manifest.
+        """
         directory = Path(directory)
         try:
             manifest = Manifest.parse((directory / NAME).read_text(encoding="utf-8"), str(directory / NAME))
@@ -101,7 +133,7 @@ class ShardSet:
             raise InputError(f"{directory}: cannot read the shard set: {error}") from error
         if classes_sha256(classes) != manifest.classes_sha256:
             raise InputError(f"{directory}/classes.json: does not belong to the manifest beside it; shard again")
-        return cls(directory, manifest, classes)
+        return cls(directory, manifest, classes, shards)
 
     def split(self, name: str) -> Split:
         """The split `train` or `validation`."""
@@ -109,5 +141,5 @@ class ShardSet:
             raise InputError(f"{self.directory}: has no split {name!r}, only {', '.join(self.manifest.splits)}")
         if name not in self._splits:
             shards = [shard.name for shard in self.manifest.splits[name].shards]
-            self._splits[name] = Split(self.directory, name, shards)
+            self._splits[name] = Split(self.directory, name, shards, self._shards)
         return self._splits[name]

@@ -137,7 +137,8 @@ class DaliLoader:
                     probe.release_outputs()
                 except RuntimeError as reason:
                     probe, found = None, True
-                    self._guard.report(int(feed.request.rows[slot]), _summary(reason))
+                    row, epoch = int(feed.request.rows[slot]), int(feed.request.epochs[slot])
+                    self._guard.report(row, epoch, _summary(reason))
             if found:
                 return
         raise error
@@ -201,5 +202,6 @@ def _device_number(device: str) -> int | None:
 
 
 def _summary(error: RuntimeError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "rror" in line and "Critical" not in line), lines[0] if lines else "")[:200]
+    """What DALI met, without the traceback into the definition of the pipeline."""
+    _, _, reason = str(error).rpartition("encountered:")
+    return reason.replace("Current pipeline object is no longer valid.", "").strip()[:200]

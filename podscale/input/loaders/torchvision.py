@@ -95,7 +95,7 @@ class TorchvisionLoader:
     def _fill(self, pending: _Pending, part: range) -> None:
         request, size = pending.request, self._requests.size
         for slot in part:
-            row, pixels = self._usable(int(request.rows[slot]))
+            row, pixels = self._usable(int(request.rows[slot]), int(request.epochs[slot]))
             view = pending.views[slot]
             if row != request.rows[slot]:
                 pending.rows[slot] = row
@@ -103,11 +103,11 @@ class TorchvisionLoader:
                 view = self._requests.views(pending.rows[one], request.epochs[one])[0]
             pending.images[slot] = cut(pixels, view, size)
 
-    def _usable(self, row: int) -> tuple[int, Pixels]:
+    def _usable(self, row: int, epoch: int) -> tuple[int, Pixels]:
         """The row, or the one that takes its place, and its pixels."""
         while True:
-            row = self._guard.substitute(row)
+            row = self._guard.substitute(row, epoch)
             try:
                 return row, self._dataset[row][0]
             except BadRecord as error:
-                self._guard.report(row, str(error))
+                self._guard.report(row, epoch, str(error))

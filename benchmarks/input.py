@@ -1,0 +1,173 @@
+"""Images per CPU-second from a shard set to training batches: Podscale's loaders and what else is installed.
+
+    podscale shard <document> && python benchmarks/input.py SHARD_SET [--images 2000] [--batch 64] [--size 224]
+
+Every candidate decodes, takes a random resized crop, mirrors half of the images and ends with uint8 [n, 224, 224, 3].
+CPU time is user + system of all threads of the process (getrusage), so other load on the machine matters little; each
+figure is the best of three rounds, after one to warm up. Prints a Markdown table.
+"""
+
+import argparse
+import importlib.metadata
+import io
+import platform
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from podscale.config.model import RunConfig
+from podscale.errors import InputError
+from podscale.input import build_loader
+from podscale.input.decode import decode
+from podscale.order import build_order
+from podscale.shards.shardset import ShardSet, Split
+
+Candidate = Callable[[Split, int, int], Iterator[int]]  # (split, batch, size) -> images of each batch
+ROUNDS = 3
+
+
+def loader(name: str) -> Candidate:
+    """One of Podscale's own loaders, with one worker."""
+
+    def run(split: Split, batch: int, size: int) -> Iterator[int]:
+        config = RunConfig.model_validate(
+            {"input": {"loader": name, "workers": 1, "image_size": size}, "train": {"global_batch": batch}}
+        )
+        made = build_loader(config, split, build_order(config, split), rank=0, world=1, device="cpu")
+        try:
+            yield from (len(b) for b in made.batches(0, 10**9))
+        finally:
+            made.close()
+
+    return run
+
+
+def pil_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
+    """What most training scripts do: PIL decodes, torchvision crops and mirrors PIL images."""
+    from PIL import Image
+    from torchvision.transforms import v2
+
+    augment = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
+    images = np.empty((batch, size, size, 3), dtype=np.uint8)
+    for rows in batches(split, batch):
+        for slot, row in enumerate(rows):
+            image = Image.open(io.BytesIO(split.record(row).tobytes())).convert("RGB")
+            images[slot] = np.asarray(augment(image))
+        yield batch
+
+
+def tensor_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
+    """torchvision's own decoder and its transforms on tensors."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms import v2
+
+    torch.set_num_threads(1)
+    augment = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    images = torch.empty((batch, size, size, 3), dtype=torch.uint8)
+    for rows in batches(split, batch):
+        for slot, row in enumerate(rows):
+            image = decode_jpeg(torch.from_numpy(split.record(row).copy()), mode=ImageReadMode.RGB)
+            images[slot] = augment(image).permute(1, 2, 0)
+        yield batch
+
+
+def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
+    """simplejpeg decodes, OpenCV resizes the crop linearly without antialiasing (other pixels than PIL's)."""
+    import cv2
+    from podscale.config.model import CropSection
+    from podscale.input.crop import training_views
+
+    cv2.setNumThreads(1)
+    images = np.empty((batch, size, size, 3), dtype=np.uint8)
+    for rows in batches(split, batch):
+        sizes = [split.column(name)[rows].astype(np.int64) for name in ("width", "height")]
+        views = training_views(0, np.zeros_like(rows), split.keys[rows], *sizes, crop=CropSection(), size=size)
+        for slot, row in enumerate(rows.tolist()):
+            view = views[slot]
+            part = decode(split.record(row))[view.top : view.top + view.height, view.left : view.left + view.width]
+            square = cv2.resize(part, (size, size), interpolation=cv2.INTER_LINEAR)
+            images[slot] = square[:, ::-1] if view.flip else square
+        yield batch
+
+
+def decoding_alone(split: Split, batch: int, size: int) -> Iterator[int]:
+    """The full decode of the reference loader without crop and resize: what no full-decoding loader can exceed."""
+    for rows in batches(split, batch):
+        for row in rows.tolist():
+            decode(split.record(row))
+        yield batch
+
+
+def batches(split: Split, batch: int) -> Iterator[np.ndarray]:
+    while True:
+        rows = np.random.default_rng(0).permutation(len(split))
+        for begin in range(0, len(rows) - batch + 1, batch):
+            yield rows[begin : begin + batch]
+
+
+CANDIDATES: dict[str, Candidate] = {
+    "podscale torchvision (PIL's pixels)": loader("torchvision"),
+    "podscale dali (CPU)": loader("dali"),
+    "PIL + torchvision transforms": pil_transforms,
+    "torchvision decode_jpeg + tensor transforms": tensor_transforms,
+    "simplejpeg + OpenCV linear": opencv,
+    "(decoding alone, simplejpeg)": decoding_alone,
+}
+
+
+def measure(candidate: Candidate, split: Split, images: int, batch: int, size: int) -> tuple[float, float]:
+    """(images per CPU-second, images per second) of the best round."""
+    stream = candidate(split, batch, size)
+    for _ in range(4):
+        next(stream)  # pipelines are filled, pages are read
+    best = (0.0, 0.0)
+    for _ in range(ROUNDS):
+        cpu, wall, count = cpu_seconds(), time.perf_counter(), 0
+        while count < images // ROUNDS:
+            count += next(stream)
+        best = max(best, (count / (cpu_seconds() - cpu), count / (time.perf_counter() - wall)))
+    stream.close()  # type: ignore[attr-defined]
+    return best
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def versions() -> str:
+    names = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "opencv-python-headless", "numpy")
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return f"Python {platform.python_version()}, " + ", ".join(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shard_set")
+    parser.add_argument("--images", type=int, default=2000, help="images measured per candidate")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--size", type=int, default=224)
+    arguments = parser.parse_args()
+    split = ShardSet.open(arguments.shard_set).split("train")
+    kilobytes = split.column("size").mean() / 1000
+    print(f"{len(split)} images of {kilobytes:.1f} kB on average; {versions()}\n")
+    print("| pipeline | images per CPU-second | images/s |\n|---|---|---|")
+    for name, candidate in CANDIDATES.items():
+        try:
+            per_cpu, per_second = measure(candidate, split, arguments.images, arguments.batch, arguments.size)
+        except (ImportError, InputError) as error:
+            print(f"| {name} | not measured: {error} | |")
+            continue
+        print(f"| {name} | {per_cpu:.0f} | {per_second:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

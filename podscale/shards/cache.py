@@ -1,0 +1,286 @@
+"""The node-local cache: the shards of remote sets, one copy a node, shared by all its processes.
+
+Layout: <cache>/<first 16 digits of the manifest's sha256>/ holds the small files of a set and, as they are read, its
+tar files. All agreement between processes goes through the kernel's file locks, which die with their holder:
+
+- `<shard>.lock`, exclusive, while one process downloads the shard;
+- the shard itself, shared, as long as somebody maps it: such a shard is never evicted;
+- `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
+- `<cache>/lock`, exclusive, while room is made and reserved.
+
+A shard gets its name only when all its bytes are here and have the sha256 of the manifest. Its modification time is
+when it was last mapped; the least recently used ones go first when room is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError, PodscaleError
+from podscale.files import write_atomically
+from podscale.shards.manifest import NAME, Manifest, Shard
+from podscale.shards.remote import Patience, RemoteFiles
+from podscale.shards.shardset import ShardSet, map_file
+
+log = logging.getLogger("podscale.shards")
+
+_KEPT_MAPS = 4  # shards a process keeps mapped when the set is larger than the cache
+
+
+def is_remote(location: str) -> bool:
+    """Whether a location needs the cache; file:// URLs and plain paths are read in place."""
+    return "://" in location and not location.startswith("file://")
+
+
+def local_path(location: str) -> Path:
+    """The path that a plain location or file:// URL names."""
+    return Path(location.removeprefix("file://"))
+
+
+class ShardCache:
+    """A directory that holds at most `limit` bytes of shards."""
+
+    def __init__(self, directory: str | Path | None, limit: int, patience: Patience | None = None) -> None:
+        self.directory = Path(directory) if directory is not None else _default_directory()
+        self.limit = limit
+        self.patience = patience or Patience()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.directory}: cannot hold the shard cache: {error}; set input.cache_dir") from error
+
+    def open(self, location: str) -> ShardSet:
+        """The shard set at a URL: its small files are brought here now, its shards when they are read.
+
+        Raises InputError where there is no complete shard set.
+        """
+        remote = RemoteFiles(location, self.patience)
+        try:
+            text = remote.read(NAME)
+            manifest = Manifest.parse(text.decode(), f"{location}/{NAME}")
+            directory = self.directory / hashlib.sha256(text).hexdigest()[:16]
+            for split, summary in manifest.splits.items():
+                (directory / split).mkdir(parents=True, exist_ok=True)
+                _bring(remote, directory, f"{split}/index", summary.index_sha256)
+                _bring(remote, directory, f"{split}/sources")
+            _bring(remote, directory, "classes.json")
+        except FileNotFoundError as error:
+            raise InputError(f"{location}: no complete shard set ({error}); run `podscale shard`") from error
+        except (PermissionError, UnicodeDecodeError) as error:
+            raise InputError(f"{location}: cannot read the shard set: {error}") from error
+        write_atomically(directory / NAME, text)
+        return ShardSet.open(directory, CachedShards(self, remote, directory, manifest))
+
+    def find(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
+        """A shard that is here, mapped and safe from eviction while the mapping lives; None where it is not."""
+        while True:
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                return None
+            with file:
+                fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below shares this lock until it is released
+                if not _is_same_file(file, path):
+                    continue  # evicted between open and lock
+                if os.fstat(file.fileno()).st_size != shard.bytes:
+                    path.unlink(missing_ok=True)  # a disk that lost the end of the file
+                    return None
+                os.utime(file.fileno())
+                return map_file(file)
+
+    def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
+        """Brings one shard; False where that needed room that `evict` does not allow to make."""
+        for attempt in range(1, self.patience.attempts + 1):
+            part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+            file = self._reserve(part, shard.bytes, evict=evict)
+            if file is None:
+                return False
+            try:
+                with file:
+                    digest = hashlib.sha256()
+                    for block in remote.blocks(name, shard.bytes):
+                        digest.update(block)
+                        file.write(block)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    if digest.hexdigest() == shard.sha256:
+                        part.replace(path)
+                        return True
+            except FileNotFoundError as error:
+                raise InputError(f"{remote.location}/{name}: the shard is missing; run `podscale shard`") from error
+            except OSError as error:
+                raise PodscaleError(
+                    f"{part}: cannot write the shard: {error}; free space or lower cache_bytes"
+                ) from error
+            finally:
+                part.unlink(missing_ok=True)
+            log.warning("%s/%s: sha256 differs from the manifest's; trying again (%d)", remote.location, name, attempt)
+        raise PodscaleError(
+            f"{remote.location}/{name}: came {self.patience.attempts} times with another sha256 than the manifest "
+            "states; run `podscale shard --verify` on the set"
+        )
+
+    def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
+        """An empty locked part file of `size` bytes, counted from now on; waits where all shards are in use."""
+        if size > self.limit:
+            raise InputError(f"one shard of {size} bytes is larger than input.cache_bytes {self.limit}; raise it")
+        end = time.monotonic() + self.patience.deadline
+        while True:
+            with locked(self.directory / "lock"):
+                if self._make_room(size, evict=evict):
+                    file = part.open("wb")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    os.ftruncate(file.fileno(), size)
+                    return file
+            if not evict:
+                return None
+            if time.monotonic() > end:
+                raise PodscaleError(
+                    f"{self.directory}: all shards of the cache are in use and leave no room for {size} bytes more; "
+                    "raise input.cache_bytes, or set input.order=blocked so that a host reads its own shards only"
+                )
+            time.sleep(0.1)
+
+    def _make_room(self, size: int, *, evict: bool) -> bool:
+        """Whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
+        for part in self.directory.glob("*/*/*.part"):
+            _remove_unused(part)
+        shards = sorted(_sizes(self.directory.glob("*/*/*.tar")))
+        used = sum(size for _, size, _ in shards) + sum(
+            size for _, size, _ in _sizes(self.directory.glob("*/*/*.part"))
+        )
+        for _, freed, path in shards:
+            if used + size <= self.limit or not evict:
+                break
+            if _remove_unused(path):
+                used -= freed
+        return used + size <= self.limit
+
+
+class CachedShards:
+    """Maps the shards of one remote set, bringing those that are not here yet."""
+
+    def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: Manifest) -> None:
+        self._cache, self._remote = cache, remote
+        self._shards = {
+            directory / split / shard.name: (f"{split}/{shard.name}", shard)
+            for split, summary in manifest.splits.items()
+            for shard in summary.shards
+        }
+        everything = sum(shard.bytes for _, shard in self._shards.values())
+        self._kept = len(self._shards) if everything <= cache.limit else _KEPT_MAPS
+        self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._downloads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            if path in self._maps:
+                self._maps.move_to_end(path)
+                return self._maps[path]
+            download = self._downloads[path]
+        with download:
+            mapped = self._bring(path)
+        with self._lock:
+            self._maps[path] = mapped
+            while len(self._maps) > self._kept:
+                self._maps.popitem(last=False)  # unmapped, and free to be evicted, once no batch refers to it
+        return mapped
+
+    def prefetch(self, paths: Sequence[Path]) -> None:
+        """Brings shards in the background as long as there is room; shards that others are bringing are left to them."""
+        threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
+
+    def _bring(self, path: Path) -> npt.NDArray[np.uint8]:
+        name, shard = self._shards[path]
+        while (mapped := self._cache.find(path, shard)) is None:
+            with locked(path.with_name(path.name + ".lock")):
+                if not path.exists():
+                    self._cache.download(self._remote, name, path, shard, evict=True)
+        return mapped
+
+    def _prefetch(self, paths: list[Path]) -> None:
+        for path in paths:
+            name, shard = self._shards[path]
+            try:
+                with locked(path.with_name(path.name + ".lock"), wait=False):
+                    if path.exists():
+                        continue
+                    if not self._cache.download(self._remote, name, path, shard, evict=False):
+                        return
+            except BlockingIOError:
+                continue
+            except (PodscaleError, OSError) as error:
+                log.warning("%s: prefetch gave up: %s", path.name, error)  # whoever reads it will say so again
+                return
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Holds the exclusive lock of a file, between threads and processes; BlockingIOError where `wait` is off."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _bring(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
+    """One small file of a set, unless it is here."""
+    path = directory / name
+    if path.exists():
+        return
+    for _ in range(remote.patience.attempts):
+        content = remote.read(name)
+        if sha256 is None or hashlib.sha256(content).hexdigest() == sha256:
+            write_atomically(path, content)
+            return
+    raise PodscaleError(f"{remote.location}/{name}: its sha256 is not the manifest's; run `podscale shard` again")
+
+
+def _remove_unused(path: Path) -> bool:
+    """Removes a file unless somebody holds its lock."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not _is_same_file(file, path):
+            return False  # another process evicted it and a third brought it again
+        path.unlink()
+    return True
+
+
+def _sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
+    """(modification time, bytes, path) of those that still exist."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            yield stat.st_mtime, stat.st_size, path
+
+
+def _is_same_file(file: BinaryIO, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _default_directory() -> Path:
+    """A directory of this user under the temporary one, the same for all processes of the node."""
+    directory = Path(tempfile.gettempdir()) / f"podscale-cache-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+        raise InputError(f"{directory}: belongs to somebody else; set input.cache_dir")
+    return directory

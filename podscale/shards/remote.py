@@ -1,0 +1,96 @@
+"""Reading files of a remote shard set: every read has a deadline, and is tried again with growing pauses."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+from podscale.errors import InputError, PodscaleError
+
+log = logging.getLogger("podscale.shards")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to try: seconds for one read, tries, first pause in seconds (doubles), bytes of one read."""
+
+    deadline: float = 60.0
+    attempts: int = 6
+    pause: float = 0.5
+    block: int = 8 * 2**20
+
+
+class RemoteFiles:
+    """The files under an fsspec URL."""
+
+    def __init__(self, location: str, patience: Patience) -> None:
+        self.location = location.rstrip("/")
+        self.patience = patience
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.location)
+        except (ValueError, ImportError) as error:
+            raise InputError(f"{location}: cannot open this kind of location: {error}") from error
+
+    def read(self, name: str) -> bytes:
+        """A whole small file; FileNotFoundError where there is none."""
+        return self._try(name, lambda: self._files.cat_file(self._path(name)))
+
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """The first `size` bytes of a file, block by block, each read by itself so that a cut costs one block."""
+        for begin in range(0, size, self.patience.block):
+            end = min(begin + self.patience.block, size)
+            yield self._try(name, lambda begin=begin, end=end: self._range(name, begin, end))
+
+    def _range(self, name: str, begin: int, end: int) -> bytes:
+        data: bytes = self._files.cat_file(self._path(name), start=begin, end=end)
+        if len(data) > end - begin:
+            raise InputError(f"{self.location}: the server ignores range requests, which shards are read by")
+        if len(data) < end - begin:
+            raise OSError(f"cut short: {len(data)} of {end - begin} bytes")
+        return data
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _try(self, name: str, read: Callable[[], bytes]) -> bytes:
+        for attempt in range(1, self.patience.attempts + 1):
+            try:
+                return within(self.patience.deadline, read)
+            except (FileNotFoundError, PermissionError, InputError):
+                raise  # trying again would not change the answer
+            except Exception as error:  # each file system and HTTP client brings errors of its own
+                reason = f"{type(error).__name__}: {error}"
+                if attempt == self.patience.attempts:
+                    raise PodscaleError(
+                        f"{self.location}/{name}: could not be read in {attempt} tries, at last {reason}; check the "
+                        "store and the network, then start the same command again"
+                    ) from error
+                log.warning("%s/%s: %s; trying again (%d)", self.location, name, reason, attempt)
+            time.sleep(self.patience.pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+        raise AssertionError("attempts is at least 1")
+
+
+def within(seconds: float, action: Callable[[], Any]) -> Any:
+    """The result of `action`, or TimeoutError; an action that hangs is left behind in a thread that holds up no exit."""
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(action())
+        except BaseException as error:  # handed to the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="podscale-read", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if failure:
+        raise failure[0]
+    return result[0]

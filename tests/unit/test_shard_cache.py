@@ -1,0 +1,320 @@
+"""The node-local cache against a real HTTP server that cuts, slows and corrupts its answers."""
+
+import fcntl
+import gc
+import hashlib
+import http.server
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podscale.config.model import RunConfig
+from podscale.errors import InputError, PodscaleError
+from podscale.input import open_shard_set
+from podscale.order import build_order
+from podscale.shards.cache import ShardCache, is_remote, local_path
+from podscale.shards.remote import Patience, within
+from podscale.shards.shardset import ShardSet
+
+QUICK = Patience(deadline=2.0, attempts=4, pause=0.01, block=16_384)
+
+
+@dataclass
+class Store:
+    """An HTTP server with range requests; `faults` says how often an answer for a path ending in a name goes wrong."""
+
+    url: str
+    faults: dict[tuple[str, str], int] = field(default_factory=dict)
+    bytes_sent: Counter[str] = field(default_factory=Counter)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def fault(self, path: str) -> str | None:
+        with self.lock:
+            for (kind, name), left in self.faults.items():
+                if path.endswith(name) and left > 0:
+                    self.faults[kind, name] = left - 1
+                    return kind
+        return None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    root = tmp_path
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = root / self.path.lstrip("/")
+            if not path.is_file():
+                self.send_error(404)
+                return
+            content, status = path.read_bytes(), 200
+            header = self.headers.get("Range")
+            fault = served.fault(self.path)
+            if header and fault != "whole":
+                begin, end = header.removeprefix("bytes=").split("-")
+                content, status = content[int(begin) : int(end) + 1], 206
+            if fault == "error":
+                self.send_error(503)
+                return
+            if fault == "slow":
+                time.sleep(QUICK.deadline + 1)
+            if fault == "corrupt":
+                content = content[:-1] + bytes([content[-1] ^ 1])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if fault == "cut":
+                content = content[: len(content) // 2]
+                self.close_connection = True
+            with suppress(BrokenPipeError):  # a client that gave up waiting
+                self.wfile.write(content)
+            with served.lock:
+                served.bytes_sent[path.name] += len(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    served = Store(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
+def tars(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("*/train/*.tar"))
+
+
+def read_all(split: Any) -> list[bytes]:
+    return [split.record(i).tobytes() for i in range(len(split))]
+
+
+def shard_bytes(directory: Path) -> list[int]:
+    return [shard.bytes for shard in ShardSet.open(directory).manifest.splits["train"].shards]
+
+
+def test_a_remote_set_reads_like_the_local_one(store, make_shard_set, tmp_path) -> None:
+    local = ShardSet.open(make_shard_set(shards=3))
+    cache = tmp_path / "cache"
+    remote = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards")
+    assert remote.classes == local.classes
+    assert tars(cache) == []
+    for name in ("train", "validation"):
+        assert read_all(remote.split(name)) == read_all(local.split(name))
+        assert remote.split(name).source(3) == local.split(name).source(3)
+    sent = store.bytes_sent.copy()
+    again = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards/")
+    assert read_all(again.split("train")) == read_all(local.split("train"))
+    assert [name for name in store.bytes_sent if store.bytes_sent[name] != sent[name]] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("kind", ["cut", "slow", "corrupt", "error"])
+def test_bad_answers_are_asked_for_again(kind, store, make_shard_set, tmp_path) -> None:
+    local = ShardSet.open(make_shard_set(shards=1))
+    store.faults = {(kind, ".tar"): 1, (kind, "train/index"): 1, (kind, "manifest.json"): kind != "corrupt"}
+    remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
+    assert read_all(remote.split("train")) == read_all(local.split("train"))
+    assert not any(store.faults.values())
+    assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+@pytest.mark.parametrize(("kind", "text"), [("error", "could not be read in 4 tries"), ("corrupt", "another sha256")])
+def test_lasting_failures_end_with_one_clear_error(kind, text, store, make_shard_set, tmp_path) -> None:
+    make_shard_set(shards=1)
+    remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
+    store.faults = {(kind, ".tar"): 1000}
+    with pytest.raises(PodscaleError, match=text):
+        remote.split("train").record(0)
+    assert tars(tmp_path / "cache") == []
+    assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+def test_what_no_retry_can_help(store, make_shard_set, tmp_path) -> None:
+    directory = make_shard_set(shards=1)
+    with pytest.raises(InputError, match="no complete shard set"):
+        ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/nothing")
+    with pytest.raises(InputError, match="larger than input.cache_bytes"):
+        ShardCache(tmp_path / "cache", 1000, QUICK).open(f"{store.url}/shards").split("train").record(0)
+    cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
+    store.faults = {("whole", ".tar"): 1000}
+    with pytest.raises(InputError, match="ignores range requests"):
+        cache.open(f"{store.url}/shards").split("train").record(0)
+    store.faults = {}
+    next((directory / "train").glob("*.tar")).unlink()
+    with pytest.raises(InputError, match="the shard is missing"):
+        cache.open(f"{store.url}/shards").split("train").record(0)
+    with pytest.raises(InputError, match="cannot open this kind"):
+        cache.open("nosuch://bucket/set")
+
+
+def test_a_damaged_or_shortened_copy_is_brought_again(store, make_shard_set, tmp_path) -> None:
+    local = ShardSet.open(make_shard_set(shards=1))
+    cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
+    cache.open(f"{store.url}/shards").split("train").record(0)
+    gc.collect()
+    (copy,) = (tmp_path / "cache").glob("*/train/*.tar")
+    with copy.open("r+b") as file:
+        file.truncate(1000)
+    assert read_all(cache.open(f"{store.url}/shards").split("train")) == read_all(local.split("train"))
+
+
+def test_eviction_takes_the_least_recently_used_and_never_one_in_use(store, make_shard_set, tmp_path) -> None:
+    directory = make_shard_set(shards=6)
+    sizes = shard_bytes(directory)
+    cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-3:]), QUICK)
+    split = cache.open(f"{store.url}/shards").split("train")
+    first_of = [int(np.flatnonzero(split.column("shard") == shard)[0]) for shard in range(6)]
+    held = split.record(first_of[0])
+    before = held.tobytes()
+    other = cache.open(f"{store.url}/shards").split("train")  # as another process of the node would
+    for shard in (1, 2, 3, 4, 5, 1, 2):
+        other.record(first_of[shard])
+        other._shards._maps.clear()
+        gc.collect()
+        time.sleep(0.01)
+        names = tars(tmp_path / "cache")
+        assert split.shard_names[0] in names
+        assert split.shard_names[shard] in names
+        assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.tar")) <= cache.limit
+    assert set(names) >= {split.shard_names[i] for i in (0, 1, 2)}
+    assert held.tobytes() == before
+
+
+def test_a_cache_full_of_shards_in_use_says_so(store, make_shard_set, tmp_path) -> None:
+    sizes = shard_bytes(make_shard_set(shards=6))
+    cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-2:]), Patience(0.3, 2, 0.01, 2**20))
+    split = cache.open(f"{store.url}/shards").split("train")
+    first_of = [int(np.flatnonzero(split.column("shard") == shard)[0]) for shard in range(3)]
+    views = [split.record(first_of[0]), split.record(first_of[1])]
+    with pytest.raises(PodscaleError, match="raise input.cache_bytes"):
+        split.record(first_of[2])
+    assert len(views) == 2
+
+
+def test_a_set_larger_than_the_cache_can_be_read_in_any_order(store, make_shard_set, tmp_path) -> None:
+    directory = make_shard_set(shards=12)
+    local = ShardSet.open(directory).split("train")
+    cache = ShardCache(tmp_path / "cache", sum(sorted(shard_bytes(directory))[-6:]), QUICK)
+    split = cache.open(f"{store.url}/shards").split("train")
+    for row in np.random.default_rng(0).permutation(len(split)).tolist():
+        assert split.record(row).tobytes() == local.record(row).tobytes()
+
+
+def test_parts_of_killed_processes_are_removed_and_those_of_living_ones_are_not(
+    store, make_shard_set, tmp_path
+) -> None:
+    make_shard_set(shards=1)
+    cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
+    split = cache.open(f"{store.url}/shards").split("train")
+    dead, alive = (split.directory / f"shard.tar.{name}.part" for name in ("dead", "alive"))
+    dead.write_bytes(b"x")
+    with alive.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        split.record(0)
+        assert not dead.exists()
+        assert alive.exists()
+
+
+def test_several_processes_download_each_shard_once(store, make_shard_set, tmp_path) -> None:
+    directory = make_shard_set(shards=4)
+    local = ShardSet.open(directory).split("train")
+    store.faults = {("corrupt", ".tar"): 1}
+    program = (
+        "import sys, hashlib\n"
+        "from podscale.shards.cache import ShardCache\n"
+        "from podscale.shards.remote import Patience\n"
+        f"cache = ShardCache({str(tmp_path / 'cache')!r}, 10**9, Patience(2.0, 6, 0.01, 2**20))\n"
+        f"split = cache.open('{store.url}/shards').split('train')\n"
+        "print(hashlib.sha256(b''.join(split.record(i).tobytes() for i in range(len(split)))).hexdigest())\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert answers == {hashlib.sha256(b"".join(read_all(local))).hexdigest()}
+    sizes = shard_bytes(directory)
+    sent = sum(store.bytes_sent[name] for name in local.shard_names)
+    assert sent - sum(sizes) in sizes  # each shard once, and the one that came corrupted once more
+
+
+def test_a_killed_downloader_leaves_no_shard_and_no_lock(store, make_shard_set, tmp_path) -> None:
+    local = ShardSet.open(make_shard_set(shards=1))
+    cache_dir = tmp_path / "cache"
+    store.faults = {("slow", ".tar"): 1}
+    program = (
+        "from podscale.shards.cache import ShardCache\n"
+        f"split = ShardCache({str(cache_dir)!r}, 10**9).open('{store.url}/shards').split('train')\n"
+        "split.record(0)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    while not list(cache_dir.glob("*/train/*.part")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert tars(cache_dir) == []
+    split = ShardCache(cache_dir, 10**9, QUICK).open(f"{store.url}/shards").split("train")
+    assert read_all(split) == read_all(local.split("train"))
+    assert not list(cache_dir.glob("*/train/*.part"))
+
+
+def test_open_shard_set_and_prefetch_bring_a_hosts_own_shards(store, make_shard_set, tmp_path) -> None:
+    directory = make_shard_set(shards=4)
+    config = RunConfig.model_validate(
+        {
+            "input": {"order": "blocked", "groups": 2, "cache_dir": str(tmp_path / "cache")},
+            "train": {"global_batch": 8},
+            "launch": {"nodes": 2},
+        }
+    )
+    assert isinstance(open_shard_set(str(directory), config), ShardSet)
+    assert len(open_shard_set(f"file://{directory}", config).split("train")) == 48
+    split = open_shard_set(f"{store.url}/shards", config).split("train")
+    rows = build_order(config, split).host_rows(1)
+    expected = sorted({split.shard_names[shard] for shard in split.column("shard")[rows]})
+    assert len(expected) == 2
+    split.prefetch(rows)
+    end = time.monotonic() + 20
+    while tars(tmp_path / "cache") != expected and time.monotonic() < end:
+        time.sleep(0.02)
+    assert tars(tmp_path / "cache") == expected
+    sent = store.bytes_sent.copy()
+    for row in rows.tolist():
+        split.record(row)
+    assert store.bytes_sent == sent
+
+
+def test_prefetch_never_evicts(store, make_shard_set, tmp_path) -> None:
+    directory = make_shard_set(shards=4)
+    cache = ShardCache(tmp_path / "cache", sum(sorted(shard_bytes(directory))[-2:]), QUICK)
+    split = cache.open(f"{store.url}/shards").split("train")
+    split._shards._prefetch([split.directory / name for name in split.shard_names])
+    assert tars(tmp_path / "cache") == split.shard_names[:2]
+
+
+def test_within_gives_results_errors_and_deadlines() -> None:
+    assert within(5, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        within(5, lambda: {}["a"])
+    with pytest.raises(TimeoutError, match="no answer"):
+        within(0.05, lambda: time.sleep(1))
+
+
+def test_locations() -> None:
+    assert [is_remote(place) for place in ("/a", "a/b", "file:///a", "s3://a", "http://a/b")] == [False] * 3 + [
+        True
+    ] * 2
+    assert local_path("file:///a/b") == Path("/a/b")
