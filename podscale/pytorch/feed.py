@@ -54,9 +54,12 @@ class Feed:
         """Copies on the side stream, orders the current one after it and keeps the memory until that is done with."""
         if self._stream is None:
             return self._to_device(batch)
+        current = torch.cuda.current_stream(self._device)
+        if isinstance(batch.images, Tensor):  # a loader that decodes on the device made them in the current stream
+            self._stream.wait_stream(current)
+            batch.images.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             moved = self._to_device(batch)
-        current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         for tensor in (moved.images, moved.labels):
             tensor.record_stream(current)

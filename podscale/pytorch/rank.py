@@ -99,7 +99,7 @@ def describe(failure: BaseException, place: Place, size: int) -> tuple[ExitCode,
     if known is not None:
         return known.exit_code, str(known)
     traceback.print_exception(failure)
-    return ExitCode.FAILED, f"rank {place.rank}: {type(failure).__name__}: {failure}"
+    return ExitCode.FAILED, f"{type(failure).__name__}: {failure}"
 
 
 def run_stage(place: Place, stop: StopRequest) -> None:

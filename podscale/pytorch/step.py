@@ -72,8 +72,7 @@ class Step:
         """Masks a non-finite update: a NaN of any rank is in everybody's averages, so all decide alike, unasked."""
         reducer = self._reducer
         loss = reducer.extra[0].clone()
-        largest = torch.stack(torch._foreach_norm(reducer.buffers, float("inf"))).amax()
-        finite = torch.isfinite(largest)
+        finite = all_finite(reducer.buffers)
         for buffer in reducer.buffers:
             buffer.masked_fill_(~finite, 0.0)
         self._statistics.settle(reducer.extra[1:], finite)
@@ -82,3 +81,8 @@ class Step:
         self._precision.update(finite)
         self._optimizer.step(gradients, learning_rate, finite)
         return StepResult(loss, finite)
+
+
+def all_finite(buffers: list[Tensor]) -> Tensor:
+    """Whether every element is finite, as a bool scalar on the device, in one pass and without temporaries."""
+    return torch.isfinite(torch.stack(torch._foreach_norm(buffers, float("inf"))).amax())

@@ -13,8 +13,10 @@ import torch
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.config import RunConfig, result_values
 from podscale.errors import InputError, PodscaleError, Preempted
+from podscale.pytorch.feed import Feed
 from podscale.pytorch.monitor import monitoring
-from podscale.pytorch.session import Session, build_session
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.session import Session, build_evaluator, build_placed_model, build_session, untimed
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import TrainResult, train
 from podscale.pytorch.world import World
@@ -300,3 +302,46 @@ def test_a_lost_peer_is_named(run_world: Any, make_shard_set: Any, tmp_path: Pat
         run_world(2, lambda world: pytest.fail(str(body(world))), seconds=60)
     assert "rank 0 of 2 lost a peer" in str(caught.value)
     assert "77" in str(caught.value)
+
+
+def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """20 images on 1 and 3 ranks with batches of 4, so that the last step is padded."""
+    shards, config = make_shard_set(), document(tmp_path)
+
+    def body(world: World) -> Any:
+        shard_set = ShardSet.open(shards)
+        model = build_placed_model(config, world, len(shard_set.classes))
+        torch.nn.init.normal_(model.get_submodule("fc").weight)
+        feed = Feed(config.input, world, channels_last=True)
+        loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
+        found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
+        loader.close()
+        return found.sorted_by_key() if found else None, (measured.top1, measured.top5, measured.loss, measured.images)
+
+    ((alone, expected),) = run_world(1, body)
+    others = run_world(3, body)
+    assert [found is None for found, _ in others] == [False, True, True]
+    together = others[0][0]
+    assert together is not None
+    assert together.keys.tolist() == alone.keys.tolist() == list(range(48, 68))
+    np.testing.assert_array_equal(together.topk, alone.topk)
+    np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-4)
+    assert all(measured == pytest.approx(expected) for _, measured in others)
+    assert expected[0] == pytest.approx(np.mean(alone.topk[:, 0] == alone.labels))
+    assert expected[2] == pytest.approx(alone.losses.mean())
+    assert expected[3] == 20
+
+
+def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """A loss scale that overflows fp16 at first: updates are masked and the scale comes down until they are not."""
+    shards = make_shard_set()
+    config = document(tmp_path, train__precision="fp16", train__loss_scale=2.0**24)
+    results = run_world(2, lambda world: run_training(config, shards, world))
+    assert results[0] == results[1]
+    assert 0 < results[0].skipped < 10
+    from podscale.checkpoint.layout import complete_entries, read_snapshot
+
+    meta = read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).meta
+    assert meta["precision"]["loss_scale"] == 2.0 ** (24 - results[0].skipped)
+    assert meta["precision"]["finite_in_a_row"] == 12 - results[0].skipped
+    assert meta["progress"]["skipped"] == results[0].skipped

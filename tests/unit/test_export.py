@@ -1,0 +1,55 @@
+"""The final model as files: readable by others, and refused where it does not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file
+
+from podscale.config import ModelSection, RunConfig
+from podscale.errors import InputError
+from podscale.pytorch.checkpoints import Progress
+from podscale.pytorch.export import DESCRIPTION, WEIGHTS, Trained, export, load_weights
+from podscale.pytorch.models import build_model
+
+SECTION = ModelSection(name="resnet18")
+TRAINED = Trained(RunConfig(model=SECTION), ["ant", "bee", "cat"], Progress(step=7, evaluation={"top1": 0.5}))
+
+
+def test_torchvision_reads_the_weights(tmp_path: Path) -> None:
+    model = build_model(SECTION, 3).to(memory_format=torch.channels_last)
+    export(model, TRAINED, tmp_path / "model")
+    theirs = torchvision.models.resnet18(num_classes=3)
+    theirs.load_state_dict(load_file(tmp_path / "model" / WEIGHTS), strict=True)
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(theirs.eval()(images), model.eval()(images), rtol=1e-4, atol=1e-5)
+    description = json.loads((tmp_path / "model" / DESCRIPTION).read_text())
+    assert description["classes"] == ["ant", "bee", "cat"]
+    assert description["architecture"]["name"] == "resnet18"
+    assert description["preprocessing"]["image_size"] == 224
+    assert description["training"]["updates"] == 7
+    assert description["parameters"] == sum(p.numel() for p in theirs.parameters())
+
+
+def test_weights_come_back_to_the_bit(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first, second = build_model(SECTION, 3), build_model(SECTION, 3)
+    first.get_buffer("bn1.running_var").uniform_(1, 2)
+    export(first, TRAINED, tmp_path)
+    load_weights(second, tmp_path / WEIGHTS)
+    other = second.state_dict()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in first.state_dict().items())
+
+
+def test_missing_damaged_and_foreign_weights_are_refused(tmp_path: Path) -> None:
+    model = build_model(SECTION, 3)
+    with pytest.raises(InputError, match="run `podscale train` first"):
+        load_weights(model, tmp_path / WEIGHTS)
+    (tmp_path / WEIGHTS).write_bytes(b"no weights")
+    with pytest.raises(InputError, match="cannot read"):
+        load_weights(model, tmp_path / WEIGHTS)
+    export(build_model(SECTION, 4), TRAINED, tmp_path)
+    with pytest.raises(InputError, match="another architecture"):
+        load_weights(model, tmp_path / WEIGHTS)
