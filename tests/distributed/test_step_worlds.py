@@ -1,0 +1,73 @@
+"""One update against what a single process computes in float64 for all ranks together."""
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from podscale.input.batch import Batch
+from podscale.pytorch.allreduce import Flat
+from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.feed import DeviceBatch
+from podscale.pytorch.optim import Sgd, Slot
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.step import Step
+from podscale.pytorch.world import World
+
+RATE, SMOOTHING, PARTS = 0.3, 0.1, 2
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), BatchNorm(6, momentum=0.4), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4))
+
+
+def batch(rank: int) -> DeviceBatch:
+    generator = torch.Generator().manual_seed(rank)
+    images = torch.randn(8, 3, 6, 6, generator=generator) + rank
+    labels = torch.randint(0, 4, (8,), generator=generator)
+    nothing = np.zeros(8, np.uint64)
+    return DeviceBatch(images, labels, Batch(None, labels.numpy(), nothing, np.ones(8, np.float32), 0))
+
+
+def one_update(world: World) -> dict[str, Any]:
+    model = network()
+    statistics = RunningStatistics(model)
+    reducer = FlatReducer(model, Flat(world), world, extra=1 + len(statistics), bucket_mb=0.001)
+    optimizer = Sgd([Slot(n, p, True) for n, p in model.named_parameters()], momentum=0, nesterov=False, weight_decay=0)
+    precision = Precision("fp32", world.device)
+    step = Step(reducer, optimizer, precision, statistics, label_smoothing=SMOOTHING, accumulation=PARTS)
+    result = step(batch(world.rank), RATE, lambda name: nullcontext())
+    reducer.close()
+    return {**copy.deepcopy(dict(model.state_dict())), "loss": result.loss, "finite": result.finite}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, size: int) -> None:
+    ranks = run_world(size, one_update)
+    losses, statistics = [], []
+    model = network().double()
+    for rank in range(size):
+        model[1].running_mean.zero_()
+        model[1].running_var.fill_(1)
+        given = batch(rank)
+        for images, labels in zip(given.images.chunk(PARTS), given.labels.chunk(PARTS), strict=True):
+            logits = model(images.double())
+            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING) / (PARTS * size)
+            loss.backward()
+            losses.append(loss.detach())
+        statistics.append(torch.stack([model[1].running_mean, model[1].running_var]).clone())
+    mean, var = torch.stack(statistics).mean(0)
+    want = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    want |= {"1.running_mean": mean, "1.running_var": var, "loss": torch.stack(losses).sum()}
+    for found in ranks:
+        assert found.pop("finite")
+        assert found.keys() == want.keys()
+        for name, value in want.items():
+            np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
