@@ -174,9 +174,9 @@ def special_images(tools: Any) -> dict[str, bytes]:
         "gray": tools.encode(tools.pixels(2, 40, 33, 1)),
         "cmyk": tools.encode(tools.pixels(3, 40, 50, 4)),
         "rotated by EXIF": tools.encode(rgb, exif=exif),
-        "png": tools.encode(rgb, format="PNG"),
-        "gray png": tools.encode(tools.pixels(2, 40, 33, 1), format="PNG"),
-        "rgba png": tools.encode(tools.pixels(5, 40, 33, 4), format="PNG"),
+        "png": tools.encode(rgb, kind="PNG"),
+        "gray png": tools.encode(tools.pixels(2, 40, 33, 1), kind="PNG"),
+        "rgba png": tools.encode(tools.pixels(5, 40, 33, 4), kind="PNG"),
         "palette png": palette.getvalue(),
         "odd size": tools.encode(tools.pixels(6, 37, 41)),
         "one pixel": tools.encode(tools.pixels(7, 1, 1)),
@@ -261,7 +261,7 @@ def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set, shard_t
 @loaders
 def test_too_many_bad_records_end_the_run(loader, make_shard_set, shard_tools) -> None:
     directory = make_shard_set(with_bad_records(shard_tools, tuple(range(0, 48, 4))), shards=1)
-    with pytest.raises(PodscaleError, match="more than input.max_bad_rate 0.001"):
+    with pytest.raises(PodscaleError, match=r"more than input\.max_bad_rate 0\.001"):
         train(document(loader), directory, 0, 12)
     strict = document(loader, input={"max_bad_rate": 0})
     with pytest.raises(PodscaleError, match=r"[12] of (8|16|24) records"):

@@ -42,7 +42,7 @@ class DaliLoader:
     ) -> None:
         self._requests, self._guard = requests, guard
         self._workers, self._prefetch, self._seed, self._device = workers, prefetch, seed, device
-        self._pipeline: Pipeline | None = None
+        self._pipeline: Any = None
 
     @property
     def bad_records(self) -> int:
@@ -100,7 +100,6 @@ class DaliLoader:
         shape = (len(feed.request.rows), self._requests.size, self._requests.size, 3)
         if not feed.records:
             return self._empty(shape)
-        assert self._pipeline is not None
         try:
             (output,) = self._pipeline.share_outputs()
         except RuntimeError as error:
