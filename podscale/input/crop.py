@@ -120,4 +120,5 @@ def _centred(widths: Ints, heights: Ints, ratio: tuple[float, float]) -> tuple[I
 
 
 def _whole(values: npt.NDArray[np.floating]) -> Ints:
-    return np.rint(values).astype(np.int64)
+    whole: Ints = np.rint(values).astype(np.int64)
+    return whole

@@ -69,7 +69,7 @@ def test_a_crop_depends_on_seed_epoch_and_key_alone() -> None:
 def test_golden_crops() -> None:
     """These decide the pixels of every run: a change of them makes all runs irreproducible."""
     made = views(np.array([0, 1, 123456789], dtype=np.uint64), 500, 375, epoch=2, seed=7)
-    assert [made[i][:4] + (made[i].flip,) for i in range(3)] == [
+    assert [(*made[i][:4], made[i].flip) for i in range(3)] == [
         (5, 10, 364, 334, False),
         (278, 17, 212, 278, True),
         (45, 8, 323, 245, True),

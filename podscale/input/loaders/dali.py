@@ -144,6 +144,7 @@ class DaliLoader:
 
     def _build(self, batch: int, *, depth: int) -> Pipeline:
         on_gpu = self._device != "cpu"
+        gpu_options: Any = {"jpeg_fancy_upsampling": True} if on_gpu else {}  # as libjpeg does on the CPU
         pipeline = Pipeline(
             batch_size=batch,
             num_threads=self._workers,
@@ -168,7 +169,7 @@ class DaliLoader:
                 device="mixed" if on_gpu else "cpu",
                 output_type=types.RGB,
                 adjust_orientation=False,  # PIL ignores EXIF's orientation too
-                **({"jpeg_fancy_upsampling": True} if on_gpu else {}),  # as libjpeg does on the CPU
+                **gpu_options,
             )
             images = fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
             side = self._requests.size
