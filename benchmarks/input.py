@@ -77,6 +77,7 @@ def tensor_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
 def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
     """simplejpeg decodes, OpenCV resizes the crop linearly without antialiasing (other pixels than PIL's)."""
     import cv2
+
     from podscale.config.model import CropSection
     from podscale.input.crop import training_views
 

@@ -80,4 +80,5 @@ def _turn(half: Words, size: np.uint64, other: Words, key: Words) -> Words:
     """half + F(other) modulo size, F a random function into 0..size-1."""
     bits = np.uint64(32)
     half = half + ((mix(other + key) >> bits) * size >> bits)
-    return np.minimum(half, half - size)  # unsigned: where half < size, half - size wraps above it
+    turned: Words = np.minimum(half, half - size)  # unsigned: where half < size, half - size wraps above it
+    return turned

@@ -32,8 +32,10 @@ class Batch:
 class Loader(Protocol):
     """A source of batches that follows the sample order exactly and can start anywhere in it."""
 
-    bad_records: int
-    """Records of this rank that could not be decoded and were substituted, so far."""
+    @property
+    def bad_records(self) -> int:
+        """Records of this rank that could not be decoded and were substituted, so far."""
+        ...
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The rank's slices of the global batches start, ..., stop - 1, in order."""

@@ -54,9 +54,7 @@ class Views:
     flip: npt.NDArray[np.bool_]
 
     def __getitem__(self, slot: int) -> View:
-        values = (self.left, self.top, self.width, self.height, self.out_width, self.out_height)
-        values += (self.out_left, self.out_top, self.flip)
-        return View(*(value[slot].item() for value in values))
+        return View(*(getattr(self, name)[slot].item() for name in View._fields))
 
 
 def training_views(
@@ -121,5 +119,6 @@ def _centred(widths: Ints, heights: Ints, ratio: tuple[float, float]) -> tuple[I
     return width, height
 
 
-def _whole(values: npt.NDArray[np.float64]) -> Ints:
-    return np.rint(values).astype(np.int64)
+def _whole(values: npt.NDArray[np.floating]) -> Ints:
+    whole: Ints = np.rint(values).astype(np.int64)
+    return whole

@@ -29,7 +29,7 @@ def decode(record: Pixels) -> Pixels:
     JPEGs go through libjpeg-turbo directly (simplejpeg), which gives PIL's pixels in less time; what it does not
     take (CMYK, PNG) goes through PIL. Raises BadRecord where nothing can be decoded.
     """
-    data = memoryview(record)
+    data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
         try:
             if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _FOUR_INKS:

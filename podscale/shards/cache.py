@@ -202,7 +202,7 @@ class CachedShards:
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Brings shards in the background as long as there is room; shards that others are bringing are left to them."""
+        """Brings shards in the background while there is room; those that others are bringing are left to them."""
         threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
 
     def _bring(self, path: Path) -> npt.NDArray[np.uint8]:

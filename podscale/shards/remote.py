@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import fsspec
 
 from podscale.errors import InputError, PodscaleError
 
 log = logging.getLogger("podscale.shards")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class RemoteFiles:
     def __init__(self, location: str, patience: Patience) -> None:
         self.location = location.rstrip("/")
         self.patience = patience
+        self._files: Any
+        self._root: str
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.location)
         except (ValueError, ImportError) as error:
@@ -44,7 +49,7 @@ class RemoteFiles:
         """The first `size` bytes of a file, block by block, each read by itself so that a cut costs one block."""
         for begin in range(0, size, self.patience.block):
             end = min(begin + self.patience.block, size)
-            yield self._try(name, lambda begin=begin, end=end: self._range(name, begin, end))
+            yield self._try(name, partial(self._range, name, begin, end))
 
     def _range(self, name: str, begin: int, end: int) -> bytes:
         data: bytes = self._files.cat_file(self._path(name), start=begin, end=end)
@@ -75,9 +80,9 @@ class RemoteFiles:
         raise AssertionError("attempts is at least 1")
 
 
-def within(seconds: float, action: Callable[[], Any]) -> Any:
-    """The result of `action`, or TimeoutError; an action that hangs is left behind in a thread that holds up no exit."""
-    result: list[Any] = []
+def within(seconds: float, action: Callable[[], T]) -> T:
+    """The result of `action`, or TimeoutError; an action that hangs is left in a thread that holds up no exit."""
+    result: list[T] = []
     failure: list[BaseException] = []
 
     def run() -> None:

@@ -26,12 +26,12 @@ class Sample:
     key: int | None = None
 
 
-def encode_image(pixels: np.ndarray, *, format: str = "JPEG", **options: object) -> bytes:
+def encode_image(pixels: np.ndarray, *, kind: str = "JPEG", **options: object) -> bytes:
     """The file of uint8 pixels [h, w], [h, w, 3] or [h, w, 4] (RGBA for PNG, CMYK for JPEG)."""
-    mode = "CMYK" if format == "JPEG" and pixels.ndim == 3 and pixels.shape[2] == 4 else None
+    mode = "CMYK" if kind == "JPEG" and pixels.ndim == 3 and pixels.shape[2] == 4 else None
     image = Image.frombytes(mode, pixels.shape[1::-1], pixels.tobytes()) if mode else Image.fromarray(pixels)
     file = io.BytesIO()
-    image.save(file, format, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -67,7 +67,7 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
                 label = tarfile.TarInfo(f"{key:08d}.cls")
                 label.size = len(str(sample.label))
                 tar.addfile(label, io.BytesIO(str(sample.label).encode()))
-                width, height = Image.open(io.BytesIO(sample.image)).size if sample.size is None else sample.size[::-1]
+                height, width = sample.size or image_size(sample.image)
                 values = (key, offset, len(sample.image), shard, sample.label, height, width)
                 values += (index.PNG if png else index.JPEG, 0)
                 for column, value in zip(index.COLUMNS, values, strict=True):
@@ -83,6 +83,18 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
         index_sha256=hashlib.sha256((directory / "index").read_bytes()).hexdigest(),
         shards=tuple(described),
     )
+
+
+def finish(directory: Path, summaries: dict[str, SplitSummary], classes: list[str]) -> None:
+    """Writes what makes written splits a complete set."""
+    (directory / "classes.json").write_text(json.dumps(classes))
+    Manifest(SCHEMA_VERSION, "0" * 16, "0" * 16, {}, classes_sha256(classes), summaries).write(directory)
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """(height, width) of an encoded image."""
+    width, height = Image.open(io.BytesIO(data)).size
+    return height, width
 
 
 MakeShardSet = Callable[..., Path]
@@ -109,9 +121,7 @@ def make_shard_set(tmp_path: Path) -> MakeShardSet:
         for split, samples in splits.items():
             summaries[split] = write_split(directory / split, samples, len(classes), shards, key)
             key += len(samples)
-        (directory / "classes.json").write_text(json.dumps(list(classes)))
-        sha256 = classes_sha256(list(classes))
-        Manifest(SCHEMA_VERSION, "0" * 16, "0" * 16, {}, sha256, summaries).write(directory)
+        finish(directory, summaries, list(classes))
         return directory
 
     return make

@@ -12,7 +12,8 @@ def test_make_shard_set(make_shard_set):
     shard_set = ShardSet.open(make_shard_set())
     train = shard_set.split("train")
     assert (len(train), len(shard_set.split("validation"))) == (48, 20)
-    names = tarfile.open(train.directory / train.shard_names[1]).getnames()
+    with tarfile.open(train.directory / train.shard_names[1]) as tar:
+        names = tar.getnames()
     assert names[:2] == ["00000024.jpg", "00000024.cls"]
     for i in range(len(train)):
         image = Image.open(io.BytesIO(train.record(i).tobytes()))

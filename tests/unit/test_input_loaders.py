@@ -2,6 +2,8 @@
 
 import io
 import logging
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -174,9 +176,9 @@ def special_images(tools: Any) -> dict[str, bytes]:
         "gray": tools.encode(tools.pixels(2, 40, 33, 1)),
         "cmyk": tools.encode(tools.pixels(3, 40, 50, 4)),
         "rotated by EXIF": tools.encode(rgb, exif=exif),
-        "png": tools.encode(rgb, format="PNG"),
-        "gray png": tools.encode(tools.pixels(2, 40, 33, 1), format="PNG"),
-        "rgba png": tools.encode(tools.pixels(5, 40, 33, 4), format="PNG"),
+        "png": tools.encode(rgb, kind="PNG"),
+        "gray png": tools.encode(tools.pixels(2, 40, 33, 1), kind="PNG"),
+        "rgba png": tools.encode(tools.pixels(5, 40, 33, 4), kind="PNG"),
         "palette png": palette.getvalue(),
         "odd size": tools.encode(tools.pixels(6, 37, 41)),
         "one pixel": tools.encode(tools.pixels(7, 1, 1)),
@@ -261,7 +263,7 @@ def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set, shard_t
 @loaders
 def test_too_many_bad_records_end_the_run(loader, make_shard_set, shard_tools) -> None:
     directory = make_shard_set(with_bad_records(shard_tools, tuple(range(0, 48, 4))), shards=1)
-    with pytest.raises(PodscaleError, match="more than input.max_bad_rate 0.001"):
+    with pytest.raises(PodscaleError, match=r"more than input\.max_bad_rate 0\.001"):
         train(document(loader), directory, 0, 12)
     strict = document(loader, input={"max_bad_rate": 0})
     with pytest.raises(PodscaleError, match=r"[12] of (8|16|24) records"):
@@ -296,6 +298,27 @@ def test_synthetic_images_are_keyed_and_keep_the_order(make_shard_set) -> None:
             assert labels.setdefault(key, label) == label
     assert set(labels.values()) == {0, 1, 2, 3}
     assert batches[0].images.shape == (8, 32, 32, 3)
+
+
+@loaders
+def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(loader, make_shard_set) -> None:
+    """Decoding happens in threads of the rank: nothing is left behind however it ends, and nothing holds it up."""
+    program = (
+        "import os, sys\n"
+        "from podscale.config.model import RunConfig\n"
+        "from podscale.input import build_loader\n"
+        "from podscale.order import build_order\n"
+        "from podscale.shards.shardset import ShardSet\n"
+        f"config = RunConfig.model_validate({document(loader).model_dump()!r})\n"
+        f"split = ShardSet.open({str(make_shard_set())!r}).split('train')\n"
+        "loader = build_loader(config, split, build_order(config, split), rank=0, world=1, device='cpu')\n"
+        "batches = loader.batches(0, 10**6)\n"
+        "next(batches)\n"
+        "print('children:', open(f'/proc/self/task/{os.getpid()}/children').read())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "children:"
 
 
 def test_auto_takes_dali_for_gpus_alone() -> None:

@@ -121,7 +121,7 @@ def test_every_sample_goes_everywhere() -> None:
 
 def test_uniform_numbers_are_uniform() -> None:
     numbers = uniform(keyed(1, np.arange(100_000)))
-    assert 0 <= numbers.min()
+    assert numbers.min() >= 0
     assert numbers.max() < 1
     assert np.abs(np.histogram(numbers, 20)[0] - 5000).max() < 5 * np.sqrt(5000)
 
@@ -214,16 +214,13 @@ def test_blocked_groups_take_equal_parts_and_have_epochs_of_their_own() -> None:
     assert max(sizes) - min(sizes) <= 3
 
 
-@given(st.lists(st.integers(90, 100), min_size=8, max_size=40), st.integers(1, 8), st.randoms(use_true_random=False))
+@given(st.integers(1, 8), st.integers(1, 5), st.data())
 @settings(max_examples=50, deadline=None)
-def test_deal_makes_disjoint_groups_of_whole_shards(sizes: list[int], number: int, shuffler: object) -> None:
+def test_deal_makes_disjoint_groups_of_whole_shards(number: int, each: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(95, 100), min_size=number * each, max_size=number * each))
     shard = np.repeat(np.arange(len(sizes)), sizes)
     np.random.default_rng(len(sizes)).shuffle(shard)
-    try:
-        groups = deal(shard, number)
-    except InputError as error:
-        assert "more often" in str(error)
-        return
+    groups = deal(shard, number)
     assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(shard)))
     owners = [set(shard[group].tolist()) for group in groups]
     assert sum(map(len, owners)) == len(sizes)
@@ -234,7 +231,7 @@ def test_blocked_refuses_what_it_cannot_do() -> None:
         build_order(blocked(32, 4), shards_of(50, 50))
     with pytest.raises(InputError, match="more often"):
         build_order(blocked(32, 4), shards_of(20, 20, 20, 20, 20))
-    with pytest.raises(InputError, match="multiple of launch.nodes"):
+    with pytest.raises(InputError, match=r"multiple of launch\.nodes"):
         build_order(blocked(32, 4, nodes=3), shards_of(*SIZES))
     with pytest.raises(InputError, match="5 ranks"):
         build_order(blocked(32, 4, nodes=2), shards_of(*SIZES)).rank_batch(0, 0, 5)

@@ -148,7 +148,7 @@ def test_what_no_retry_can_help(store, make_shard_set, tmp_path) -> None:
     directory = make_shard_set(shards=1)
     with pytest.raises(InputError, match="no complete shard set"):
         ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/nothing")
-    with pytest.raises(InputError, match="larger than input.cache_bytes"):
+    with pytest.raises(InputError, match=r"larger than input\.cache_bytes"):
         ShardCache(tmp_path / "cache", 1000, QUICK).open(f"{store.url}/shards").split("train").record(0)
     cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
     store.faults = {("whole", ".tar"): 1000}
@@ -201,7 +201,7 @@ def test_a_cache_full_of_shards_in_use_says_so(store, make_shard_set, tmp_path) 
     split = cache.open(f"{store.url}/shards").split("train")
     first_of = [int(np.flatnonzero(split.column("shard") == shard)[0]) for shard in range(3)]
     views = [split.record(first_of[0]), split.record(first_of[1])]
-    with pytest.raises(PodscaleError, match="raise input.cache_bytes"):
+    with pytest.raises(PodscaleError, match=r"raise input\.cache_bytes"):
         split.record(first_of[2])
     assert len(views) == 2
 

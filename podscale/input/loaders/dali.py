@@ -42,7 +42,7 @@ class DaliLoader:
     ) -> None:
         self._requests, self._guard = requests, guard
         self._workers, self._prefetch, self._seed, self._device = workers, prefetch, seed, device
-        self._pipeline: Pipeline | None = None
+        self._pipeline: Any = None
 
     @property
     def bad_records(self) -> int:
@@ -100,7 +100,6 @@ class DaliLoader:
         shape = (len(feed.request.rows), self._requests.size, self._requests.size, 3)
         if not feed.records:
             return self._empty(shape)
-        assert self._pipeline is not None
         try:
             (output,) = self._pipeline.share_outputs()
         except RuntimeError as error:
@@ -145,6 +144,7 @@ class DaliLoader:
 
     def _build(self, batch: int, *, depth: int) -> Pipeline:
         on_gpu = self._device != "cpu"
+        gpu_options: Any = {"jpeg_fancy_upsampling": True} if on_gpu else {}  # as libjpeg does on the CPU
         pipeline = Pipeline(
             batch_size=batch,
             num_threads=self._workers,
@@ -169,7 +169,7 @@ class DaliLoader:
                 device="mixed" if on_gpu else "cpu",
                 output_type=types.RGB,
                 adjust_orientation=False,  # PIL ignores EXIF's orientation too
-                **({"jpeg_fancy_upsampling": True} if on_gpu else {}),  # as libjpeg does on the CPU
+                **gpu_options,
             )
             images = fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
             side = self._requests.size

@@ -1,0 +1,92 @@
+"""Crop rectangles: their limits, their distribution, their independence, and golden values."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podscale.config.model import CropSection
+from podscale.input.crop import Views, evaluation_views, training_views
+
+
+def views(keys: np.ndarray, width: int, height: int, *, epoch: int = 0, seed: int = 0, **crop: object) -> Views:
+    full = np.full(len(keys), 1)
+    return training_views(
+        seed, full * epoch, keys, full * width, full * height, crop=CropSection.model_validate(crop), size=224
+    )
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**63 - 1))
+@settings(max_examples=100, deadline=None)
+def test_crops_lie_inside_the_image(width: int, height: int, seed: int) -> None:
+    made = views(np.arange(16, dtype=np.uint64), width, height, seed=seed)
+    assert (made.left >= 0).all()
+    assert (made.top >= 0).all()
+    assert (made.width >= 1).all()
+    assert (made.height >= 1).all()
+    assert (made.left + made.width <= width).all()
+    assert (made.top + made.height <= height).all()
+
+
+def test_crops_have_the_areas_ratios_places_and_flips_asked_for() -> None:
+    made = views(np.arange(20_000, dtype=np.uint64), 500, 400)
+    area = made.width * made.height / 200_000
+    ratio = made.width / made.height
+    assert 0.078 < area.min() < 0.09
+    assert 0.95 < area.max() <= 1
+    assert 0.73 < ratio.min() < 0.77
+    assert 1.3 < ratio.max() < 1.36
+    small = area < 0.4  # these always fit, so nothing was rejected: uniform in area and in the logarithm of the ratio
+    assert np.histogram(area[small], 8, (0.08, 0.4))[0] / small.sum() == pytest.approx(np.full(8, 1 / 8), abs=0.02)
+    logs = np.log(ratio[small])
+    limit = np.log(4 / 3)
+    assert np.histogram(logs, 8, (-limit, limit))[0] / small.sum() == pytest.approx(np.full(8, 1 / 8), abs=0.02)
+    place = made.left[small] / (500 - made.width[small])
+    assert np.histogram(place, 5, (0, 1))[0] / small.sum() == pytest.approx(np.full(5, 1 / 5), abs=0.02)
+    assert made.flip.mean() == pytest.approx(0.5, abs=0.02)
+    assert abs(np.corrcoef(made.flip, made.left)[0, 1]) < 0.03
+
+
+def test_a_shape_that_no_draw_fits_gets_the_largest_centred_crop() -> None:
+    wide, tall = views(np.arange(50, dtype=np.uint64), 2000, 20), views(np.arange(50, dtype=np.uint64), 20, 2000)
+    assert (wide.height[wide.width == 27] == 20).all()
+    assert ((wide.width == 27) & (wide.left == 986)).any()
+    assert ((tall.height == 27) & (tall.top == 986)).any()
+    whole = views(np.arange(5, dtype=np.uint64), 50, 50, scale=(1, 1), ratio=(1, 1), flip=0)
+    assert (whole.width == 50).all()
+    assert not whole.flip.any()
+
+
+def test_a_crop_depends_on_seed_epoch_and_key_alone() -> None:
+    keys = np.arange(100, dtype=np.uint64)
+    every = views(keys, 300, 200)
+    alone = views(keys[37:38], 300, 200)
+    assert every[37] == alone[0]
+    for other in (views(keys, 300, 200, epoch=1), views(keys, 300, 200, seed=1)):
+        assert sum(every[i] == other[i] for i in range(100)) < 5
+
+
+def test_golden_crops() -> None:
+    """These decide the pixels of every run: a change of them makes all runs irreproducible."""
+    made = views(np.array([0, 1, 123456789], dtype=np.uint64), 500, 375, epoch=2, seed=7)
+    assert [(*made[i][:4], made[i].flip) for i in range(3)] == [
+        (5, 10, 364, 334, False),
+        (278, 17, 212, 278, True),
+        (45, 8, 323, 245, True),
+    ]
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000), st.integers(8, 300), st.sampled_from([0.8, 0.875, 1.0]))
+@settings(max_examples=200, deadline=None)
+def test_evaluation_squares_lie_inside_the_resized_image(width: int, height: int, size: int, fraction: float) -> None:
+    view = evaluation_views(np.array([width]), np.array([height]), size=size, fraction=fraction)[0]
+    assert min(view.out_width, view.out_height) == max(size, round(size / fraction))
+    assert (view.left, view.top, view.width, view.height) == (0, 0, width, height)
+    assert 0 <= view.out_left <= view.out_width - size
+    assert 0 <= view.out_top <= view.out_height - size
+    assert abs((view.out_width - size) / 2 - view.out_left) <= 0.5
+
+
+def test_evaluation_of_the_classic_size() -> None:
+    view = evaluation_views(np.array([500]), np.array([375]), size=224, fraction=0.875)[0]
+    assert (view.out_width, view.out_height, view.out_left, view.out_top) == (341, 256, 58, 16)
