@@ -3,9 +3,8 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
-import click
 import typer
 
 from podscale.errors import ExitCode, PodscaleError
@@ -15,6 +14,9 @@ EXIT_CODES = (
     "Exit codes: 0 done; 1 failed; 2 bad input, nothing was started; 75 stopped after saving, the same command "
     "continues; 76 hang detected; 77 a peer was lost; 130 interrupted."
 )
+
+WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What a wrong option raises: click's own class, or that of the click which newer versions of typer carry inside."""
 
 app = typer.Typer(
     name="podscale",
@@ -76,7 +78,7 @@ def run(
     """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
     from podscale.commands import run as command
 
-    sys.exit(command.run(document, changes, dry_run=dry_run, fresh=fresh, verbose=verbose))
+    raise typer.Exit(command.run(document, changes, dry_run=dry_run, fresh=fresh, verbose=verbose))
 
 
 @app.command()
@@ -178,7 +180,7 @@ def doctor(
     """Tell what this machine offers and what is missing for what."""
     from podscale import doctor as examination
 
-    sys.exit(examination.main(workspace, as_json=json))
+    raise typer.Exit(examination.main(workspace, as_json=json))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -189,12 +191,12 @@ def main(arguments: list[str] | None = None) -> int:
     except PodscaleError as error:
         print(f"podscale: {error}", file=sys.stderr)
         return int(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("podscale: interrupted", file=sys.stderr)
         return 130
-    except click.ClickException as error:
+    except WrongUsage as error:
         error.show()
-        return error.exit_code
+        return int(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has seen enough
         return int(ExitCode.DONE)

@@ -75,7 +75,7 @@ def test_all_wrong_values_are_told_at_once():
     [
         ("train: {global_batch: 100}\nlaunch: {processes: 3}\n", "train.global_batch 100 is not divisible by ranks x "
          "accumulation = 3 x 1"),
-        ("train: {global_batch: 9, accumulation: 2}\n", "train.global_batch 9 is not divisible by train.accumulation 2"),
+        ("train: {global_batch: 9, accumulation: 2}\n", "global_batch 9 is not divisible by train.accumulation 2"),
         ("model: {batch_norm: {group: 3}}\nlaunch: {processes: 4}\n", "batch-norm groups of 3 ranks do not divide the "
          "4 ranks"),
         ("train: {all_reduce: {row: 3}}\nlaunch: {processes: 4}\n", "rows of 3 ranks do not divide the 4 ranks"),

@@ -1,0 +1,131 @@
+"""The command line from outside: speed of imports, messages, exit codes, help, completion."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podscale.cli import main
+from podscale.config import loads
+from podscale.errors import ExitCode
+from podscale.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_help_imports_nothing_heavy():
+    """Time is the machine's; what is imported decides it."""
+    script = (
+        "import sys, podscale.cli as c\n"
+        "try: c.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & "
+        "{'pydantic', 'kfp', 'torch', 'numpy', 'yaml', 'sklearn', 'PIL'}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "Exit codes: 0 done" in done.stdout
+
+
+def test_every_exit_code_is_in_the_help_and_in_the_documentation(capsys):
+    main(["--help"])
+    told = capsys.readouterr().out
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    for code in [*map(int, ExitCode), 130]:
+        assert re.search(rf"\b{code}\b", told)
+        assert f"| {code} |" in documented
+
+
+def test_every_command_is_documented():
+    from podscale.cli import app
+
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    for command in app.registered_commands:
+        assert f"`podscale {command.name or command.callback.__name__}" in documented
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"podscale {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", "--set", "train.epoch=3"], "unknown key train.epoch; did you mean train.epochs?"),
+        (["config", "imagenete"], "neither a file nor a preset; did you mean imagenette?"),
+        (["run", "missing.yaml"], "missing.yaml: cannot read the run document"),
+        (["compile", "-o", "pipeline.txt"], "a pipeline package ends in .yaml"),
+        (["compile", "-o", "no/such/folder/pipeline.yaml"], "the folder does not exist"),
+        (["shard", "--index", "2", "--of", "2"], "parts are counted from 0 to 1"),
+        (["shard", "--inspect", "nowhere"], "no complete shard set"),
+        (["train", "--set", "data.source=/no/such/folder"], "data.source /no/such/folder"),
+        (["run", "imagefolder"], "data.source /path/to/photos: does not exist"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert "Traceback" not in told.err
+
+
+def test_wrong_usage_is_exit_code_2(capsys):
+    assert main(["run", "--no-such-option"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def test_config_prints_the_resolved_document(capsys):
+    assert main(["config", "--set", "train.epochs=3"]) == 0
+    text = capsys.readouterr().out
+    config = loads(text)
+    assert config.train.epochs == 3
+    assert config.run.id == "digits"
+    assert main(["config", "--json", "--set", "train.epochs=3"]) == 0
+    assert loads(capsys.readouterr().out) == config
+    assert main(["config", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "RunConfig"
+
+
+def test_compile_notes_what_a_cluster_would_miss(capsys, tmp_path):
+    assert main(["compile", "-o", str(tmp_path / "p.yaml")]) == 0
+    assert "note: run.workspace . is relative" in capsys.readouterr().err
+    package = next(yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
+    assert package["pipelineInfo"]["name"] == "podscale-training"
+
+
+def test_presets_are_listed(capsys):
+    assert main(["presets", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) >= {"digits", "imagefolder", "imagenette"}
+
+
+def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    for part in ("2 processes", "701,466 parameters", "20 epochs of batches of 64", "per process", "train       to do"):
+        assert part in told
+    assert list(tmp_path.iterdir()) == []
+    assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
+    assert "This run could not start:\n  - data.source /no/such" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("podscale co", "config"), ("podscale run imagene", "imagenette"), ("podscale run --se", "--set")],
+)
+def test_completion(typed, expected):
+    environment = {
+        **os.environ,
+        "_PODSCALE_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
+    done = subprocess.run([sys.executable, "-m", "podscale"], env=environment, capture_output=True, text=True)
+    assert expected in done.stdout

@@ -1,0 +1,57 @@
+"""podscale doctor tells the truth about this machine, and what to do where something is missing."""
+
+import json
+import socket
+from pathlib import Path
+
+from podscale import devices, doctor
+from podscale.cli import main
+
+
+def by_subject(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in findings}
+
+
+def test_every_finding_that_is_not_fine_says_what_to_do(tmp_path):
+    findings = doctor.examine(tmp_path)
+    assert len(by_subject(findings)) == len(findings)
+    for finding in findings:
+        assert finding.found
+        assert (finding.verdict == "ok") == (finding.advice == ""), finding
+
+
+def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_engine", lambda: iter(()))
+    assert doctor.main(tmp_path, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"subject", "verdict", "found", "advice"} == set(told[0])
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert doctor.main(tmp_path, as_json=False) == 2
+    assert "missing" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
+    monkeypatch.setattr(devices, "memory", lambda: devices.Memory(2**30, 2**29, 2**20))
+    found = by_subject(doctor.examine(tmp_path))
+    assert found["PyTorch"].verdict == "missing"
+    assert "pip install 'podscale[torch]'" in found["PyTorch"].advice
+    assert found["kfp"].verdict == "missing"
+    assert found["DALI"].verdict == "note"
+    assert found["/dev/shm"].verdict == "note"
+    assert "512 MiB free of 1.0 GiB" in found["memory"].found
+
+
+def test_a_metrics_port_in_use(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(doctor, "METRICS_PORT", server.getsockname()[1])
+        assert [finding.verdict for finding in doctor._network()] == ["ok", "note"]
+
+
+def test_the_command(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "_engine", lambda: iter(()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor"]) == 0
+    assert f"{devices.cores()} cores" in capsys.readouterr().out
+    assert list(Path().iterdir()) == []
