@@ -10,7 +10,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from simplejpeg import decode_jpeg  # type: ignore[attr-defined]
+from simplejpeg import decode_jpeg
 
 from podscale.shards.index import JPEG, PNG, Flag
 

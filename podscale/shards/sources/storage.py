@@ -176,7 +176,7 @@ class RemoteStorage:
         import fsspec
 
         try:
-            fs, root = fsspec.core.url_to_fs(self.location)  # type: ignore[no-untyped-call]
+            fs, root = fsspec.core.url_to_fs(self.location)
         except (ImportError, ValueError) as error:
             raise InputError(
                 f"data.source {self.location}: this kind of URL is not supported here: {_first_line(error)} "
