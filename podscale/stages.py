@@ -18,6 +18,7 @@ from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
+from podscale.progress import Report
 from podscale.rundir import (
     Outcome,
     RunDirectory,
@@ -28,7 +29,6 @@ from podscale.rundir import (
     write_outcome,
 )
 from podscale.shards.manifest import Manifest
-from podscale.shards.progress import Report
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,14 @@ TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(p
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def supervise(config: RunConfig, stage: Stage, shard_set: str, *, rank_module: str | None = None) -> int:
+def supervise(
+    config: RunConfig, stage: Stage, shard_set: str, *, rank_module: str | None = None, tell: bool = False
+) -> int:
     """Runs one stage in this pod to its end and returns the exit code (errors.ExitCode).
 
-    Writes environment.json before and outcome.json after (in the pod that leads). The culprit's message is the last
-    thing printed on stderr. Call it from the main thread: it handles SIGTERM and SIGINT while it runs.
-    rank_module: what each rank runs; default: the entry of the document's engine.
+    Writes environment.json before and outcome.json, with the culprit's message, after (in the pod that leads; in
+    others the message is printed on stderr, and everywhere with `tell`). Call it from the main thread: it handles
+    SIGTERM and SIGINT while it runs. rank_module: what each rank runs; default: the entry of the document's engine.
     """
     run = RunDirectory.of(config)
     started = time.monotonic()
@@ -58,11 +60,12 @@ def supervise(config: RunConfig, stage: Stage, shard_set: str, *, rank_module: s
         leads = verdict.leads
     except PodscaleError as error:
         verdict = Verdict(int(error.exit_code), str(error))
-    if leads and run.path.is_dir():
+    recorded = leads and run.path.is_dir()
+    if recorded:
         ended = datetime.now(UTC).isoformat()
         seconds = time.monotonic() - started
         write_outcome(run.outcome, Outcome(stage, verdict.exit_code, verdict.error, seconds, ended))
-    if verdict.error:
+    if verdict.error and (tell or not recorded):
         print(f"error: {verdict.error}", file=sys.stderr, flush=True)
     return verdict.exit_code
 
@@ -89,7 +92,8 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
         if server:
             server.start()
             print(f"metrics at {server.url}", file=sys.stderr, flush=True)
-        display = _display(spec, run, logs, StepLog(out or sys.stdout, config.telemetry.log))
+        display = _display(spec, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
+        stack.callback(display.close)
         left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
         while True:
             attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, display)
@@ -230,11 +234,12 @@ class _Attempt:
             return file.read().decode("utf-8", "replace")
 
 
-def _display(spec: JobSpec, run: RunDirectory, logs: Path, steplog: StepLog) -> Display:
+def _display(spec: JobSpec, run: RunDirectory, logs: Path, rank_dir: Path, steplog: StepLog) -> Display:
     """The step log in the pod that leads, and in every pod what its first rank prints."""
     node_rank = spec.rendezvous.node_rank
     rank_log = logs / f"rank-{node_rank * spec.processes}.log" if node_rank is not None else None
-    return Display(run.metrics if spec.leads is not False else None, rank_log, steplog, sys.stderr)
+    metrics = run.metrics if spec.leads is not False else None
+    return Display(metrics, rank_log, local.progress_path(rank_dir, os.environ), steplog, sys.stderr)
 
 
 def _listen(config: RunConfig, merged: MergedMetrics, stack: ExitStack) -> MetricsServer | None:

@@ -24,7 +24,7 @@ SUPERVISE = """
 import sys
 from podscale.config import load
 from podscale.launch.supervisor import supervise
-sys.exit(supervise(load(None, sys.argv[2:]), "train", "nowhere", rank_module=sys.argv[1]))
+sys.exit(supervise(load(None, sys.argv[2:]), "train", "nowhere", rank_module=sys.argv[1], tell=True))
 """
 
 
