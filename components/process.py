@@ -8,13 +8,13 @@ process is therefore named in the environment and watched.
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from podscale.errors import ExitCode, PodscaleError, Preempted
+from podscale import processes
+from podscale.errors import PodscaleError, Preempted
 from podscale.files import write_json
 from podscale.rundir.outcome import Stage
 
@@ -27,7 +27,8 @@ SIGNPOST = "PODSCALE_STAGE_FILE"
 @contextmanager
 def stage_process(stage: Stage | str) -> Iterator[None]:
     """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
-    _die_with_launcher()
+    if LAUNCHER in os.environ:
+        processes.die_with(int(os.environ[LAUNCHER]))
     if SIGNPOST in os.environ:
         write_json(Path(os.environ[SIGNPOST]), {"stage": stage, "pid": os.getpid()})
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
@@ -41,31 +42,3 @@ def stage_process(stage: Stage | str) -> Iterator[None]:
 
 def _stop(_signal: int, _frame: object) -> NoReturn:
     raise Preempted("stopped on request; the same command continues")
-
-
-def _die_with_launcher() -> None:
-    launcher = os.environ.get(LAUNCHER)
-    if launcher is None:
-        return
-    try:
-        handle = os.pidfd_open(int(launcher))
-    except ProcessLookupError:
-        _die()
-    threading.Thread(target=_watch, args=(handle,), name="launcher-watch", daemon=True).start()
-
-
-def _watch(handle: int) -> None:
-    import select
-
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)  # a pidfd becomes readable when its process ends
-    while not poll.poll():
-        pass
-    _die()
-
-
-def _die() -> NoReturn:
-    # SIGKILL rather than an orderly end: what this process started dies by the kernel's parent-death signal, and a
-    # launch that was killed is continued from what is complete on disk.
-    os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(int(ExitCode.FAILED))

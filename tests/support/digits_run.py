@@ -89,7 +89,7 @@ def write_shard_set(
     ).write(directory)  # fmt: skip
     (directory / "rejects.jsonl").write_text(
         "".join(
-            json.dumps({"source": source, "reason": "truncated", "split": "train"}) + "\n"
+            json.dumps({"source": source, "reason": "truncated", "detail": "it ends early", "split": "train"}) + "\n"
             for source in ("seven/<b>cut</b>.png", "nine/half.png")
         )
     )

@@ -18,6 +18,7 @@ FLOORS = {
     "podscale.keyed": 0,
     "podscale.devices": 0,
     "podscale.text": 0,
+    "podscale.processes": 0,
     "podscale.progress": 0,
     "podscale.terminal": 1,
     "podscale.config": 1,
