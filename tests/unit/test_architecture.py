@@ -15,6 +15,7 @@ FLOORS = {
     "podscale.version": 0,
     "podscale.errors": 0,
     "podscale.files": 0,
+    "podscale.stopping": 1,
     "podscale.config": 1,
     "podscale.models": 2,
     "podscale.schedules": 2,
