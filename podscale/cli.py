@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from podscale.errors import ExitCode, PodscaleError
+from podscale.stopping import stoppable
 from podscale.version import VERSION
 
 EXIT_CODES = (
@@ -186,7 +187,8 @@ def doctor(
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code where the command did not exit itself."""
     try:
-        result = app(args=arguments, prog_name="podscale", standalone_mode=False)
+        with stoppable():
+            result = app(args=arguments, prog_name="podscale", standalone_mode=False)
         return result if isinstance(result, int) else int(ExitCode.DONE)
     except PodscaleError as error:
         print(f"podscale: {error}", file=sys.stderr)

@@ -15,6 +15,9 @@ FLOORS = {
     "podscale.version": 0,
     "podscale.errors": 0,
     "podscale.files": 0,
+    "podscale.devices": 0,
+    "podscale.keyed": 0,
+    "podscale.stopping": 1,
     "podscale.config": 1,
     "podscale.models": 2,
     "podscale.schedules": 2,
@@ -27,12 +30,14 @@ FLOORS = {
     "podscale.evaluate": 5,
     "podscale.launch": 5,
     "podscale.pytorch": 6,
+    "podscale.resume": 6,
     "podscale.stages": 7,
     "podscale.components": 8,
     "podscale.pipelines": 9,
     "podscale.doctor": 9,
     "podscale.commands": 10,
     "podscale.cli": 11,
+    "podscale.__main__": 12,
 }
 FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax"}
 FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.input.loaders")
