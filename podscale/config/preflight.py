@@ -17,6 +17,7 @@ from podscale.config.checks import check_ranks
 from podscale.config.identity import data_fingerprint
 from podscale.config.model import RunConfig
 from podscale.errors import InputError
+from podscale.text import human_bytes
 
 Place = Literal["here", "pod", "cluster"]
 
@@ -111,7 +112,7 @@ def _workspace_problems(document: RunConfig) -> Iterator[str]:
     free = shutil.disk_usage(existing).free
     if free < needed:
         yield (
-            f"run.workspace {workspace}: {devices.human_bytes(free)} free, about {devices.human_bytes(needed)} needed; "
+            f"run.workspace {workspace}: {human_bytes(free)} free, about {human_bytes(needed)} needed; "
             "free some space or choose another run.workspace"
         )
 
@@ -181,8 +182,8 @@ def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[str
     free = devices.memory().shared_free
     if free < needed:
         yield (
-            f"/dev/shm has {devices.human_bytes(free)} free, the batches in flight need about "
-            f"{devices.human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
+            f"/dev/shm has {human_bytes(free)} free, the batches in flight need about "
+            f"{human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
             "container) or lower input.prefetch and input.workers"
         )
 

@@ -24,11 +24,11 @@ import xxhash
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import sync_directory
+from podscale.progress import Report, Ticker
 from podscale.shards import ustar
 from podscale.shards.convert import Rules, admit
 from podscale.shards.index import JPEG
 from podscale.shards.plan import NAME, Entry, Plan
-from podscale.shards.progress import Report, Ticker
 from podscale.shards.record import UNREADABLE, Record, Reject, Rows, path_of
 from podscale.shards.sources import Source, open_source
 from podscale.shards.sources.base import class_name

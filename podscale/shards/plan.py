@@ -19,8 +19,8 @@ import xxhash
 
 from podscale.config.model import DataSection
 from podscale.errors import InputError
+from podscale.progress import Report, Ticker, silent
 from podscale.shards import columnar, ustar
-from podscale.shards.progress import Report, Ticker, silent
 from podscale.shards.sources import Item, Source
 from podscale.shards.sources.base import TRAIN, VALIDATION, class_name
 

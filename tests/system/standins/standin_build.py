@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
 from podscale.files import write_json
+from podscale.progress import Update
 from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary, classes_sha256
-from podscale.shards.progress import Update
 
 
 @dataclass
