@@ -111,11 +111,9 @@ class Packer:
             digest = xxhash.xxh3_128_intdigest(original)
             offset = writer.sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
             rows.add(
-                (
-                    *(entry.key, offset, len(content), shard, entry.label),
-                    *(image.height, image.width, image.format, int(image.flags)),
-                    *(digest >> 64, digest & (2**64 - 1)),
-                )
+                *(entry.key, offset, len(content), shard, entry.label),
+                *(image.height, image.width, image.format, image.flags),
+                *(digest >> 64, digest & (2**64 - 1)),
             )
             count(Progress(1, len(content), 0))
         return rows.columns(), rejects
