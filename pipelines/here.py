@@ -24,9 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale.components import process, work
-
 from podscale import progress, resume, stages
+from podscale.components import process, work
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.launch.orphans import LAUNCHER
