@@ -11,15 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from podscale import processes
-from podscale.errors import PodscaleError, Preempted
+from podscale.errors import PodscaleError
 from podscale.files import write_json
+from podscale.launch.orphans import LAUNCHER
 from podscale.rundir.outcome import Stage
+from podscale.stopping import stoppable
 
-LAUNCHER = "PODSCALE_LAUNCHER_PID"
-"""Environment: process id of a `podscale run` on this machine; absent on a cluster."""
 SIGNPOST = "PODSCALE_STAGE_FILE"
 """Environment: file in which the running stage names itself, so that the launcher can forward signals to it."""
 
@@ -29,16 +28,12 @@ def stage_process(stage: Stage | str) -> Iterator[None]:
     """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
     if LAUNCHER in os.environ:
         processes.die_with(int(os.environ[LAUNCHER]))
-    if SIGNPOST in os.environ:
-        write_json(Path(os.environ[SIGNPOST]), {"stage": stage, "pid": os.getpid()})
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
-    signal.signal(signal.SIGTERM, _stop)
     try:
-        yield
+        with stoppable():
+            if SIGNPOST in os.environ:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
+                write_json(Path(os.environ[SIGNPOST]), {"stage": stage, "pid": os.getpid()})
+            yield
     except PodscaleError as error:
         print(f"podscale {stage}: {error}", file=sys.stderr, flush=True)
         sys.exit(int(error.exit_code))
-
-
-def _stop(_signal: int, _frame: object) -> NoReturn:
-    raise Preempted("stopped on request; the same command continues")

@@ -10,9 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from podscale.components.process import stage_process
-
 from podscale import progress, resume, stages
+from podscale.components.process import stage_process
 from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.errors import InputError

@@ -24,13 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale.components import process, work
-
 from podscale import progress, resume, stages
+from podscale.components import process, work
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.rundir import Outcome, RunDirectory
+from podscale.launch.orphans import LAUNCHER
+from podscale.rundir import Lease, Outcome, RunDirectory
 from podscale.rundir.outcome import INTERRUPTED
+from podscale.stopping import CONTINUES, ECHO_SECONDS
 
 POLL_SECONDS = 0.1
 LOG_TAIL = 20
@@ -42,6 +43,7 @@ class Launch:
     """A pipeline that is being carried out here; `watch` callbacks read it."""
 
     config: RunConfig
+    lease: Lease
     scratch: Path
     stage: str | None = None
     """The stage that is running, or was the last to run."""
@@ -71,16 +73,17 @@ class Ended:
     log: Path | None = None
 
 
-def run_here(config: RunConfig, *, watch: Callable[[Launch], None], verbose: bool = False) -> Ended:
+def run_here(config: RunConfig, lease: Lease, *, watch: Callable[[Launch], None], verbose: bool = False) -> Ended:
     """Carries out the whole pipeline; returns however it ends.
 
+    lease: of the run directory; nothing is written there without it, by this process or by the stages'.
     watch: called about ten times a second, and once more after the end. verbose: show kfp's and the stages' output.
     """
     started = time.monotonic()
     run = RunDirectory.of(config)
     log = run.path / "pipeline.log"
     with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
-        launch = Launch(config, Path(scratch))
+        launch = Launch(config, lease, Path(scratch))
         begun = datetime.now(UTC)
         with _environment(launch), _output_to(sys.stdout if verbose else log):
             stopped_by = _carry_out(launch, run.path / "pipeline", watch, begun)
@@ -143,6 +146,8 @@ def _ended(launch: Launch, stopped_by: int | None, seconds: float, log: Path) ->
         return Ended(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
     if not launch.failed and list(outcomes) == list(resume.STAGES):
         return Ended(outcomes, seconds, ExitCode.DONE, log=log)
+    if stopped_by == signal.SIGTERM:
+        return Ended(outcomes, seconds, ExitCode.PREEMPTED, CONTINUES, log=log)
     stage = launch.stage or "pipeline"
     error = f"the {stage} stage ended without saying why. The last it printed:\n{_last_words(log, stage)}"
     return Ended(outcomes, seconds, ExitCode.FAILED, error, stage, log)
@@ -164,7 +169,8 @@ def _last_words(log: Path, stage: str) -> str:
 def _environment(launch: Launch) -> Iterator[None]:
     """What the stages' processes need to know about this launch."""
     ours = {
-        process.LAUNCHER: str(os.getpid()),
+        **launch.lease.variables,
+        LAUNCHER: str(os.getpid()),
         process.SIGNPOST: str(launch.scratch / "stage.json"),
         progress.VARIABLE: str(launch.progress),
         work.WORKERS: str(launch.config.launch.shard_workers),
@@ -199,6 +205,7 @@ class _Signals:
     def __init__(self, launch: Launch) -> None:
         self.received: int | None = None
         self.insisted = False
+        self._since = 0.0
         self._launch = launch
         self._told: set[int] = set()
         self._before: dict[int, Any] = {}
@@ -213,10 +220,11 @@ class _Signals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.received is None:
-            self.received = number
+            self.received, self._since = number, now
             os.write(2, b"\npodscale: stopping after saving; once more ends it at once\n")
-        else:
+        elif now - self._since > ECHO_SECONDS:
             self.insisted = True
 
     def forward(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from podscale.errors import ExitCode, InputError, PodscaleError
+from podscale.stopping import stoppable
 from podscale.version import VERSION
 
 EXIT_CODES = (
@@ -195,7 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
     typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
     os.environ["PODSCALE_COMMAND"] = shlex.join(typed)  # for environment.json (launch.environment.COMMAND)
     try:
-        result = app(args=arguments, prog_name="podscale", standalone_mode=False)
+        with stoppable():
+            result = app(args=arguments, prog_name="podscale", standalone_mode=False)
         return result if isinstance(result, int) else int(ExitCode.DONE)
     except PodscaleError as error:
         print(f"podscale: {error}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -48,16 +47,19 @@ def open_run(config: RunConfig) -> RunDirectory:
 
 
 def set_aside(config: RunConfig) -> Path | None:
-    """Moves the run directory aside, so that the next launch starts anew; nothing is deleted.
+    """Moves the run directory aside, so that this launch starts anew; nothing is deleted.
 
+    The lease, which the caller holds, stays: whoever still writes for the former run finds another number in it.
     Returns where the former run is now, or None where there was none.
     """
     run = RunDirectory.of(config)
-    if not run.path.exists():
+    if all(path == run.lease for path in run.path.iterdir()):
         return None
     moved = run.path.with_name(f"{run.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}")
     try:
-        shutil.move(run.path, moved)
+        run.path.rename(moved)
+        run.path.mkdir()
+        (moved / run.lease.name).rename(run.lease)
     except OSError as error:
         raise InputError(f"{run.path}: cannot be moved aside: {error.strerror}") from error
     return moved

@@ -7,11 +7,13 @@ The engines and the packer are imported inside, so that a launcher pod needs no 
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from podscale import errors, resume
 from podscale.config import RunConfig
@@ -20,6 +22,7 @@ from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.progress import Report
 from podscale.rundir import (
+    Lease,
     Outcome,
     RunDirectory,
     dataset_directory,
@@ -29,6 +32,9 @@ from podscale.rundir import (
     write_outcome,
 )
 from podscale.shards.manifest import Manifest
+
+if TYPE_CHECKING:
+    from podscale.launch.outcomes import Verdict
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def report(config: RunConfig, shard_set: str) -> Outcome:
     from podscale.evaluate.card import write_model_card
     from podscale.evaluate.report import build_report
 
-    def work(run: RunDirectory) -> None:
+    def work(run: RunDirectory, lease: Lease) -> None:
         write_model_card(run.path, shard_set)
         build_report(run.path, shard_set)
 
@@ -114,19 +120,49 @@ def error_of(code: int, message: str) -> PodscaleError:
 
 
 def _supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> Outcome:
-    from podscale.launch.supervisor import supervise
+    from podscale.launch import supervisor
+    from podscale.launch.jobspec import pod_leads
 
-    def work(run: RunDirectory) -> None:
+    def work(run: RunDirectory, lease: Lease | None) -> "Verdict":
         if stage == "evaluate" and not (run.model / "model.json").exists():
             raise InputError(f"{run.model}: there is no trained model to evaluate; run `podscale train` first")
-        code = supervise(config, stage, shard_set)
-        if code != ExitCode.DONE:
-            told = read_outcomes(run.outcome).get(stage)
-            raise error_of(code, told.error if told and told.error else f"{stage} ended with exit code {code}")
-        if stage == "evaluate":
+        verdict = supervisor.supervise(config, stage, shard_set, lease)
+        if verdict.exit_code == ExitCode.DONE and stage == "evaluate" and verdict.leads:
             _score(config, run, shard_set)
+        return verdict
 
-    return _once(config, stage, shard_set, work)
+    def alone(run: RunDirectory, lease: Lease) -> None:
+        verdict = work(run, lease)
+        if verdict.exit_code != ExitCode.DONE:
+            raise error_of(verdict.exit_code, verdict.error or f"{stage} ended with exit code {verdict.exit_code}")
+
+    if pod_leads(os.environ):
+        return _once(config, stage, shard_set, alone)
+    return _beside(config, stage, shard_set, work)
+
+
+def _beside(
+    config: RunConfig,
+    stage: Literal["train", "evaluate"],
+    shard_set: str,
+    work: "Callable[[RunDirectory, Lease | None], Verdict]",
+) -> Outcome:
+    """A pod that does not lead its job, or does not know it before the pods have met: only the one that turns out to
+    have led writes to the run directory."""
+    run = RunDirectory.of(config)
+    found = resume.finished(config, stage, shard_set)
+    if found is not None:
+        return replace(found, reused=True)
+    preflight(config, _place())
+    started = time.monotonic()
+    verdict = work(run, None)
+    ended = datetime.now(UTC).isoformat()
+    outcome = Outcome(stage, verdict.exit_code, verdict.error, time.monotonic() - started, ended)
+    if verdict.leads:
+        write_outcome(run.outcome, outcome)
+    if not outcome.done:
+        raise error_of(outcome.exit_code, outcome.error)
+    return outcome
 
 
 def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
@@ -141,19 +177,26 @@ def _once(
     config: RunConfig,
     stage: Literal["train", "evaluate", "report"],
     shard_set: str,
-    work: Callable[[RunDirectory], object],
+    work: Callable[[RunDirectory, Lease], object],
 ) -> Outcome:
-    run = resume.open_run(config)
-    _adopt_shard_outcome(config, run)
-    with recorded_stage(run.outcome, stage) as recording, _disk_errors(run.path):
-        recording.found = resume.finished(config, stage, shard_set)
-        if recording.found is None:
-            resume.forget(config, stage)
-            if stage != "report":
-                preflight(config, "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here")
-            work(run)
-    resume.mark_finished(config, stage, shard_set)
-    return read_outcomes(run.outcome)[stage]
+    """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
+    run = resume.refuse_other_document(config).create()
+    with Lease.hold(run.lease) as lease:
+        resume.open_run(config)
+        _adopt_shard_outcome(config, run)
+        with recorded_stage(run.outcome, stage, lease.check) as recording, _disk_errors(run.path):
+            recording.found = resume.finished(config, stage, shard_set)
+            if recording.found is None:
+                resume.forget(config, stage)
+                if stage != "report":
+                    preflight(config, _place())
+                work(run, lease)
+        resume.mark_finished(config, stage, shard_set)
+        return read_outcomes(run.outcome)[stage]
+
+
+def _place() -> Literal["here", "pod"]:
+    return "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here"
 
 
 def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:

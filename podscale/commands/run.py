@@ -13,7 +13,7 @@ from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode
 from podscale.launch.follow import Follower
 from podscale.pipelines.here import Ended, Launch, run_here
-from podscale.rundir import Outcome, RunDirectory
+from podscale.rundir import Lease, Outcome, RunDirectory, refuse_taken
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.steplog import StepLog
 from podscale.terminal import ProgressLine, paint
@@ -30,19 +30,22 @@ def run(document: str | None, changes: Sequence[str], *, dry_run: bool, fresh: b
 
         print(outline(config, fresh=fresh))
         return int(ExitCode.DONE)
+    run = RunDirectory.of(config)
+    refuse_taken(run.lease)
     preflight(config, "here")
-    if fresh:
-        moved = resume.set_aside(config)
+    if not fresh:
+        resume.refuse_other_document(config)
+    with Lease.acquire(run.create().lease) as lease:
+        moved = resume.set_aside(config) if fresh else None
         if moved is not None:
             _say(f"the former run is now {moved}")
-    directory = resume.open_run(config)
-    return _carry_out(config, directory, started, verbose=verbose)
+        return _carry_out(config, resume.open_run(config), lease, started, verbose=verbose)
 
 
-def _carry_out(config: RunConfig, directory: RunDirectory, started: float, *, verbose: bool) -> int:
+def _carry_out(config: RunConfig, directory: RunDirectory, lease: Lease, started: float, *, verbose: bool) -> int:
     _say(f"{paint(f'podscale {VERSION}', 'bold', sys.stderr)}: run {config.run.id} in {directory.path}")
     view = View(config, steps=not verbose)
-    ended = run_here(config, watch=view.update, verbose=verbose)
+    ended = run_here(config, lease, watch=view.update, verbose=verbose)
     view.close()
     seconds = time.monotonic() - started
     if view.json:

@@ -19,6 +19,11 @@ class Rendezvous:
     address: str = ""
     port: int = 0
 
+    @property
+    def leads(self) -> bool | None:
+        """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
+        return None if self.node_rank is None else self.node_rank == 0
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -47,8 +52,8 @@ class JobSpec:
 
     @property
     def leads(self) -> bool | None:
-        """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
-        return None if self.rendezvous.node_rank is None else self.rendezvous.node_rank == 0
+        """As the rendezvous' own."""
+        return self.rendezvous.leads
 
 
 def job_spec(
@@ -79,6 +84,12 @@ def job_spec(
         grace_seconds=config.launch.grace_seconds,
         max_restarts=config.launch.max_restarts,
     )
+
+
+def pod_leads(environment: Mapping[str, str]) -> bool | None:
+    """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
+    rendezvous = read_rendezvous(environment) or Rendezvous()
+    return rendezvous.leads
 
 
 def read_rendezvous(environment: Mapping[str, str]) -> Rendezvous | None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from podscale import progress
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.orphans import RANK_DIR, SUPERVISOR
+from podscale.rundir.lease import FENCE, LEASE
 
 LOG_DIR = "PODSCALE_LOG_DIR"
-FENCE = "PODSCALE_FENCE"
-LEASE = "PODSCALE_LEASE"
 
 
 def command(spec: JobSpec) -> list[str]:

@@ -14,6 +14,8 @@ from podscale import processes
 
 RANK_DIR = "PODSCALE_RANK_DIR"
 SUPERVISOR = "PODSCALE_SUPERVISOR"
+LAUNCHER = "PODSCALE_LAUNCHER_PID"
+"""Environment: process id of the `podscale run` on this machine that started a stage; absent on a cluster."""
 
 
 def die_with_parent() -> None:

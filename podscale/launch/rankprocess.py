@@ -8,17 +8,16 @@ PODSCALE_LOG_DIR (rank-<k>.log), PODSCALE_LEASE (the lease's path) and PODSCALE_
 
 import os
 import runpy
-import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
 
-from podscale.errors import ExitCode, PodscaleError, Preempted
-from podscale.launch.local import FENCE, LEASE, LOG_DIR
+from podscale.errors import ExitCode, PodscaleError
+from podscale.launch.local import LOG_DIR
 from podscale.launch.orphans import RANK_DIR, die_with_parent
 from podscale.launch.outcomes import RankOutcome, outcome_path, register_rank, write_rank_outcome
-from podscale.rundir.lease import Lease
+from podscale.rundir.lease import FENCE, LEASE, Lease
+from podscale.stopping import Stopped, raise_on_stop
 
 
 def main() -> None:
@@ -29,7 +28,10 @@ def main() -> None:
     _open_log(rank)
     outcome_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
     register_rank(rank_dir, rank)
-    signal.signal(signal.SIGTERM, _stop_before_start)
+    stage = os.environ["PODSCALE_STAGE"]  # until training has its own handler, a stop request loses nothing
+    raise_on_stop(
+        f"the {stage} stage was stopped on request before there was anything to save; the same command starts it again"
+    )
     sys.exit(_run(rank, rank_dir))
 
 
@@ -47,6 +49,8 @@ def _run(rank: int, rank_dir: Path) -> int:
     except PodscaleError as error:
         print(f"error: {error}", file=sys.stderr)
         outcome = RankOutcome(int(error.exit_code), str(error))
+    except Stopped as stop:
+        outcome = RankOutcome(int(ExitCode.PREEMPTED), str(stop))
     except BaseException as error:
         traceback.print_exc()
         outcome = RankOutcome(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
@@ -71,11 +75,6 @@ def _open_log(rank: int) -> None:
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)
-
-
-def _stop_before_start(number: int, frame: FrameType | None) -> None:
-    """Until the training loop has its own handler, a stop request loses nothing."""
-    raise Preempted("stopped on request before training began; the same command starts it again")
 
 
 if __name__ == "__main__":

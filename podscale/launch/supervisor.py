@@ -1,5 +1,5 @@
 """The small parent of a stage, one per pod: starts its ranks, passes signals on, shows progress, serves metrics, and
-turns how the ranks ended into one exit code and one message."""
+turns how the ranks ended into one verdict: exit code and message."""
 
 import os
 import re
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -22,13 +21,14 @@ from prometheus_client import CollectorRegistry, Counter
 
 from podscale import devices
 from podscale.config import RunConfig
-from podscale.errors import ExitCode, PodscaleError
+from podscale.errors import ExitCode
 from podscale.launch import local, orphans
 from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
 from podscale.launch.jobspec import JobSpec, Stage, job_spec
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
-from podscale.rundir import Lease, Outcome, RunDirectory, write_outcome
+from podscale.rundir import Lease, RunDirectory
+from podscale.stopping import ECHO_SECONDS
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import MergedMetrics
 from podscale.telemetry.server import MetricsServer
@@ -41,37 +41,24 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def supervise(
-    config: RunConfig, stage: Stage, shard_set: str, *, rank_module: str | None = None, tell: bool = False
-) -> int:
-    """Runs one stage in this pod to its end and returns the exit code (errors.ExitCode).
+    config: RunConfig, stage: Stage, shard_set: str, lease: Lease | None, *, rank_module: str | None = None
+) -> Verdict:
+    """Runs one stage in this pod to its end and tells how it ended.
 
-    Writes environment.json before and outcome.json, with the culprit's message, after (in the pod that leads; in
-    others the message is printed on stderr, and everywhere with `tell`). Call it from the main thread: it handles
-    SIGTERM and SIGINT while it runs. rank_module: what each rank runs; default: the entry of the document's engine.
+    Writes environment.json (in the pod that leads). Call it from the main thread: it handles SIGTERM and SIGINT while
+    it runs. lease: of the run directory, held by the pod that leads; where nobody knows yet which one that is, rank 0
+    takes it. rank_module: what each rank runs; default: the entry of the document's engine. Raises InputError where
+    it cannot even start (port in use).
     """
-    run = RunDirectory.of(config)
-    started = time.monotonic()
-    leads = True
-    try:
-        spec = job_spec(config, stage, shard_set, os.environ, gpus=devices.visible_gpus(), cores=devices.cores())
-        spec = replace(spec, rank_module=rank_module or spec.rank_module)
-        leads = spec.leads is not False
-        verdict = run_job(config, spec, run.create())
-        leads = verdict.leads
-    except PodscaleError as error:
-        verdict = Verdict(int(error.exit_code), str(error))
-    recorded = leads and run.path.is_dir()
-    if recorded:
-        ended = datetime.now(UTC).isoformat()
-        seconds = time.monotonic() - started
-        write_outcome(run.outcome, Outcome(stage, verdict.exit_code, verdict.error, seconds, ended))
-    if verdict.error and (tell or not recorded):
-        print(f"error: {verdict.error}", file=sys.stderr, flush=True)
-    return verdict.exit_code
+    spec = job_spec(config, stage, shard_set, os.environ, gpus=devices.visible_gpus(), cores=devices.cores())
+    spec = replace(spec, rank_module=rank_module or spec.rank_module)
+    return run_job(config, spec, RunDirectory.of(config).create(), lease)
 
 
-def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO | None = None) -> Verdict:
-    """Runs `spec`; raises InputError where it cannot even start (port in use, run directory taken)."""
+def run_job(
+    config: RunConfig, spec: JobSpec, run: RunDirectory, lease: Lease | None, *, out: TextIO | None = None
+) -> Verdict:
+    """Runs `spec`, starting it again after a lost rank as often as it says."""
     with ExitStack() as stack:
         stop = stack.enter_context(_stop_requests())
         rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
@@ -84,7 +71,6 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
             restarts.labels(spec.run, cause)
         merged = MergedMetrics(rank_dir, registry)
         server = _listen(config, merged, stack)
-        lease = stack.enter_context(Lease.acquire(run.lease)) if spec.leads else None
         logs = run.path / "logs"
         logs.mkdir(exist_ok=True)
         if spec.leads is not False:
@@ -113,20 +99,23 @@ def run_job(config: RunConfig, spec: JobSpec, run: RunDirectory, *, out: TextIO 
 
 
 class _Stop:
-    """A stop request: the first asks the ranks to save and end, a second does not wait for them."""
+    """A stop request: the first asks the ranks to save and end, a second does not wait for them.
+
+    Under `podscale run` the first may come twice, from there and as a signal to the whole process group; whoever
+    insists ends this process from there.
+    """
 
     def __init__(self) -> None:
-        self.requests = 0
+        self.requested = False
+        self.insisted = False
         self.since = 0.0
 
-    @property
-    def requested(self) -> bool:
-        return self.requests > 0
-
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.requests += 1
-        if self.requests == 1:
-            self.since = time.monotonic()
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self.since = True, now
+        elif now - self.since > ECHO_SECONDS and orphans.LAUNCHER not in os.environ:
+            self.insisted = True
 
 
 class _Attempt:
@@ -185,7 +174,7 @@ class _Attempt:
         if stop.requested and not self._forwarded:
             self._forwarded = 1
             child.send_signal(signal.SIGTERM)
-        over = time.monotonic() - stop.since > self._spec.grace_seconds or stop.requests > 1
+        over = time.monotonic() - stop.since > self._spec.grace_seconds or stop.insisted
         if stop.requested and over and not self._killed:
             self._killed = self._unreported() != [] or not registered_ranks(self._rank_dir)
             orphans.end_all(self._rank_dir)

@@ -32,6 +32,7 @@ from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.rundir.lease import fence
 from podscale.shards.shardset import ShardSet
+from podscale.stopping import Stopped
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,18 @@ class Place:
 def main() -> None:
     """Carries out the stage, records the outcome and ends the process with its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    stop = StopRequest().install()
     place = Place.of()
-    code, error = ExitCode.DONE, ""
+    code, error, given_up = ExitCode.DONE, "", False
     try:
-        run_stage(place, stop)
+        run_stage(place)
+    except Stopped as request:
+        code, error, given_up = ExitCode.PREEMPTED, str(request), True
     except BaseException as failure:
         code, error = describe(failure, place, int(os.environ.get("WORLD_SIZE", "1")))
     write_json(place.outcome, {"exit_code": int(code), "error": error})
     if error and os.environ.get("LOCAL_RANK", "0") != "0":  # what the first one prints people see, and this they get
         print(error, file=sys.stderr)
-    if code in (ExitCode.DONE, ExitCode.PREEMPTED):
+    if code in (ExitCode.DONE, ExitCode.PREEMPTED) and not given_up:
         worlds.leave()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -102,8 +104,14 @@ def describe(failure: BaseException, place: Place, size: int) -> tuple[ExitCode,
     return ExitCode.FAILED, f"{type(failure).__name__}: {failure}"
 
 
-def run_stage(place: Place, stop: StopRequest) -> None:
-    """Opens the shard set, joins the others and carries out the stage."""
+def run_stage(place: Place) -> None:
+    """Opens the shard set, joins the others and carries out the stage.
+
+    A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save.
+    """
+    stop = StopRequest()
+    if place.stage == "train":
+        stop.install()
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     world = worlds.join(place.config.launch.timeout_seconds)

@@ -1,7 +1,7 @@
 """The run directory: its layout, how stages ended, and the lease that keeps it to one writer."""
 
 from podscale.rundir.layout import RunDirectory, dataset_directory, local_path
-from podscale.rundir.lease import Lease, LeaseLost, fence
+from podscale.rundir.lease import Lease, LeaseLost, fence, refuse_taken
 from podscale.rundir.outcome import Outcome, read_outcomes, recorded_stage, write_outcome
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "local_path",
     "read_outcomes",
     "recorded_stage",
+    "refuse_taken",
     "write_outcome",
 ]

@@ -1,6 +1,7 @@
 """One writer per run directory: a lock that dies with its holder, and a number that unmasks late writers.
 
-The lock (flock) is held by the supervisor and ends with it, even by kill -9. A process of an earlier launch that still
+The lock (flock) is held by the command that a person started and ends with it, even by kill -9; the processes of its
+launch know the number by environment. A process of an earlier launch that still
 lives for a moment, or on another machine, is caught by the fencing number: every new lease raises it, and whoever
 finds another number than its own in the file may not write any more. Where the file system has no locks, a living
 holder on this machine is still seen by its process, and the number alone guards against other machines.
@@ -12,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from typing import Literal
 
 from podscale.errors import InputError, PodscaleError
 
+LEASE = "PODSCALE_LEASE"
+"""Environment: path of the lease that the launch holds to which this process belongs."""
+FENCE = "PODSCALE_FENCE"
+"""Environment: its number; absent where nobody has taken it yet."""
 RECORD_BYTES = 512
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
@@ -50,7 +55,7 @@ class Holder:
 class Lease:
     """The right to write a run directory; made by `acquire`, ended by `release` or by the end of the process."""
 
-    def __init__(self, path: Path, descriptor: int, number: int) -> None:
+    def __init__(self, path: Path, number: int, descriptor: int = -1) -> None:
         self.path = path
         self.number = number
         self.check = fence(path, number)
@@ -71,10 +76,27 @@ class Lease:
                 raise InputError(_taken(path, previous))
             number = previous.number + 1 if previous else 1
             _write(descriptor, number)
-            return cls(path, descriptor, number)
+            return cls(path, number, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
+
+    @classmethod
+    def hold(cls, path: Path, environment: Mapping[str, str] = os.environ) -> "Lease":
+        """The lease of the launch that this process belongs to (see `variables`), else as `acquire`.
+
+        Raises LeaseLost where a newer launch has taken over meanwhile.
+        """
+        if FENCE not in environment or Path(environment.get(LEASE, "")) != path.absolute():
+            return cls.acquire(path)
+        joined = cls(path, int(environment[FENCE]))
+        joined.check()
+        return joined
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the processes of this launch need in their environment, so that they `hold` this lease too."""
+        return {LEASE: str(self.path.absolute()), FENCE: str(self.number)}
 
     def release(self) -> None:
         """Lets others in; the number stays, so that the next is higher. Safe to call twice."""
@@ -90,6 +112,21 @@ class Lease:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+def refuse_taken(path: Path) -> None:
+    """Raises InputError naming the holder where a living launch holds the lease of `path`; changes nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return  # no lease yet, or a place that `acquire` complains about
+    try:
+        lock = _lock(descriptor)
+        holder = _parse(os.pread(descriptor, RECORD_BYTES, 0))
+    finally:
+        os.close(descriptor)
+    if lock == "taken" or (lock == "none" and holder and holder.alive_here):
+        raise InputError(_taken(path, holder))
 
 
 def fence(path: Path, number: int) -> Callable[[], None]:

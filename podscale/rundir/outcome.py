@@ -1,7 +1,7 @@
 """outcome.json: how each stage of a run ended, for launchers, the exit handler and people."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -10,6 +10,8 @@ from typing import Literal
 
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
+from podscale.rundir.lease import LeaseLost
+from podscale.stopping import Stopped
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
@@ -54,6 +56,8 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
 def _exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, PodscaleError):
         return int(error.exit_code), str(error)
+    if isinstance(error, Stopped):
+        return int(ExitCode.PREEMPTED), str(error)
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     return int(ExitCode.FAILED), f"{type(error).__name__}: {error}"
@@ -68,8 +72,11 @@ class Recording:
 
 
 @contextmanager
-def recorded_stage(path: Path, stage: Stage) -> Iterator[Recording]:
-    """Runs one stage and records its outcome whatever happens; the exception goes on to the caller."""
+def recorded_stage(path: Path, stage: Stage, may_write: Callable[[], None] = lambda: None) -> Iterator[Recording]:
+    """Runs one stage and records its outcome whatever happens; the exception goes on to the caller.
+
+    may_write: raises LeaseLost where a newer launch has taken over, whose record this is now.
+    """
     started = datetime.now(UTC)
     recording = Recording()
 
@@ -79,12 +86,13 @@ def recorded_stage(path: Path, stage: Stage) -> Iterator[Recording]:
             outcome = replace(recording.found, reused=True, ended=now.isoformat())
         else:
             outcome = Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat())
+        may_write()
         write_outcome(path, outcome)
 
     try:
         yield recording
     except BaseException as error:
-        with suppress(OSError):  # a full disk must not hide the error that it caused
+        with suppress(OSError, LeaseLost):  # a full disk must not hide the error that it caused
             record(*_exit_of(error))
         raise
     record(int(ExitCode.DONE), "")

@@ -9,18 +9,18 @@ import time
 from pathlib import Path
 
 from podscale.files import write_json
-from podscale.rundir import Outcome, RunDirectory, write_outcome
+from podscale.launch.outcomes import Verdict
+from podscale.rundir import RunDirectory
 
 STEPS = 5
 
 
-def supervise(config, stage, shard_set):
+def supervise(config, stage, shard_set, lease):
     run = RunDirectory.of(config)
     how = os.environ.get(f"STANDIN_{stage.upper()}", "")
     if how.startswith("fail"):
         _, code, message = how.split(":", 2)
-        write_outcome(run.outcome, Outcome(stage, int(code), message))
-        return int(code)
+        return Verdict(int(code), message)
     if how == "crash":
         raise RuntimeError("a bug in the stage")
     if how == "vanish":
@@ -58,14 +58,13 @@ def train(config, run, how):
             time.sleep(0.02)
         if stop:
             child.kill()
-            write_outcome(run.outcome, Outcome("train", 75, "stopped after saving step 3"))
-            return 75
+            return Verdict(75, "stopped after saving step 3")
     run.model.mkdir(exist_ok=True)
     (run.model / "model.safetensors").write_bytes(b"weights of " + str(config.run.seed).encode())
     write_json(run.model / "model.json", {})
-    return 0
+    return Verdict(0, "")
 
 
 def evaluate(run):
     run.predictions.write_bytes(b"predictions")
-    return 0
+    return Verdict(0, "")

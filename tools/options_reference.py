@@ -1,0 +1,53 @@
+"""Writes docs/options.md from the run document's model: `python tools/options_reference.py`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from podscale.config import RunConfig
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+
+HEAD = """# Options of a run document
+
+Generated from `podscale/config/model.py` by `tools/options_reference.py`; a test keeps it true. `podscale config RUN`
+prints a document with all of them resolved.
+
+The class says what an option may change: `result` options change the numbers, so a run directory and a checkpoint
+belong to one set of them; `placement` options say where and on how many processes a run is carried out, so a run may
+be continued with others; `display` options change only what is shown.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    sections = [_section(name, info) for name, info in RunConfig.model_fields.items()]
+    return "\n".join([HEAD, *sections])
+
+
+def _section(name: str, info: FieldInfo) -> str:
+    model = info.annotation
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    rows = [f"| `{option}` | {kind} | {default} | {text} |" for option, kind, default, text in _rows(name, model)]
+    return "\n".join([f"## {name}\n", "| option | class | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _rows(f"{prefix}.{name}", info.annotation)
+            continue
+        extra: Any = info.json_schema_extra
+        choices = [argument for argument in get_args(info.annotation) if isinstance(argument, str)]
+        listed = f" ({', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
+        text = f"{info.description}{listed}".replace("|", "\\|")
+        yield f"{prefix}.{name}", extra["x-class"], f"`{json.dumps(info.default)}`", text
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
