@@ -17,7 +17,7 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.evaluate import predictions
 from podscale.rundir import RunDirectory, read_outcomes
-from podscale.telemetry.events import history, read_records
+from podscale.telemetry.events import read_records, undisturbed
 
 SUPERVISE = """
 import sys
@@ -84,7 +84,7 @@ def rank_pids(supervisor: int) -> list[int]:
 
 def final(config: RunConfig) -> dict[str, Any]:
     run = RunDirectory.of(config)
-    losses = {line["step"]: line["loss"] for line in history(run.metrics) if line["kind"] == "step"}
+    losses = {line["step"]: line["loss"] for line in undisturbed(read_records(run.metrics)) if line["kind"] == "step"}
     return {**load_file(run.model / "model.safetensors"), "losses": np.array([losses[step] for step in range(1, 61)])}
 
 
