@@ -125,7 +125,7 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
     (run / "model").mkdir(parents=True)
     (run / "config.yaml").write_text(dumps(config))
     (run / "environment.json").write_text(
-        json.dumps({"python": "3.11", "numpy": np.__version__, "command": ["podscale", "run", "digits.yaml"]})
+        json.dumps({"python": "3.11", "numpy": np.__version__, "command": "podscale run digits.yaml"})
     )
     x, y = _features(shards, "train")
     held_x, held_y = _features(shards, "validation")
