@@ -150,7 +150,10 @@ def _ended(launch: Launch, stopped_by: int | None, seconds: float, log: Path) ->
     if stopped_by == signal.SIGTERM:
         return Ended(outcomes, seconds, ExitCode.PREEMPTED, CONTINUES, log=log)
     stage = launch.stage or "pipeline"
-    error = f"the {stage} stage ended without saying why. The last it printed:\n{_last_words(log, stage)}"
+    error = (
+        f"the {stage} stage ended without saying why. If it was killed, by hand or for want of memory, the same "
+        f"command continues. The last it printed:\n{_last_words(log, stage)}"
+    )
     return Ended(outcomes, seconds, ExitCode.FAILED, error, stage, log)
 
 
