@@ -12,6 +12,7 @@ from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode
+from podscale.launch.follow import Display
 from podscale.pipelines.here import Launch, run_here
 from podscale.rundir import Lease, RunDirectory, refuse_taken
 from podscale.shards.progress import Update
@@ -61,9 +62,8 @@ class View:
 
     def __init__(self, config: RunConfig) -> None:
         self._bar = ProgressLine()
-        self._metrics = RunDirectory.of(config).metrics
-        self._position = self._metrics.stat().st_size if self._metrics.exists() else 0
-        self._steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
+        steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
+        self._display = Display(RunDirectory.of(config).metrics, None, steps, sys.stderr)
         self._told: set[str] = set()
         self._stage: str | None = None
 
@@ -76,7 +76,7 @@ class View:
                 _say(f"[{number}/{len(resume.STAGES)}] {self._stage}")
         if self._stage == "shard":
             self._draw(launch.progress)
-        self._follow()
+        self._display.update()
         for stage, outcome in launch.outcomes.items():
             if stage not in self._told and outcome.done:
                 self._told.add(stage)
@@ -94,19 +94,6 @@ class View:
         except (OSError, ValueError):
             return
         self._bar(update)
-
-    def _follow(self) -> None:
-        """Prints what was appended to metrics.jsonl, complete lines only."""
-        try:
-            with self._metrics.open("rb") as file:
-                file.seek(self._position)
-                text = file.read()
-        except OSError:
-            return
-        end = text.rfind(b"\n") + 1
-        self._position += end
-        for line in text[:end].splitlines():
-            self._steps.write(json.loads(line))
 
 
 def _result(directory: RunDirectory) -> str:
