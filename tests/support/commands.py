@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from podscale.launch.outcomes import registered_ranks
 from podscale.telemetry.events import history, read_records
 
 MARK = "PODSCALE_TEST_MARK"
@@ -94,13 +95,12 @@ class Command:
         return [pid for pid in pids() if pid != self.process.pid and mark in environment(pid) and alive(pid)]
 
     def ranks(self) -> dict[int, int]:
-        """Process ids of the ranks."""
-        found = {}
+        """Process ids of the ranks that have begun, by rank."""
         for pid in self.members():
-            values = dict(entry.split(b"=", 1) for entry in environment(pid) if b"=" in entry)
-            if b"LOCAL_RANK" in values and b"PODSCALE_SUPERVISOR" in values:
-                found[int(values[b"RANK"])] = pid
-        return found
+            for entry in environment(pid):
+                if entry.startswith(b"PODSCALE_RANK_DIR="):
+                    return registered_ranks(Path(os.fsdecode(entry.partition(b"=")[2])))
+        return {}
 
     def stage(self) -> int:
         """Process id of the stage that supervises ranks."""

@@ -4,6 +4,7 @@ end is the same bits, nothing keeps running, and no half file is visible."""
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,34 +13,39 @@ from safetensors import safe_open
 
 from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.errors import ExitCode
-from tests.support.commands import SMALL_DIGITS, Command, Ended, different, podscale, result
+from tests.support.commands import Command, Ended, different, podscale, result
 
 Start = Callable[..., Command]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a document and with an undisturbed run of it, named `calm`; all share its shard set."""
-    place = tmp_path_factory.mktemp("kill")
-    (place / "run.yaml").write_text(SMALL_DIGITS)
-    calm = podscale(place, "run", "run.yaml", "--set", "run.id=calm")
-    assert calm.code == ExitCode.DONE, calm.err
-    return place
-
-
 @pytest.fixture
-def start(folder: Path) -> Iterator[Start]:
+def start(calm: Path) -> Iterator[Start]:
     started: list[Command] = []
+    scrapers: list[socket.socket] = []
 
     def begin() -> Command:
-        """Starts the command and returns in the middle of training: between two checkpoints."""
-        started.append(Command(folder, "run", "run.yaml"))
-        started[-1].wait_for_updates(folder / "runs" / "small", 8)
+        """Starts the command and returns in the middle of training: between two checkpoints, with a scraper that hangs
+        in the middle of its request and one that is gone before the answer."""
+        port = free_port()
+        started.append(Command(calm, "run", "run.yaml", "--set", f"telemetry.port={port}"))
+        started[-1].wait_for_updates(calm / "runs" / "small", 2)
+        for request in (b"GET /met", b"GET /metrics HTTP/1.1\r\n\r\n"):
+            scrapers.append(socket.create_connection(("127.0.0.1", port)))
+            scrapers[-1].sendall(request)
+        scrapers[-1].close()
+        started[-1].wait_for_updates(calm / "runs" / "small", 8)
         return started[-1]
 
     yield begin
     for command in started:
         command.kill()
+    for scraper in scrapers:
+        scraper.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def assert_whole(run: Path) -> None:
@@ -56,8 +62,8 @@ def assert_whole(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, folder: Path) -> None:
-    run = folder / "runs" / "small"
+def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, calm: Path) -> None:
+    run = calm / "runs" / "small"
 
     def end(command: Command) -> Ended:
         ended = command.end()
@@ -68,7 +74,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, fol
     rank = command.ranks()[1]
     os.kill(rank, signal.SIGSTOP)  # a second launch meanwhile
     before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".yaml", ".log")}
-    second = podscale(folder, "run", "run.yaml")
+    second = podscale(calm, "run", "run.yaml")
     assert second.code == ExitCode.BAD_INPUT
     assert f"is being written by process {command.process.pid}" in second.last
     for path, content in before.items():
@@ -95,10 +101,10 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, fol
     assert ended.code == ExitCode.PREEMPTED, ended.err
     assert "the state is saved" in ended.last
 
-    ended = podscale(folder, "run", "run.yaml")
+    ended = podscale(calm, "run", "run.yaml")
     assert ended.code == ExitCode.DONE, ended.err
     assert "shard: finished before" in ended.err
-    assert different(result(run), result(folder / "runs" / "calm")) == []
+    assert different(result(run), result(calm / "runs" / "calm")) == []
     assert not [path for path in run.rglob("*") if path.name.endswith((".tmp", ".part"))]
     log = (run / "metrics.jsonl").read_text()
     assert log.count('"event": "resumed"') == 4
