@@ -7,22 +7,17 @@ artifact before user code runs, so large data never is an artifact.
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from podscale import progress, resume, stages
 from podscale.components.process import stage_process
-
-from podscale import resume, stages
 from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import write_json
 from podscale.rundir import RunDirectory
-from podscale.shards.progress import Report, Update
 
-PROGRESS = "PODSCALE_PROGRESS_FILE"
-"""Environment: file to which the shard stage writes how far it is."""
 WORKERS = "PODSCALE_SHARD_WORKERS"
 """Environment: packing processes. Not an input of the component, because the number changes nothing in the shards."""
 
@@ -34,7 +29,7 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             DataSection.model_validate_json(data),
             workspace,
             workers=int(os.environ.get(WORKERS, "0")),
-            progress=_progress_file(),
+            progress=progress.from_environment(),
         )
         assert result is not None, "a component packs the whole set"
         for note in result.notes:
@@ -152,17 +147,3 @@ def _link_or_copy(source: str, target: str) -> str:
     except OSError:  # another file system, or the target is there from an earlier attempt
         shutil.copyfile(source, target)
     return target
-
-
-def _progress_file() -> Report | None:
-    path = os.environ.get(PROGRESS)
-    if path is None:
-        return None
-    target = Path(path)
-
-    def tell(update: Update) -> None:
-        part = target.with_suffix(".part")
-        part.write_text(json.dumps(asdict(update)), encoding="ascii")
-        part.replace(target)
-
-    return tell

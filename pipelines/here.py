@@ -25,9 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from podscale import progress, resume, stages
 from podscale.components import process, work
-
-from podscale import resume, stages
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.launch.orphans import LAUNCHER
@@ -66,7 +65,7 @@ class Launch:
 
     @property
     def progress(self) -> Path:
-        """How far the shard stage is: shards.progress.Update as JSON."""
+        """How far the running stage is (see podscale.progress)."""
         return self.scratch / "progress.json"
 
 
@@ -188,7 +187,7 @@ def _environment(launch: Launch) -> Iterator[None]:
         **launch.lease.variables,
         LAUNCHER: str(os.getpid()),
         process.SIGNPOST: str(launch.signpost),
-        work.PROGRESS: str(launch.progress),
+        progress.VARIABLE: str(launch.progress),
         work.WORKERS: str(launch.config.launch.shard_workers),
         "TMPDIR": str(launch.scratch),  # kfp leaves a directory behind for each task
         "PYTHONUNBUFFERED": "1",

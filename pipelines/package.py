@@ -8,11 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from podscale.config import RunConfig, load
 from podscale.pipelines import presets
 from podscale.pipelines.kfp_quickly import compiler
 from podscale.pipelines.training import evaluate, report, shard, summary, train, training_pipeline
-
-from podscale.config import RunConfig, load
 
 COMPONENTS = {"shard": shard, "train": train, "evaluate": evaluate, "report": report, "summary": summary}
 

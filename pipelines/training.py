@@ -5,9 +5,8 @@ The same function compiles for a cluster and runs here.
 
 from typing import Any
 
-from podscale.pipelines.kfp_quickly import dsl
-
 from podscale.config import RunConfig
+from podscale.pipelines.kfp_quickly import dsl
 
 from podscale.components.evaluate.component import evaluate  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.report.component import report  # isort: skip

@@ -51,12 +51,3 @@ def memory() -> Memory:
     except OSError:
         shared = 0
     return Memory(values.get("MemTotal", 0), values.get("MemAvailable", 0), shared)
-
-
-def human_bytes(count: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"

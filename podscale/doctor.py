@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from podscale import devices
-from podscale.devices import human_bytes
 from podscale.errors import ExitCode
+from podscale.text import human_bytes
 from podscale.version import VERSION
 
 Verdict = Literal["ok", "note", "missing"]

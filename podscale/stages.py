@@ -20,6 +20,7 @@ from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
+from podscale.progress import Report
 from podscale.rundir import (
     Lease,
     Outcome,
@@ -31,7 +32,6 @@ from podscale.rundir import (
     write_outcome,
 )
 from podscale.shards.manifest import Manifest
-from podscale.shards.progress import Report
 
 if TYPE_CHECKING:
     from podscale.launch.outcomes import Verdict

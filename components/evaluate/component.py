@@ -1,6 +1,7 @@
 """Stage 3 as a KFP component: a model to its figures."""
 
 from kfp import dsl
+
 from podscale.components.image import IMAGE
 
 

@@ -1,6 +1,7 @@
 """Stage 4 as a KFP component: the run as one page."""
 
 from kfp import dsl
+
 from podscale.components.image import IMAGE
 
 

@@ -1,6 +1,7 @@
 """Stage 1 as a KFP component: images to a shard set."""
 
 from kfp import dsl
+
 from podscale.components.image import IMAGE
 
 

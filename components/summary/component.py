@@ -1,6 +1,7 @@
 """The exit handler as a KFP component: what happened, whatever happened."""
 
 from kfp import dsl
+
 from podscale.components.image import IMAGE
 
 

@@ -1,6 +1,7 @@
 """Stage 2 as a KFP component: a shard set to a model."""
 
 from kfp import dsl
+
 from podscale.components.image import IMAGE
 
 

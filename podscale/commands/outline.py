@@ -1,11 +1,10 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
 from podscale import devices, models, resume, schedules
-from podscale.commands.display import count
 from podscale.config import RunConfig
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
-from podscale.devices import human_bytes
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
+from podscale.text import count, human_bytes
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 UNKNOWN = "known once the shards are made"
@@ -74,9 +73,7 @@ def _process_row(config: RunConfig) -> str:
     parts = ranks * config.train.accumulation
     per_rank = config.train.global_batch // parts
     again = f" x {config.train.accumulation} accumulation" if config.train.accumulation > 1 else ""
-    return (
-        f"{count(ranks, 'process')[:-1] + 'es' if ranks > 1 else '1 process'} on {place}, {per_rank} images each{again}"
-    )
+    return f"{count(ranks, 'process')} on {place}, {per_rank} images each{again}"
 
 
 def _training_row(config: RunConfig, images: int | None) -> str:

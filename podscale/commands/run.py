@@ -4,19 +4,20 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from podscale import resume
-from podscale.commands.display import ProgressLine, stage_table
+from podscale import progress, resume
+from podscale.commands.display import pipeline_seconds, stage_seconds, stage_table
 from podscale.commands.documents import load
 from podscale.config import RunConfig
-from podscale.config.preflight import preflight
+from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode
-from podscale.launch.follow import Display
-from podscale.pipelines.here import Launch, run_here
-from podscale.rundir import Lease, RunDirectory, refuse_taken
-from podscale.shards.progress import Update
+from podscale.launch.follow import Follower
+from podscale.pipelines.here import Ended, Launch, run_here
+from podscale.rundir import Lease, Outcome, RunDirectory, refuse_taken
+from podscale.telemetry.events import parse_record
 from podscale.telemetry.steplog import StepLog
+from podscale.terminal import ProgressLine, paint
+from podscale.text import count, duration
 from podscale.version import VERSION
 
 
@@ -42,65 +43,121 @@ def run(document: str | None, changes: Sequence[str], *, dry_run: bool, fresh: b
 
 
 def _carry_out(config: RunConfig, directory: RunDirectory, lease: Lease, started: float, *, verbose: bool) -> int:
-    _say(f"podscale {VERSION}: run {config.run.id} in {directory.path}")
-    view = View(config)
+    _say(f"{paint(f'podscale {VERSION}', 'bold', sys.stderr)}: run {config.run.id} in {directory.path}")
+    view = View(config, steps=not verbose)
     ended = run_here(config, lease, watch=view.update, verbose=verbose)
     view.close()
+    seconds = time.monotonic() - started
+    if view.json:
+        print(json.dumps(_summary(config, directory, ended, seconds)), flush=True)
+    out = sys.stderr if view.json else sys.stdout
     if ended.outcomes:
-        print(stage_table(ended.outcomes, time.monotonic() - started), flush=True)
+        print(stage_table(ended.outcomes, seconds), file=out, flush=True)
     if ended.exit_code == ExitCode.DONE:
-        print(_result(directory))
+        print(_result(directory, colour=not view.json), file=out, flush=True)
     else:
         where = f" in stage {ended.failed_stage}" if ended.failed_stage else ""
         _say(f"output of the stages: {ended.log}")
-        _say(f"podscale{where}: {ended.error}")
+        _say(f"{paint(f'podscale{where}:', 'bold red', sys.stderr)} {ended.error}")
     return int(ended.exit_code)
 
 
 class View:
-    """Follows the files of a running launch: stages as they begin and end, packing progress, the step log."""
+    """Follows the files of a running launch: stages as they begin and end, how far they are, the step log.
 
-    def __init__(self, config: RunConfig) -> None:
-        self._bar = ProgressLine()
-        steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
-        self._display = Display(RunDirectory.of(config).metrics, None, steps, sys.stderr)
+    steps: show the step log; not where the stages' own output, which has it, is shown.
+    """
+
+    def __init__(self, config: RunConfig, *, steps: bool = True) -> None:
+        self._config = config
+        self._bar = ProgressLine(sys.stderr)
+        self._metrics = Follower(RunDirectory.of(config).metrics) if steps else None
+        self._steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
         self._told: set[str] = set()
         self._stage: str | None = None
+        self._since = time.monotonic()
+
+    @property
+    def json(self) -> bool:
+        """Standard output is for machines: JSON lines and nothing else."""
+        return self._steps.json
 
     def update(self, launch: Launch) -> None:
         """Shows what has changed."""
         if launch.stage != self._stage:
-            self._stage = launch.stage
-            if self._stage in resume.STAGES:
-                number = resume.STAGES.index(self._stage) + 1
-                _say(f"[{number}/{len(resume.STAGES)}] {self._stage}")
-        if self._stage == "shard":
-            self._draw(launch.progress)
-        self._display.update()
+            self._begin(launch.stage)
+        self._follow()
         for stage, outcome in launch.outcomes.items():
             if stage not in self._told and outcome.done:
                 self._told.add(stage)
                 self._bar.clear()
-                how = "finished before, nothing to do" if outcome.reused else f"{outcome.seconds:.1f} s"
-                _say(f"      {stage}: {how}")
+                _say(f"      {paint(self._ended(stage, outcome), 'green', sys.stderr)}")
+        if self._stage is not None and self._stage not in self._told:
+            self._draw(launch)
 
     def close(self) -> None:
         """Leaves the terminal tidy."""
         self._bar.clear()
 
-    def _draw(self, progress: Path) -> None:
-        try:
-            update = Update(**json.loads(progress.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            return
-        self._bar(update)
+    def _begin(self, stage: str | None) -> None:
+        self._stage, self._since = stage, time.monotonic()
+        if stage in resume.STAGES:
+            self._bar.clear()
+            number = resume.STAGES.index(stage) + 1
+            _say(paint(f"[{number}/{len(resume.STAGES)}] {stage}", "bold", sys.stderr))
+
+    def _ended(self, stage: str, outcome: Outcome) -> str:
+        how = "finished before, nothing to do" if outcome.reused else f"{outcome.seconds:.1f} s"
+        found = shard_set_counts(self._config) if stage == "shard" else {}
+        counts = "".join(f", {count(number, f'{name} image')}" for name, number in found.items())
+        return f"{stage}: {how}{counts}"
+
+    def _draw(self, launch: Launch) -> None:
+        """How far the work is; where that is not told, how long it has been going on."""
+        update = progress.read(launch.progress)
+        if update is not None and not update.done:
+            self._bar(update)
+        else:
+            self._bar.draw(f"      {self._stage}  {duration(time.monotonic() - self._since)}")
+
+    def _follow(self) -> None:
+        """Prints what was appended to metrics.jsonl."""
+        for line in self._metrics.lines() if self._metrics is not None else ():
+            record = parse_record(line)
+            if record is not None:
+                self._bar.clear()
+                self._steps.write(record)
 
 
-def _result(directory: RunDirectory) -> str:
+def _summary(config: RunConfig, directory: RunDirectory, ended: Ended, seconds: float) -> dict[str, object]:
+    """The last line for machines."""
+    return {
+        "time": round(time.time(), 3),
+        "kind": "event",
+        "event": "ended",
+        "run": config.run.id,
+        "exit_code": int(ended.exit_code),
+        "error": ended.error,
+        "stages": {stage: round(taken, 3) for stage, taken in stage_seconds(ended.outcomes).items()},
+        "pipeline": round(pipeline_seconds(ended.outcomes, seconds), 3),
+        "seconds": round(seconds, 3),
+        "top1": _top1(directory) if ended.exit_code == ExitCode.DONE else None,
+        "report": str(directory.report),
+    }
+
+
+def _result(directory: RunDirectory, *, colour: bool) -> str:
+    top1 = _top1(directory)
+    if top1 is None:
+        return f"report: {directory.report}"
+    figure = f"top-1 {top1:.2%}"
+    return f"{paint(figure, 'bold green', sys.stdout) if colour else figure}, report: {directory.report}"
+
+
+def _top1(directory: RunDirectory) -> float | None:
     from podscale.evaluate import evaluation as evaluations
 
-    top1 = evaluations.read(directory.evaluation).figures.top1
-    return f"{f'top-1 {top1:.2%}, ' if top1 is not None else ''}report: {directory.report}"
+    return evaluations.read(directory.evaluation).figures.top1
 
 
 def _say(text: str) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale import resume, stages
-from podscale.commands.display import ProgressLine, count
 from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
-from podscale.devices import human_bytes
 from podscale.errors import InputError
 from podscale.rundir import Outcome, RunDirectory, dataset_directory
+from podscale.terminal import ProgressLine
+from podscale.text import count, human_bytes
 
 
 def shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
@@ -20,7 +20,7 @@ def shard(document: str | None, changes: Sequence[str], *, workers: int, index: 
         raise InputError(f"--index {index} --of {of}: parts are counted from 0 to {of - 1}")
     config = load(document, changes)
     preflight(config, "here")
-    progress = ProgressLine()
+    progress = ProgressLine(sys.stderr)
     result = stages.shard(
         config.data,
         config.run.workspace,

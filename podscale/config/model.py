@@ -29,7 +29,7 @@ class RunSection(Section):
         max_length=40,
     )
     workspace: str = placement(
-        ".", "Directory or URL under which datasets/<fingerprint> and runs/<id> are kept (file://, gs://, s3://)."
+        ".", "Local or mounted directory (path or file://) that holds datasets/<fingerprint> and runs/<id>."
     )
     seed: int = result(0, "Seed of weights, sample order and augmentation.", ge=0, lt=2**63)
 

@@ -17,6 +17,7 @@ from podscale.config.checks import check_ranks
 from podscale.config.identity import data_fingerprint
 from podscale.config.model import RunConfig
 from podscale.errors import InputError
+from podscale.text import human_bytes
 
 Place = Literal["here", "pod", "cluster"]
 
@@ -113,7 +114,7 @@ def _workspace_problems(document: RunConfig) -> Iterator[str]:
     free = shutil.disk_usage(existing).free
     if free < needed:
         yield (
-            f"run.workspace {workspace}: {devices.human_bytes(free)} free, about {devices.human_bytes(needed)} needed; "
+            f"run.workspace {workspace}: {human_bytes(free)} free, about {human_bytes(needed)} needed; "
             "free some space or choose another run.workspace"
         )
 
@@ -173,8 +174,8 @@ def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
     available = devices.memory().available
     if available and processes * PROCESS_BYTES > available:
         yield (
-            f"launch.processes {processes}: needs about {devices.human_bytes(processes * PROCESS_BYTES)} of memory, "
-            f"{devices.human_bytes(available)} are free; set launch.processes to "
+            f"launch.processes {processes}: needs about {human_bytes(processes * PROCESS_BYTES)} of memory, "
+            f"{human_bytes(available)} are free; set launch.processes to "
             f"{max(1, available // PROCESS_BYTES)} or less"
         )
     yield from _shared_memory_problems(document, processes)
@@ -190,8 +191,8 @@ def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[str
     free = devices.memory().shared_free
     if free < needed:
         yield (
-            f"/dev/shm has {devices.human_bytes(free)} free, the batches in flight need about "
-            f"{devices.human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
+            f"/dev/shm has {human_bytes(free)} free, the batches in flight need about "
+            f"{human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
             "container) or lower input.prefetch and input.workers"
         )
 

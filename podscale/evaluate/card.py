@@ -4,9 +4,9 @@ from pathlib import Path
 
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import ReportData, gather
-from podscale.evaluate.text import printable
 from podscale.files import write_atomically
 from podscale.shards.shardset import ShardSet
+from podscale.text import printable
 
 LISTED_CLASSES = 50
 WEAKEST = 5

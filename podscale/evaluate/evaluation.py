@@ -16,11 +16,11 @@ from podscale.errors import InputError
 from podscale.evaluate import predictions
 from podscale.evaluate.history import History, read_history
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, score
-from podscale.evaluate.text import printable
 from podscale.files import write_atomically
 from podscale.rundir import RunDirectory
 from podscale.shards.manifest import Manifest
 from podscale.shards.shardset import ShardSet
+from podscale.text import printable
 
 SCHEMA_VERSION = 1
 MATRIX_CLASSES = 20

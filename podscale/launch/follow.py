@@ -4,8 +4,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from podscale import progress
 from podscale.telemetry.events import parse_record
-from podscale.telemetry.steplog import StepLog, printable
+from podscale.telemetry.steplog import StepLog
+from podscale.terminal import ProgressLine
+from podscale.text import printable
 
 
 class Follower:
@@ -29,13 +32,17 @@ class Follower:
 
 
 class Display:
-    """The step log of a run on `out`, and what its first local rank prints on `err`."""
+    """The step log of a run; on `err` what its first local rank prints and, on a terminal, how far an evaluation is."""
 
-    def __init__(self, metrics: Path | None, rank_log: Path | None, steplog: StepLog, err: TextIO) -> None:
+    def __init__(
+        self, metrics: Path | None, rank_log: Path | None, progress_file: Path, steplog: StepLog, err: TextIO
+    ) -> None:
         self._metrics = Follower(metrics) if metrics is not None else None
         self._rank_log = Follower(rank_log) if rank_log is not None else None
+        self._progress_file = progress_file
         self._steplog = steplog
         self._err = err
+        self._bar = ProgressLine(err)
 
     def update(self) -> None:
         """Shows what is new; a reader that hung up (a closed pipe) costs the display, not the run."""
@@ -44,9 +51,18 @@ class Display:
 
     def _update(self) -> None:
         for line in self._rank_log.lines() if self._rank_log is not None else ():
-            self._err.write(printable([line.decode("utf-8", "replace").rstrip("\r")]) + "\n")
+            self._bar.clear()
+            self._err.write(printable(line.rstrip(b"\r")) + "\n")
             self._err.flush()
         for line in self._metrics.lines() if self._metrics is not None else ():
             record = parse_record(line)
             if record is not None:
+                self._bar.clear()
                 self._steplog.write(record)
+        if (update := progress.read(self._progress_file)) is not None:
+            self._bar(update)
+
+    def close(self) -> None:
+        """Leaves the terminal tidy."""
+        with suppress(BrokenPipeError):
+            self._bar.clear()

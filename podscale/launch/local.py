@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from podscale import progress
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.orphans import RANK_DIR, SUPERVISOR
 from podscale.rundir.lease import FENCE, LEASE
@@ -41,12 +42,18 @@ def environment(
         # after the grace time, so this is longer.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(spec.grace_seconds) + 5),
         "PYTHONUNBUFFERED": "1",
+        progress.VARIABLE: str(progress_path(rank_dir, base)),
     }
     if fence is not None:
         variables[FENCE] = str(fence)
     if spec.alone:
         variables.update(_alone())
     return variables
+
+
+def progress_path(rank_dir: Path, base: Mapping[str, str]) -> Path:
+    """Where the first rank writes how far an evaluation is: where our own launcher looks, or beside the reports."""
+    return Path(base.get(progress.VARIABLE) or rank_dir / "progress.json")
 
 
 def start(arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:

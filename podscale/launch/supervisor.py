@@ -78,7 +78,8 @@ def run_job(
         if server:
             server.start()
             print(f"metrics at {server.url}", file=sys.stderr, flush=True)
-        display = _display(spec, run, logs, StepLog(out or sys.stdout, config.telemetry.log))
+        display = _display(spec, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
+        stack.callback(display.close)
         left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
         while True:
             attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, display)
@@ -222,11 +223,12 @@ class _Attempt:
             return file.read().decode("utf-8", "replace")
 
 
-def _display(spec: JobSpec, run: RunDirectory, logs: Path, steplog: StepLog) -> Display:
+def _display(spec: JobSpec, run: RunDirectory, logs: Path, rank_dir: Path, steplog: StepLog) -> Display:
     """The step log in the pod that leads, and in every pod what its first rank prints."""
     node_rank = spec.rendezvous.node_rank
     rank_log = logs / f"rank-{node_rank * spec.processes}.log" if node_rank is not None else None
-    return Display(run.metrics if spec.leads is not False else None, rank_log, steplog, sys.stderr)
+    metrics = run.metrics if spec.leads is not False else None
+    return Display(metrics, rank_log, local.progress_path(rank_dir, os.environ), steplog, sys.stderr)
 
 
 def _listen(config: RunConfig, merged: MergedMetrics, stack: ExitStack) -> MetricsServer | None:

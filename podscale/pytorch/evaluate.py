@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
+from podscale import progress
 from podscale.errors import PodscaleError
 from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Loader
@@ -52,7 +53,8 @@ class Evaluator:
     def __init__(self, loader: Loader, count: int, batch: int, feed: Feed, precision: Precision, world: World) -> None:
         self._loader, self._feed, self._precision, self._world = loader, feed, precision, world
         self._steps = evaluation_steps(count, world.size, batch)
-        self._count = count
+        self._count, self._batch = count, batch
+        self._report = progress.from_environment() if world.first else progress.silent
 
     def measure(self, model: nn.Module, phase: Phase) -> Evaluation:
         """Accuracy and loss over the whole split, the same on all ranks."""
@@ -85,10 +87,13 @@ class Evaluator:
 
     def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
         with evaluating(model), torch.inference_mode():
-            for batch in self._feed(self._loader.batches(0, self._steps), phase):
+            ticker = progress.Ticker("evaluate", self._report, self._count)
+            for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
                     logits = model(batch.images)
                 yield batch, answers_of(logits, batch.labels)
+                ticker.set(min(self._count, step * self._batch * self._world.size), 0, 0)
+            ticker.close()
 
 
 def answers_of(logits: Tensor, labels: Tensor) -> Answers:

@@ -84,7 +84,7 @@ def main() -> None:
     except BaseException as failure:
         code, error = describe(failure, place, int(os.environ.get("WORLD_SIZE", "1")))
     write_json(place.outcome, {"exit_code": int(code), "error": error})
-    if error:
+    if error and os.environ.get("LOCAL_RANK", "0") != "0":  # what the first one prints people see, and this they get
         print(error, file=sys.stderr)
     if code in (ExitCode.DONE, ExitCode.PREEMPTED) and not given_up:
         worlds.leave()

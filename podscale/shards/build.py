@@ -11,6 +11,7 @@ from pathlib import Path
 from podscale.config.identity import data_fingerprint
 from podscale.config.model import DataSection
 from podscale.errors import InputError
+from podscale.progress import Report, silent
 from podscale.shards import plan as plans
 from podscale.shards import record as shard_records
 from podscale.shards.convert import Rules
@@ -18,7 +19,6 @@ from podscale.shards.manifest import NAME, Manifest
 from podscale.shards.merge import Records, check_rejects, merge, write_rejects
 from podscale.shards.pack import Packer, Task, TooManyRejects, pack_all, writing
 from podscale.shards.plan import SPLITS, Plan, make_plan
-from podscale.shards.progress import Report, silent
 from podscale.shards.sources import SourceMissing, open_source
 from podscale.shards.verify import file_matches
 

@@ -7,6 +7,7 @@ header's "columns" entry lists name, dtype and length of each, in file order.
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ class ByteStrings(Sequence[bytes]):
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
+            return self._range(*i.indices(len(self)))
         begin = int(self._ends[i - 1]) if i else 0
         return self._text[begin : int(self._ends[i])].tobytes()
+
+    def _range(self, start: int, stop: int, step: int) -> list[bytes]:
+        if step != 1 or start >= stop:
+            return [self[i] for i in range(start, stop, step)]
+        begin = int(self._ends[start - 1]) if start else 0
+        ends = [0, *(self._ends[start:stop].astype(np.int64) - begin).tolist()]
+        text = self._text[begin : begin + ends[-1]].tobytes()
+        return [text[a:b] for a, b in pairwise(ends)]

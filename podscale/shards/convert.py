@@ -44,12 +44,11 @@ def admit(name: bytes, data: bytes, rules: Rules) -> tuple[bytes, Image]:
         if rules.convert and problem.convertible:
             return _rewrite(data, None, rules, Flag.CONVERTED)
         raise
-    done = Flag(0)
     if rules.convert and _unclean(name, image):
-        done |= Flag.CONVERTED
+        return _rewrite(data, image, rules, Flag.CONVERTED)
     if rules.resize_short is not None and min(image.height, image.width) > rules.resize_short:
-        done |= Flag.RESIZED
-    return _rewrite(data, image, rules, done) if done else (data, image)
+        return _rewrite(data, image, rules, Flag.RESIZED)
+    return data, image
 
 
 def _unclean(name: bytes, image: Image) -> bool:

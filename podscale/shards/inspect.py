@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from podscale.progress import Report, silent
 from podscale.shards.contact import contact_sheet
 from podscale.shards.index import JPEG, Flag
 from podscale.shards.merge import DUPLICATES, REJECTS
-from podscale.shards.progress import Report, silent
 from podscale.shards.shardset import ShardSet, Split
 from podscale.shards.verify import verify as verify_files
+from podscale.text import human_bytes
 
 __all__ = ["SplitView", "Summary", "contact_sheet", "inspect"]
 
@@ -113,7 +114,7 @@ def _text(summary: Summary) -> Iterator[str]:
     for name, split in summary.splits.items():
         yield ""
         shards = f"{split.shards} shard{'s' if split.shards > 1 else ''}"
-        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {_mib(split.bytes)}"
+        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {human_bytes(split.bytes)}"
         for what in ("image_bytes", "width", "height"):
             spread = getattr(split, what)
             label = what.replace("_", " ")
@@ -147,7 +148,3 @@ def _histogram(classes: dict[str, int]) -> Iterator[str]:
 
 def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

@@ -24,17 +24,19 @@ import xxhash
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import sync_directory
+from podscale.progress import Report, Ticker
 from podscale.shards import ustar
 from podscale.shards.convert import Rules, admit
 from podscale.shards.index import JPEG
 from podscale.shards.plan import NAME, Entry, Plan
-from podscale.shards.progress import Report, Ticker
 from podscale.shards.record import UNREADABLE, Record, Reject, Rows, path_of
 from podscale.shards.sources import Source, open_source
 from podscale.shards.sources.base import class_name
 from podscale.shards.validate import Unusable
 
 FLUSH_BYTES = 2**20
+"""Every write is this long and begins at a multiple of it, which costs a file system least: its page cache then works
+with large folios. Twice as much leaves the processor's caches and costs more again (benchmarks/results/shards.md)."""
 FLUSH_PIECES = 1000
 """Below the 1,024 pieces that one writev takes."""
 SMALL = 16 * 2**20
@@ -109,11 +111,9 @@ class Packer:
             digest = xxhash.xxh3_128_intdigest(original)
             offset = writer.sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
             rows.add(
-                (
-                    *(entry.key, offset, len(content), shard, entry.label),
-                    *(image.height, image.width, image.format, int(image.flags)),
-                    *(digest >> 64, digest & (2**64 - 1)),
-                )
+                *(entry.key, offset, len(content), shard, entry.label),
+                *(image.height, image.width, image.format, image.flags),
+                *(digest >> 64, digest & (2**64 - 1)),
             )
             count(Progress(1, len(content), 0))
         return rows.columns(), rejects
@@ -147,10 +147,9 @@ class _Writer:
             os.close(self._descriptor)
             raise
         self._digest = hashlib.sha256() if hashing else None
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._pending = 0
         self.position = 0
-        self._labels: dict[int, bytes] = {}
 
     def sample(self, key: int, ending: bytes, content: bytes, label: int) -> int:
         """Appends image and label of one sample; returns where the image begins."""
@@ -158,20 +157,33 @@ class _Writer:
         size = len(content)
         offset = self.position + ustar.BLOCK
         text = b"%d" % label
-        pieces = (
-            ustar.header(name + ending, size),
-            content,
-            bytes(ustar.padding(size)) + ustar.header(name + b"cls", len(text)) + text.ljust(ustar.BLOCK, b"\0"),
-        )
-        self._append(pieces, ustar.sample_bytes(size))
+        after = bytes(ustar.padding(size)) + ustar.header(name + b"cls", len(text)) + text.ljust(ustar.BLOCK, b"\0")
+        self._append((ustar.header(name + ending, size), content, after), ustar.sample_bytes(size))
         return offset
 
     def _append(self, pieces: Sequence[bytes], size: int) -> None:
         self._pieces.extend(pieces)
         self.position += size
         self._pending += size
-        if self._pending >= FLUSH_BYTES or len(self._pieces) >= FLUSH_PIECES - 3:
+        if self._pending >= FLUSH_BYTES:
+            self._flush_aligned()
+        elif len(self._pieces) >= FLUSH_PIECES - 3:
             self._flush()
+
+    def _flush_aligned(self) -> None:
+        """Writes up to the last multiple of FLUSH_BYTES; the rest of the last piece stays."""
+        surplus = self.position % FLUSH_BYTES
+        kept: list[bytes | memoryview] = []
+        while surplus:
+            piece = self._pieces.pop()
+            cut = max(0, len(piece) - surplus)
+            kept.insert(0, memoryview(piece)[cut:] if cut else piece)
+            if cut:
+                self._pieces.append(memoryview(piece)[:cut])
+            surplus -= len(piece) - cut
+        self._pending -= sum(map(len, kept))
+        self._flush()
+        self._pieces, self._pending = kept, sum(map(len, kept))
 
     def _flush(self) -> None:
         if self._digest is not None:

@@ -8,10 +8,11 @@ what every shard holds; who packs it, and with how many workers, does not.
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ import xxhash
 
 from podscale.config.model import DataSection
 from podscale.errors import InputError
+from podscale.progress import Report, Ticker, silent
 from podscale.shards import columnar, ustar
-from podscale.shards.progress import Report, Ticker, silent
 from podscale.shards.sources import Item, Source
 from podscale.shards.sources.base import TRAIN, VALIDATION, class_name
 
@@ -35,8 +36,7 @@ _ORDER_SALT, _SPLIT_SALT = b"order\0", b"split\0"
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One planned image."""
 
     key: int
@@ -70,14 +70,17 @@ class Plan:
 
     def entries(self, split: str, shard: int) -> Iterator[Entry]:
         """The images of one shard, in order."""
-        names, containers = self.names, columnar.ByteStrings(self.columns, "container")
-        label, size = self.columns["label"], self.columns["size"]
-        for row in range(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1])):
-            container, offset = b"", 0
-            if "offset" in self.columns:
-                container, offset = containers[int(self.columns["in"][row])], int(self.columns["offset"][row])
-            item = Item(names[row], self.classes[label[row]], int(size[row]), split, container, offset)
-            yield Entry(row, int(label[row]), item)
+        rows = slice(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1]))
+        # Lists: taking single numbers out of NumPy arrays is dearer than all the rest here.
+        labels, sizes = self.columns["label"][rows].tolist(), self.columns["size"][rows].tolist()
+        places: Iterable[tuple[int, int]] = repeat((0, 0))
+        containers: Sequence[bytes] = (b"",)
+        if "offset" in self.columns:
+            containers = columnar.ByteStrings(self.columns, "container")[:]
+            places = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
+        described = zip(self.names[rows], labels, sizes, places, strict=False)  # places may have no end
+        for row, (name, label, size, (container, offset)) in enumerate(described, rows.start):
+            yield Entry(row, label, Item(name, self.classes[label], size, split, containers[container], offset))
 
     def shard_bytes(self, split: str) -> Ints:
         """Bytes of each shard as planned (an upper bound where nothing is converted)."""

@@ -1,5 +1,6 @@
 """The record of one packed shard: its hash and one row per image, kept beside the shards so that packing resumes."""
 
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,18 +80,18 @@ def matching(directory: Path, plan: Plan, split: str, shard: int) -> Record | No
 
 
 class Rows:
-    """Collects the rows of a record."""
+    """Collects the rows of a record as bytes: kept as tuples, they would have the garbage collector walk them all."""
+
+    _DTYPE = np.dtype(list(COLUMNS.items()))
+    _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in COLUMNS.values()).replace("L", "Q"))
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, ...]] = []
+        self._rows = bytearray()
 
-    def add(self, row: tuple[int, ...]) -> None:
-        """One row, in the order of `COLUMNS`."""
-        self._rows.append(row)
+    def add(self, *row: int) -> None:
+        """One row, in the order of `COLUMNS`; raises struct.error where a number does not fit its column."""
+        self._rows += self._STRUCT.pack(*row)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        by_column = zip(*self._rows, strict=True) if self._rows else ([] for _ in COLUMNS)
-        return {
-            name: np.array(values, dtype=dtype)
-            for (name, dtype), values in zip(COLUMNS.items(), by_column, strict=True)
-        }
+        rows = np.frombuffer(self._rows, dtype=self._DTYPE)
+        return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}

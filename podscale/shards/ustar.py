@@ -6,7 +6,6 @@ multiple of 512; two zero blocks end the archive. Owner, group and time are 0, t
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-_NAME, _SIZE, _CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)
 
 
 def _template() -> bytearray:
@@ -14,7 +13,7 @@ def _template() -> bytearray:
     header[100:108] = b"0000644\0"
     header[108:116] = header[116:124] = b"0000000\0"
     header[136:148] = b"00000000000\0"
-    header[_CHECKSUM] = b" " * 8  # the checksum is taken with its own field as spaces
+    header[148:156] = b" " * 8  # the checksum is taken with its own field as spaces
     header[156:157] = b"0"
     header[257:265] = b"ustar\x0000"
     return header
@@ -24,16 +23,16 @@ _TEMPLATE = _template()
 _TEMPLATE_SUM = sum(_TEMPLATE)
 
 
+_MIDDLE, _TIME, _REST = bytes(_TEMPLATE[100:124]), bytes(_TEMPLATE[135:148]), bytes(_TEMPLATE[156:])
+
+
 def header(name: bytes, size: int) -> bytes:
     """The header block of a regular file; `name` is at most 100 bytes, `size` below 8 GiB."""
     assert 0 < len(name) <= 100
     assert 0 <= size < 8**11
     octal = b"%011o" % size
-    block = bytearray(_TEMPLATE)
-    block[: len(name)] = name
-    block[124:135] = octal
-    block[_CHECKSUM] = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(octal))
-    return bytes(block)
+    checksum = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(octal))
+    return b"".join((name.ljust(100, b"\0"), _MIDDLE, octal, _TIME, checksum, _REST))
 
 
 def padding(size: int) -> int:

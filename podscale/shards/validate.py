@@ -8,7 +8,7 @@ both silently), at a third of the cost.
 import io
 import re
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simplejpeg import decode_jpeg
 
@@ -38,8 +38,7 @@ class Unusable(Exception):
         return type(self), (self.reason, self.detail, self.convertible)
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(NamedTuple):
     """What the header of a usable image says; sides in pixels."""
 
     format: int

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from podscale.errors import InputError
+from podscale.progress import Report, Ticker, silent
 from podscale.shards import index
 from podscale.shards.manifest import Manifest
-from podscale.shards.progress import Report, Ticker, silent
 
 
 @dataclass(frozen=True)

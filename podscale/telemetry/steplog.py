@@ -1,14 +1,22 @@
 """What a person sees of a running stage: one line per logged step, evaluation and event."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
 from podscale.telemetry.events import Record
+from podscale.terminal import columns, paint
+from podscale.text import count, duration, human_bytes, one_line
+
+Part = tuple[str, str]
+"""A piece of a line and its style (see terminal.STYLES)."""
 
 HIDDEN = ("time", "kind", "event")
-STYLES = {"step": "", "evaluation": "bold green", "event": "dim"}
-WARNING_EVENTS = ("skipped_update", "bad_record", "damaged_checkpoint", "lost_rank", "restart")
+WARNINGS = ("skipped_update", "bad_record", "checkpoint_passed", "restart", "preempted")
+BRIEF_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
+"""Shown in a step's line as shares of the time since the line before."""
+NO_UPDATE = ("evaluation", "checkpoint")
+"""Phases that are no part of an update."""
 
 
 class StepLog:
@@ -18,96 +26,165 @@ class StepLog:
     """
 
     def __init__(self, stream: TextIO, mode: Literal["auto", "text", "json"] = "auto") -> None:
-        terminal = stream.isatty()
         self._stream = stream
-        self._json = mode == "json" or (mode == "auto" and not terminal)
-        self._console = _console(stream) if terminal and not self._json else None
-        self._remaining = RemainingTime()
+        self.json = mode == "json" or (mode == "auto" and not stream.isatty())
+        self._pace = Pace()
 
     def write(self, record: Record) -> None:
         """Shows one record."""
-        if self._json:
-            line = json.dumps(record)
-        else:
-            line = describe(record, self._remaining.after(record))
-        if self._console is None:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        else:
-            style = "yellow" if record.get("event") in WARNING_EVENTS else STYLES.get(record["kind"], "")
-            self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        seconds_left = self._pace.after(record)
+        line = json.dumps(record) if self.json else self._line(record, seconds_left)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _line(self, record: Record, seconds_left: float | None) -> str:
+        found = parts(record, seconds_left, self._pace.total)
+        if self._stream.isatty() and len(_plain(found)) >= columns():
+            found = [part for part in found if part[1] != "dim"]
+        return "  ".join(paint(text, style, self._stream) for text, style in found)
 
 
-class RemainingTime:
+class Pace:
     """Estimates the seconds left from the pace since the launch began (its `start` or `resumed` record)."""
 
     def __init__(self) -> None:
-        self._total: int | None = None
+        self.total: int | None = None
+        """Updates of the whole run, once known."""
         self._begin: tuple[int, float] | None = None
 
     def after(self, record: Record) -> float | None:
         """Seconds left after this record; None where the total or the pace is not known yet."""
         if record.get("event") in ("start", "resumed"):
-            self._total = record.get("total_steps", self._total)
+            self.total = record.get("total_steps", self.total)
             self._begin = (int(record.get("step") or 0), record["time"])
             return None
-        if record["kind"] != "step" or self._begin is None or self._total is None:
+        if record["kind"] != "step" or self._begin is None or self.total is None:
             return None
         steps, seconds = record["step"] - self._begin[0], record["time"] - self._begin[1]
-        return (self._total - record["step"]) * seconds / steps if steps > 0 else None
+        return (self.total - record["step"]) * seconds / steps if steps > 0 else None
 
 
-def describe(record: Record, seconds_left: float | None = None) -> str:
-    """One line of text for a record."""
+def describe(record: Record, seconds_left: float | None = None, total: int | None = None) -> str:
+    """One line of plain text for a record; total: updates of the whole run."""
+    return _plain(parts(record, seconds_left, total))
+
+
+def parts(record: Record, seconds_left: float | None = None, total: int | None = None) -> list[Part]:
+    """The pieces of a record's line; those that are dim may be left out where the line is too long."""
     if record["kind"] == "step":
-        return _join(
-            f"step {record['step']:>6}",
-            f"epoch {record['epoch']:.2f}",
-            f"loss {_number(record['loss'], '.4f')}",
-            f"lr {_number(record['learning_rate'], '.3g')}",
-            f"{record['images_per_second']:,.0f} images/s",
-            f"{duration(seconds_left)} left" if seconds_left is not None else "",
-        )
+        return _step(record, seconds_left, total)
     if record["kind"] == "evaluation":
-        return _join(
-            f"evaluation after step {record['step']}",
-            f"epoch {record['epoch']:.2f}",
-            f"top-1 {record['top1']:.2%}",
-            f"top-5 {record['top5']:.2%}",
-            f"loss {_number(record['loss'], '.4f')}",
-        )
+        return _evaluation(record)
+    style = "yellow" if record.get("event") in WARNINGS else ""
+    tell = _EVENTS.get(str(record.get("event")), _anything)
+    return [(one_line(text), style or other) for text, other in tell(record) if text]
+
+
+def _step(record: Record, seconds_left: float | None, total: int | None) -> list[Part]:
+    of = f"{record['step']:>{len(str(total))}}/{total}" if total else f"{record['step']:>6}"
+    line = [
+        (f"step {of}", "cyan"),
+        (f"epoch {record['epoch']:.2f}", ""),
+        (f"loss {_number(record['loss'], '.4f')}", "bold" if record["loss"] is not None else "yellow"),
+        (f"lr {_number(record['learning_rate'], '<8.3g')}", ""),
+        (f"{record['images_per_second']:>7,.0f} images/s", ""),
+        (f"{duration(seconds_left)} left" if seconds_left is not None else "", ""),
+        (_phases(record.get("phases", {})), "dim"),
+    ]
+    return [part for part in line if part[0]]
+
+
+def _phases(phases: Mapping[str, float]) -> str:
+    whole = sum(seconds for name, seconds in phases.items() if name not in NO_UPDATE)
+    if whole <= 0:
+        return ""
+    return "  ".join(f"{word} {phases.get(name, 0.0) / whole:>3.0%}" for name, word in BRIEF_PHASES.items())
+
+
+def _evaluation(record: Record) -> list[Part]:
+    line = [
+        (f"evaluation  step {record['step']}", "green"),
+        (f"epoch {record['epoch']:.2f}", "green"),
+        (f"top-1 {record['top1']:.2%}", "bold green"),
+        (f"top-5 {record['top5']:.2%}", "green"),
+        (f"loss {_number(record['loss'], '.4f')}", "green"),
+    ]
+    rate = record.get("images_per_second")
+    return [*line, (f"{rate:,.0f} images/s", "green")] if rate else line
+
+
+def _start(record: Record) -> list[Part]:
+    verb = f"resumed  after step {record['step']}" if record["event"] == "resumed" else "start"
+    line = [(verb, "bold")]
+    if "ranks" in record:
+        place = f" on {record['device']}" if "device" in record else ""
+        line.append((f"{count(record['ranks'], 'process')}{place}", ""))
+    if "total_steps" in record:
+        batch = f" of {count(record['global_batch'], 'image')}" if "global_batch" in record else ""
+        line.append((f"{count(record['total_steps'], 'update')}{batch}", ""))
+    if "parameters" in record:
+        line.append((count(record["parameters"], "parameter"), ""))
+    return line
+
+
+def _checkpoint(record: Record) -> list[Part]:
+    return [(f"checkpoint  step {record['step']}  {human_bytes(record['bytes'])} in {record['seconds']:.2f} s", "dim")]
+
+
+def _passed(record: Record) -> list[Part]:
+    return [(f"checkpoint of step {record['step']} cannot be used: {record['reason']}", "")]
+
+
+def _skipped(record: Record) -> list[Part]:
+    return [(f"update {record['step']} skipped: its loss or gradient is not finite; the weights stay as they were", "")]
+
+
+def _bad_record(record: Record) -> list[Part]:
+    if "substituted" not in record:
+        return _anything(record)
+    return [(f"{count(record['substituted'], 'record')} could not be decoded so far; others took their place", "")]
+
+
+def _restart(record: Record) -> list[Part]:
+    return [(f"restart  {record['error']}", ""), (f"{record['left']} more allowed", "")]
+
+
+def _preempted(record: Record) -> list[Part]:
+    return [(f"stopped on request; step {record['step']} is saved", "")]
+
+
+def _done(record: Record) -> list[Part]:
+    skipped = record.get("skipped_updates")
+    return [("done", "bold"), (f"step {record['step']}", ""), (f"{skipped} skipped" if skipped else "", "yellow")]
+
+
+def _anything(record: Record) -> list[Part]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
-    return _join(name, *(f"{key} {_plain(value)}" for key, value in record.items() if key not in HIDDEN))
+    return [(name, "dim"), *((f"{key} {_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN)]
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds as 1:02:03 or 2:03."""
-    minutes, second = divmod(round(max(0.0, seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+_EVENTS = {
+    "start": _start,
+    "resumed": _start,
+    "checkpoint": _checkpoint,
+    "checkpoint_passed": _passed,
+    "skipped_update": _skipped,
+    "bad_record": _bad_record,
+    "restart": _restart,
+    "preempted": _preempted,
+    "done": _done,
+}
 
 
-def _join(*parts: str) -> str:
-    return "  ".join(part for part in parts if part)
+def _plain(line: list[Part]) -> str:
+    return "  ".join(text for text, _ in line)
 
 
 def _number(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
 
 
-def _plain(value: Any) -> str:
-    """A value on one line, without characters that would move a terminal's cursor."""
+def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return printable(text.splitlines())
-
-
-def printable(lines: Iterable[str]) -> str:
-    return " | ".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
-
-
-def _console(stream: TextIO) -> Any:
-    from rich.console import Console  # only where there is a terminal to colour
-
-    return Console(file=stream)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from podscale.config import load
+from podscale.pipelines.presets import resolve
+
 STANDINS = Path(__file__).parent / "standins"
 PATIENCE = 60.0
+PRESET = load(resolve("digits"))
 
 
 @pytest.fixture
@@ -66,11 +70,14 @@ def test_a_run_leaves_everything_and_a_second_one_does_nothing_again(start, tmp_
     assert code == 0, err
     run = tmp_path / "runs" / "digits"
     assert [name for name in ("shard", "train", "evaluate", "report") if f"{name}:" in err] != []
-    assert "pipeline" in out
-    assert out.rstrip().endswith("report: runs/digits/report.html")
+    assert err.rstrip().endswith("report: runs/digits/report.html")
+    lines = [json.loads(line) for line in out.splitlines()]  # a pipe: JSON lines and nothing else
+    assert lines[-1]["event"] == "ended"
+    assert list(lines[-1]["stages"]) == ["shard", "train", "evaluate", "report"]
+    assert "pipeline" in err
     assert "KFP" not in out + err
     assert "Executing task" not in out + err
-    assert '"kind": "step"' in out, "the step log is shown"
+    assert "step" in {line["kind"] for line in lines}, "the step log is shown"
     assert "SUCCEEDED" in (run / "summary.md").read_text()
     outcomes = json.loads((run / "outcome.json").read_text())
     assert {name: entry["exit_code"] for name, entry in outcomes.items()} == dict.fromkeys(outcomes, 0)
@@ -79,13 +86,13 @@ def test_a_run_leaves_everything_and_a_second_one_does_nothing_again(start, tmp_
     written = {path: path.stat().st_mtime_ns for path in (run / "model" / "model.safetensors", run / "report.html")}
     code, out, err = finish(start())
     assert code == 0, err
-    assert out.count("finished before") == 4
+    assert err.count("finished before, nothing to do") == 4
     assert written == {path: path.stat().st_mtime_ns for path in written}
 
     code, out, err = finish(start("--set", "train.epochs=7", "--set", "run.seed=9"))
     assert code == 2
     assert "run.seed: was 1, is 9" in err
-    assert "train.epochs: was 20.0, is 7.0" in err
+    assert f"train.epochs: was {PRESET.train.epochs}, is 7.0" in err
     assert "--fresh" in err
 
     code, out, err = finish(start("--set", "train.epochs=7", "--fresh"))

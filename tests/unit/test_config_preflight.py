@@ -13,6 +13,7 @@ from podscale import devices
 from podscale.config import RunConfig, data_fingerprint, loads
 from podscale.config.preflight import find_problems, preflight
 from podscale.errors import InputError
+from podscale.text import human_bytes
 
 
 def document(workspace: Path, *changes: str) -> RunConfig:
@@ -168,7 +169,7 @@ def test_visible_gpus_follow_the_environment(monkeypatch, tmp_path):
 
 
 def test_bytes_for_people():
-    assert [devices.human_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
+    assert [human_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
         "0 bytes", "1023 bytes", "1.5 KiB", "200 MiB", "1024 TiB",
     ]  # fmt: skip
     assert devices.cores() == len(os.sched_getaffinity(0))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from podscale.pipelines import presets
-from podscale.pipelines.package import COMPONENTS, committed, package
 
 from podscale.config import load, loads
+from podscale.pipelines import presets
+from podscale.pipelines.package import COMPONENTS, committed, package
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,12 +4,12 @@ import difflib
 from pathlib import Path
 
 import pytest
-from podscale.pipelines import presets
-from podscale.pipelines.presets import DIRECTORY, claim_line, names, resolve
 
 from podscale.config import load
 from podscale.config.preflight import find_problems
 from podscale.errors import InputError
+from podscale.pipelines import presets
+from podscale.pipelines.presets import DIRECTORY, claim_line, names, resolve
 
 
 @pytest.mark.parametrize("name", names())

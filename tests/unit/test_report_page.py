@@ -18,8 +18,8 @@ from podscale.evaluate.report import build_report
 from podscale.evaluate.report.pictures import MAX_BYTES, thumbnail
 from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
-from podscale.evaluate.text import printable
 from podscale.rundir import Outcome, write_outcome
+from podscale.text import printable
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_shard_set
 
 VOID = {"meta", "img"}

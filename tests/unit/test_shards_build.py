@@ -15,10 +15,10 @@ from PIL import Image
 
 from podscale.config.model import DataSection
 from podscale.errors import InputError
+from podscale.progress import Update
 from podscale.shards.build import BuildResult, build_shard_set
 from podscale.shards.index import Flag
 from podscale.shards.manifest import NAME
-from podscale.shards.progress import Update
 from podscale.shards.shardset import ShardSet
 
 

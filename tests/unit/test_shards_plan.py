@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from podscale.config.model import DataSection
 from podscale.errors import InputError
+from podscale.progress import Update
 from podscale.shards.plan import Plan, changes, make_plan
-from podscale.shards.progress import Update
 from podscale.shards.sources import Item
 
 

@@ -10,7 +10,8 @@ import pytest
 from podscale.errors import PodscaleError
 from podscale.rundir import Lease, LeaseLost
 from podscale.telemetry.events import EventLog, history, read_records
-from podscale.telemetry.steplog import RemainingTime, StepLog, describe, duration
+from podscale.telemetry.steplog import Pace, StepLog, describe
+from podscale.text import duration
 
 
 def step(log: EventLog, number: int, loss: float = 1.0) -> None:
@@ -88,22 +89,25 @@ def test_history_leaves_out_what_was_lost_and_done_again(tmp_path: Path) -> None
 
 RECORD = {
     "time": 100.0, "kind": "step", "step": 20, "epoch": 1.25, "loss": 0.5, "learning_rate": 0.0125,
-    "images_per_second": 1234.5, "phases": {},
+    "images_per_second": 1234.5,
+    "phases": {"data_wait": 0.1, "forward_backward": 0.6, "allreduce_wait": 0.2, "optimizer": 0.1, "evaluation": 9.0},
 }  # fmt: skip
 
 
 def test_a_step_is_one_line_with_the_time_left() -> None:
-    left = RemainingTime()
+    left = Pace()
     assert left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100}) is None
     seconds = left.after(RECORD)
     assert seconds == pytest.approx(40.0)
     line = describe(RECORD, seconds)
-    assert line == "step     20  epoch 1.25  loss 0.5000  lr 0.0125  1,234 images/s  0:40 left"
+    shares = "data 10%  compute 60%  wait 20%"  # of the updates, whatever evaluations took
+    assert line == f"step     20  epoch 1.25  loss 0.5000  lr 0.0125      1,234 images/s  0:40 left  {shares}"
+    assert describe(RECORD, total=1500).startswith("step   20/1500  epoch")
     assert "not finite" in describe({**RECORD, "loss": None})
 
 
 def test_the_pace_counts_from_where_the_launch_continued() -> None:
-    left = RemainingTime()
+    left = Pace()
     left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100})
     left.after({"time": 95.0, "kind": "event", "event": "resumed", "step": 15})
     assert left.after(RECORD) == pytest.approx(80 * 5 / 5)
@@ -115,10 +119,27 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_events_and_evaluations_in_words() -> None:
-    text = describe({"time": 1, "kind": "event", "event": "bad_record", "key": 7, "error": "cut\x1b[31m\noff"})
-    assert text == "bad record  key 7  error cut?[31m | off"
+    text = describe({"time": 1, "kind": "event", "event": "new_thing", "key": 7, "error": "cut\x1b[31m\noff"})
+    assert text == r"new thing  key 7  error cut\x1b[31m | off"
     text = describe({"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1})
-    assert text.startswith("evaluation after step 9  epoch 2.00  top-1 97.31%")
+    assert text == "evaluation  step 9  epoch 2.00  top-1 97.31%  top-5 100.00%  loss 0.1000"
+    line = {**START, "event": "resumed", "step": 40}
+    assert describe(START) == "start  2 processes on cpu  90 updates of 64 images  701,466 parameters"
+    assert describe(line).startswith("resumed  after step 40  2 processes")
+    line = {"kind": "event", "event": "checkpoint", "step": 90, "bytes": 5637328, "seconds": 0.0714}
+    assert describe(line) == "checkpoint  step 90  5.4 MiB in 0.07 s"
+    line = {"kind": "event", "event": "checkpoint_passed", "step": 40, "reason": "weights.bin:\nanother sha256"}
+    assert describe(line) == "checkpoint of step 40 cannot be used: weights.bin: | another sha256"
+    assert describe({"kind": "event", "event": "skipped_update", "step": 3}).startswith("update 3 skipped: ")
+    assert describe({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
+    assert describe({"kind": "event", "event": "done", "step": 90, "skipped_updates": 0}) == "done  step 90"
+    assert describe({"kind": "event", "event": "done", "step": 90, "skipped_updates": 2}).endswith("2 skipped")
+
+
+START = {
+    "time": 1.0, "kind": "event", "event": "start", "step": 0, "total_steps": 90, "ranks": 2, "global_batch": 64,
+    "device": "cpu", "parameters": 701466,
+}  # fmt: skip
 
 
 class Terminal(io.StringIO):
@@ -131,11 +152,22 @@ def test_json_for_machines_text_for_people_colour_for_terminals() -> None:
     StepLog(pipe).write(RECORD)
     assert json.loads(pipe.getvalue()) == RECORD
     StepLog(terminal).write(RECORD)
-    assert "step     20" in terminal.getvalue()
+    assert "\x1b[36mstep     20\x1b[0m" in terminal.getvalue()
     for mode, stream in (("text", io.StringIO()), ("json", Terminal())):
         StepLog(stream, mode).write(RECORD)  # type: ignore[arg-type]
         assert stream.getvalue().startswith("{") == (mode == "json")
         assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_without_colours_or_room_gets_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    for columns, brief in ((200, False), (70, True)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        terminal = Terminal()
+        StepLog(terminal).write(RECORD)
+        assert "\x1b" not in terminal.getvalue()
+        assert ("compute" not in terminal.getvalue()) == brief
+        assert "loss 0.5000" in terminal.getvalue()
 
 
 def test_a_refusal_of_the_fence_is_the_callers(tmp_path: Path) -> None:

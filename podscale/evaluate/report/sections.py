@@ -15,7 +15,7 @@ from podscale.evaluate.report.gather import STAGES, ReportData, ended
 from podscale.evaluate.report.pictures import one_per_class, picture
 from podscale.evaluate.report.svg import Markup, tag, text
 from podscale.evaluate.scores import most_confident_mistakes
-from podscale.evaluate.text import printable
+from podscale.text import printable
 
 SAMPLE_PICTURES = 20
 MISTAKES = 18

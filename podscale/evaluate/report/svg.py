@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from podscale.evaluate.text import printable
+from podscale.text import printable
 
 
 class Markup(str):

@@ -8,8 +8,8 @@ from pathlib import Path
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
 from podscale.files import write_json
+from podscale.progress import Update
 from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary, classes_sha256
-from podscale.shards.progress import Update
 
 
 @dataclass

@@ -1,11 +1,18 @@
 """How long work reports where it is: a callable that gets an update now and then, for a bar or a log."""
 
+import json
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
-Stage = Literal["list", "pack", "merge", "verify"]
+Stage = Literal["list", "pack", "merge", "verify", "evaluate"]
+
+VARIABLE = "PODSCALE_PROGRESS_FILE"
+"""Environment: the file to which a running stage writes where it is, for whoever shows it on this machine."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,32 @@ Report = Callable[[Update], None]
 
 def silent(update: Update) -> None:
     """The report of whoever does not want one."""
+
+
+def to_file(path: Path) -> Report:
+    """A report that keeps the newest update in a file; a disk that is full costs the display, not the work."""
+
+    def tell(update: Update) -> None:
+        part = path.with_suffix(".part")
+        with suppress(OSError):
+            part.write_text(json.dumps(asdict(update)), encoding="ascii")
+            part.replace(path)
+
+    return tell
+
+
+def from_environment() -> Report:
+    """The report that the launcher asked for, or the silent one."""
+    path = os.environ.get(VARIABLE)
+    return to_file(Path(path)) if path else silent
+
+
+def read(path: Path) -> Update | None:
+    """The newest update in a file; None where there is none."""
+    try:
+        return Update(**json.loads(path.read_text(encoding="ascii")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 class Ticker:

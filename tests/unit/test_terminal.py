@@ -1,0 +1,62 @@
+"""The line of progress, and the file by which a stage says how far it is."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from podscale import progress
+from podscale.progress import Ticker, Update
+from podscale.terminal import ProgressLine, paint, progress_text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_a_progress_line_says() -> None:
+    text = progress_text(Update("pack", 500, 2000, rejects=3, seconds=5.0))
+    assert text == f"pack      {'━' * 6}{'╌' * 18}  25%  500 of 2,000 images  100 images/s  0:15 left  3 unusable"
+    assert progress_text(Update("list", 1, 0)) == "list      1 image"
+    assert "100%" in progress_text(Update("evaluate", 12, 10, seconds=1.0)), "padding is no image"
+
+
+def test_the_line_is_drawn_again_cut_to_the_terminal_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        line = ProgressLine(stream)
+        line(Update("pack", 500, 2000, seconds=5.0))
+        line(Update("pack", 2000, 2000, seconds=5.0, done=True))
+        line.clear()
+    assert terminal.getvalue() == f"\r\x1b[2Kpack      {'━' * 6}{'╌' * 3}\r\x1b[2K"
+    assert pipe.getvalue() == ""
+
+
+def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert paint("a", "bold green", Terminal()) == "\x1b[1;32ma\x1b[0m"
+    assert paint("a", "green", io.StringIO()) == "a"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert paint("a", "green", Terminal()) == "a"
+
+
+def test_progress_goes_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.json"
+    assert progress.read(path) is None
+    monkeypatch.setenv(progress.VARIABLE, str(path))
+    ticker = Ticker("evaluate", progress.from_environment(), 100)
+    ticker.set(100, 0, 0)
+    ticker.close()
+    update = progress.read(path)
+    assert update is not None
+    assert (update.stage, update.images, update.total, update.done) == ("evaluate", 100, 100, True)
+    assert os.listdir(tmp_path) == ["progress.json"]  # noqa: PTH208
+    path.write_text('{"stage"')
+    assert progress.read(path) is None
+    progress.to_file(tmp_path / "gone" / "p.json")(update)
+    monkeypatch.delenv(progress.VARIABLE)
+    assert progress.from_environment() is progress.silent
