@@ -9,12 +9,11 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
+from podscale import processes
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
 from podscale.launch.orphans import LAUNCHER
@@ -29,7 +28,8 @@ a stage that fails says why (`last_words`): the run directory may be on a disk t
 @contextmanager
 def stage_process(stage: Stage | str) -> Iterator[None]:
     """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
-    _die_with_launcher()
+    if LAUNCHER in os.environ:
+        processes.die_with(int(os.environ[LAUNCHER]))
     try:
         with stoppable():
             if SIGNPOST in os.environ:
@@ -62,31 +62,3 @@ def _leave_word(stage: str, exit_code: int, error: str) -> None:
 
 def _word_path(signpost: Path, stage: str) -> Path:
     return signpost.with_name(f"ended-{stage}.json")
-
-
-def _die_with_launcher() -> None:
-    launcher = os.environ.get(LAUNCHER)
-    if launcher is None:
-        return
-    try:
-        handle = os.pidfd_open(int(launcher))
-    except ProcessLookupError:
-        _die()
-    threading.Thread(target=_watch, args=(handle,), name="launcher-watch", daemon=True).start()
-
-
-def _watch(handle: int) -> None:
-    import select
-
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)  # a pidfd becomes readable when its process ends
-    while not poll.poll():
-        pass
-    _die()
-
-
-def _die() -> NoReturn:
-    # SIGKILL rather than an orderly end: what this process started dies by the kernel's parent-death signal, and a
-    # launch that was killed is continued from what is complete on disk.
-    os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(int(ExitCode.FAILED))

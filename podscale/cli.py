@@ -1,13 +1,14 @@
 """The command line. Each command imports what it needs when it runs, so that `--help` answers at once."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from podscale.errors import ExitCode, PodscaleError
+from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.stopping import stoppable
 from podscale.version import VERSION
 
@@ -94,6 +95,10 @@ def shard(
         Optional[Path],  # noqa: UP045
         typer.Option("--inspect", metavar="DIR", help="Tell what a shard set holds instead of making one."),
     ] = None,
+    contact_sheet: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--contact-sheet", metavar="FOLDER", help="With --inspect: a picture of each split, to look at."),
+    ] = None,
     dedup: Annotated[Optional[str], typer.Option(help="Short for --set data.dedup=...")] = None,  # noqa: UP045
     resize_short: Annotated[Optional[int], typer.Option(help="Short for --set data.resize_short=...")] = None,  # noqa: UP045
     quality: Annotated[Optional[int], typer.Option(help="Short for --set data.quality=...")] = None,  # noqa: UP045
@@ -103,7 +108,9 @@ def shard(
     from podscale.commands import stage
 
     if inspect is not None:
-        return stage.inspect(inspect, verify=verify, as_json=json)
+        return stage.inspect(inspect, verify=verify, contact_sheets=contact_sheet, as_json=json)
+    if contact_sheet is not None or json:
+        raise InputError("--contact-sheet and --json go with --inspect DIR")
     short = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
     changes = [*changes, *(f"{name}={value}" for name, value in short.items() if value is not None)]
     return stage.shard(document, changes, workers=workers, index=index, of=of, verify=verify)
@@ -186,6 +193,8 @@ def doctor(
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code where the command did not exit itself."""
+    typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
+    os.environ["PODSCALE_COMMAND"] = shlex.join(typed)  # for environment.json (launch.environment.COMMAND)
     try:
         with stoppable():
             result = app(args=arguments, prog_name="podscale", standalone_mode=False)

@@ -1,6 +1,7 @@
 """What this machine offers, found without importing a framework (which takes seconds)."""
 
 import os
+import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,27 @@ class Memory:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """CPU cores this process may use: its affinity and its container's quota, at least 1."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+
+
+def cpu_name() -> str:
+    """The processor's name, as /proc/cpuinfo tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def visible_gpus() -> int:
-    """NVIDIA GPUs that a process started here would see: the device nodes, or fewer by CUDA_VISIBLE_DEVICES."""
+    """NVIDIA GPUs that a process started here would see: the device nodes, or those in CUDA_VISIBLE_DEVICES."""
     nodes = len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name.removeprefix("nvidia").isdigit()])
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not nodes:
@@ -29,7 +45,17 @@ def visible_gpus() -> int:
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     if "-1" in names:  # CUDA ignores everything from the first invalid index on
         names = names[: names.index("-1")]
-    return min(nodes, len(names))
+    parts_of_gpus = any(name.startswith("MIG-") for name in names)  # there may be more of them than device nodes
+    return len(names) if parts_of_gpus else min(nodes, len(names))
+
+
+def gpu_names() -> list[str]:
+    """Names of the NVIDIA GPUs of this machine, hidden ones included, by the driver's own files."""
+    names = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        fields = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
+        names.append(fields.get("Model", "unknown").strip())
+    return names or ["unknown NVIDIA GPU"] * visible_gpus()
 
 
 def default_processes() -> int:
@@ -51,3 +77,12 @@ def memory() -> Memory:
     except OSError:
         shared = 0
     return Memory(values.get("MemTotal", 0), values.get("MemAvailable", 0), shared)
+
+
+def memory_kills() -> int:
+    """Processes of this container that the kernel has killed for memory so far (cgroup v2); 0 where unknown."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -8,15 +8,15 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from podscale import devices
 from podscale.errors import ExitCode
+from podscale.terminal import paint
 from podscale.text import human_bytes
-from podscale.version import VERSION
+from podscale.version import VERSION, installed
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -53,33 +53,6 @@ def examine(workspace: Path) -> list[Finding]:
     return [*_system(), *_memory(), *_disk(workspace), *_network(), *_software(), *_engine(), *_cluster()]
 
 
-def installed(package: str) -> str | None:
-    """The version of an installed package; it is not imported."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_name() -> str:
-    """The processor's name, as /proc/cpuinfo tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def gpu_names() -> list[str]:
-    """Names of the NVIDIA GPUs of this machine, by the driver's own files."""
-    names = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        fields = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
-        names.append(fields.get("Model", "unknown").strip())
-    return names or ["unknown NVIDIA GPU"] * devices.visible_gpus()
-
-
 def _system() -> Iterator[Finding]:
     version = platform.python_version()
     good = sys.version_info[:2] >= PYTHON
@@ -97,12 +70,12 @@ def _system() -> Iterator[Finding]:
         platform.platform(),
         "" if linux else "training runs on Linux; use WSL or a container",
     )
-    yield Finding("processor", "ok", f"{devices.cores()} cores for this process, {cpu_name()}")
+    yield Finding("processor", "ok", f"{devices.cores()} cores for this process, {devices.cpu_name()}")
     gpus = devices.visible_gpus()
     if gpus:
-        yield Finding("GPUs", "ok", f"{gpus} visible: {', '.join(gpu_names())}")
+        yield Finding("GPUs", "ok", f"{gpus} visible: {', '.join(devices.gpu_names())}")
     else:
-        hidden = "; CUDA_VISIBLE_DEVICES hides them" if gpu_names() else ""
+        hidden = "; CUDA_VISIBLE_DEVICES hides them" if devices.gpu_names() else ""
         yield Finding("GPUs", "note", f"none{hidden}", "small runs work on the CPU (try `podscale run`)")
 
 
@@ -222,11 +195,9 @@ def _cluster() -> Iterator[Finding]:
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:
-    colours = {"ok": "32", "note": "33", "missing": "31"}
+    styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        word = f"{finding.verdict:<7}"
-        if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-            word = f"\x1b[{colours[finding.verdict]}m{word}\x1b[0m"
+        word = paint(f"{finding.verdict:<7}", styles[finding.verdict], sys.stdout)
         advice = f" -> {finding.advice}" if finding.advice else ""
         yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"

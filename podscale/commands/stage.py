@@ -3,15 +3,19 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podscale import resume, stages
 from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
-from podscale.errors import InputError
+from podscale.errors import InputError, PodscaleError
 from podscale.rundir import Outcome, RunDirectory, dataset_directory
 from podscale.terminal import ProgressLine
 from podscale.text import count, human_bytes
+
+if TYPE_CHECKING:
+    from podscale.evaluate.evaluation import Evaluation
 
 
 def shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
@@ -46,12 +50,30 @@ def shard(document: str | None, changes: Sequence[str], *, workers: int, index: 
     print(f"{result.location}{' (was complete before)' if result.reused else ''}")
 
 
-def inspect(directory: Path, *, verify: bool, as_json: bool) -> None:
-    """Tells what a shard set holds."""
+def inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
+    """Tells what a shard set holds; fails where verifying finds damage. contact_sheets: folder for pictures."""
     from podscale.shards import inspect as look
 
-    summary = look.inspect(directory, verify=verify)
+    progress = ProgressLine(sys.stderr)
+    summary = look.inspect(directory, verify=verify, progress=progress)
+    progress.clear()
     print(summary.to_json() if as_json else summary.to_text())
+    for path in _contact_sheets(directory, list(summary.splits), contact_sheets) if contact_sheets else ():
+        print(path, file=sys.stderr)
+    if summary.damage:
+        raise PodscaleError(
+            f"{directory}: {count(len(summary.damage), 'damaged file')}; delete the folder and run `podscale shard`"
+        )
+
+
+def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Path]:
+    from podscale.shards.contact import contact_sheet
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [contact_sheet(directory, split, folder / f"{split}.png") for split in splits]
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: cannot write the contact sheet: {error.strerror}") from error
 
 
 def train(document: str | None, changes: Sequence[str]) -> None:
@@ -66,8 +88,8 @@ def evaluate(document: str | None, changes: Sequence[str]) -> None:
 
     config, shard_set = _ready(document, changes)
     outcome = stages.evaluate(config, shard_set)
-    for name, value in evaluations.kfp_metrics(evaluations.read(RunDirectory.of(config).evaluation)).items():
-        print(f"{name}: {value:.4f}")
+    for name, value in _figures(evaluations.read(RunDirectory.of(config).evaluation)).items():
+        print(f"{name:<10} {value}")
     _tell(config, outcome, RunDirectory.of(config).evaluation)
 
 
@@ -81,6 +103,20 @@ def _ready(document: str | None, changes: Sequence[str]) -> tuple[RunConfig, str
     config = load(document, changes)
     resume.refuse_other_document(config)
     return config, dataset_directory(config.run.workspace, config.data)
+
+
+def _figures(evaluation: "Evaluation") -> dict[str, str]:
+    """The figures people ask for first, as text."""
+    figures, rate = evaluation.figures, evaluation.throughput.evaluation_images_per_second
+    low, high = figures.top1_interval
+    rows = {
+        "top-1": f"{figures.top1:.2%}  (95 % interval {low:.2%} to {high:.2%})",
+        f"top-{figures.top5_k}": f"{figures.top5:.2%}",
+        "loss": "not finite" if figures.loss is None else f"{figures.loss:.4f} nats",
+        "ECE": "not finite" if figures.ece is None else f"{figures.ece:.2%}",
+        "images": f"{figures.samples:,}",
+    }
+    return {**rows, "speed": f"{rate:,.0f} images/s"} if rate else rows
 
 
 def _tell(config: RunConfig, outcome: Outcome, product: Path) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from podscale.config import RunConfig, fingerprint, result_values
 from podscale.errors import InputError
 from podscale.evaluate import predictions
-from podscale.evaluate.history import History, read_history
+from podscale.evaluate.history import History, number, read_history
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, score
 from podscale.files import write_atomically
 from podscale.rundir import RunDirectory
@@ -196,13 +196,13 @@ def compare_claim(
     )
 
 
-def throughput_of(
-    config: RunConfig, history: History, *, samples: int, seconds: float | None, processes: int | None = None
-) -> Throughput:
-    """Speeds from the training log and from `seconds`, the wall time of the evaluation's forward passes."""
+def throughput_of(config: RunConfig, history: History) -> Throughput:
+    """Speeds of the training's updates and of the newest evaluation's forward passes (input included)."""
+    told = history.newest("evaluated") or {}
+    seconds, images, processes = number(told.get("seconds")), number(told.get("images")), told.get("processes")
     return Throughput(
         evaluation_seconds=seconds,
-        evaluation_images_per_second=samples / seconds if seconds else None,
+        evaluation_images_per_second=images / seconds if images and seconds else None,
         training_seconds=history.seconds if history.steps else None,
         training_images_per_second=history.images_per_second(config.train.global_batch),
         processes=processes,
@@ -214,14 +214,12 @@ def evaluate_run(
     config: RunConfig,
     shard_set: ShardSet,
     *,
-    seconds: float | None = None,
-    processes: int | None = None,
     split: str = "validation",
 ) -> Evaluation:
     """Scores <run>/predictions.safetensors and writes <run>/evaluation.json.
 
-    `seconds` is the wall time of the forward passes, `processes` how many ranks took part. Raises InputError where
-    there are no predictions, or where they are not those of each sample of the split exactly once.
+    Speeds are those in metrics.jsonl: the engine logs the event `evaluated` with images, seconds and processes. Raises
+    InputError where there are no predictions, or where they are not those of each sample of the split exactly once.
     """
     run = RunDirectory(run_directory)
     found = predictions.read(run.predictions)
@@ -239,9 +237,7 @@ def evaluate_run(
         shard_set=str(shard_set.directory),
         split=split,
         model_sha256=_sha256(weights) if weights.exists() else None,
-        throughput=throughput_of(
-            config, read_history(run.metrics), samples=len(found), seconds=seconds, processes=processes
-        ),
+        throughput=throughput_of(config, read_history(run.metrics)),
     )
     write(run.evaluation, evaluation)
     return evaluation

@@ -1,10 +1,11 @@
 """What metrics.jsonl tells: the curves of a run, put in order after restarts, and totals over all its launches."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from podscale.telemetry.events import Record, parse_record, undisturbed
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class History:
     damaged: lines that are no JSON object (the last one of a killed writer, usually).
     """
 
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[Record] = field(default_factory=list)
+    evaluations: list[Record] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     damaged: int = 0
@@ -39,6 +40,10 @@ class History:
             before = step
         return images / seconds if seconds else None
 
+    def newest(self, event: str) -> Record | None:
+        """The last of these events."""
+        return next((line for line in reversed(self.events) if line.get("event") == event), None)
+
     def count(self, event: str) -> int:
         """How often `event` happened."""
         return sum(line.get("event") == event for line in self.events)
@@ -47,32 +52,27 @@ class History:
 def read_history(path: Path) -> History:
     """The history in metrics.jsonl; empty where there is no such file. Lines that cannot be read are counted."""
     try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        return parse_history(path.read_bytes().splitlines())
     except OSError:
         return History()
-    return parse_history(text.splitlines())
 
 
-def parse_history(lines: Iterable[str]) -> History:
+def parse_history(lines: Iterable[bytes]) -> History:
     """The history in these lines of metrics.jsonl."""
-    entries, damaged = [], 0
-    for line in lines:
-        entry = _entry(line)
-        if entry is None:
-            damaged += 1
-        else:
-            entries.append(entry)
+    parsed = [parse_record(line) for line in lines]
+    entries = [entry for entry in parsed if entry is not None]
+    kept = undisturbed(entries)
     phases: dict[str, float] = {}
     for entry in entries:
         for name, value in (entry.get("phases") or {}).items():
             phases[name] = phases.get(name, 0.0) + (number(value) or 0.0)
     return History(
-        steps=_newest_by_step(entries, "step"),
-        evaluations=_newest_by_step(entries, "evaluation"),
+        steps=[entry for entry in kept if entry["kind"] == "step"],
+        evaluations=[entry for entry in kept if entry["kind"] == "evaluation"],
         events=[entry for entry in entries if entry["kind"] == "event"],
         phases=phases,
         seconds=sum(_launch_seconds(entries)),
-        damaged=damaged,
+        damaged=len(parsed) - len(entries),
     )
 
 
@@ -83,34 +83,13 @@ def number(value: Any) -> float | None:
     return float(value) if abs(value) < float("inf") else None
 
 
-def _entry(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
-        return None
-    if entry["kind"] in ("step", "evaluation") and number(entry.get("step")) is None:
-        return None
-    return entry
-
-
-def _newest_by_step(entries: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Lines of one kind by step. A line of an earlier step says that all later ones before it were redone."""
-    kept: list[dict[str, Any]] = []
-    for entry in entries:
-        if entry["kind"] == kind:
-            while kept and kept[-1]["step"] >= entry["step"]:
-                kept.pop()
-            kept.append(entry)
-    return kept
-
-
-def _launch_seconds(entries: list[dict[str, Any]]) -> Iterator[float]:
+def _launch_seconds(entries: list[Record]) -> Iterator[float]:
     """Seconds of each launch; one begins with a "start" or "resumed" event, or with both together."""
     first = last = None
     opening = False
     for entry in entries:
+        if entry.get("event") == "evaluated":
+            continue  # the stage after training writes this
         opens = entry["kind"] == "event" and entry.get("event") in ("start", "resumed")
         if opens and not opening and first is not None and last is not None:
             yield last - first

@@ -4,16 +4,14 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from podscale import devices
 from podscale.files import write_json
 from podscale.launch.jobspec import JobSpec
-from podscale.launch.place import core_count, gpu_names
-from podscale.version import VERSION
+from podscale.version import VERSION, installed
 
 PACKAGES = (
     "torch",
@@ -26,6 +24,8 @@ PACKAGES = (
     "kfp",
     "prometheus-client",
 )
+COMMAND = "PODSCALE_COMMAND"
+"""Environment: what a person typed, given by the command line; absent where a cluster started the stage."""
 
 
 def write_environment(path: Path, spec: JobSpec) -> None:
@@ -38,34 +38,19 @@ def describe(spec: JobSpec) -> dict[str, Any]:
         "podscale": VERSION,
         "commit": _commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": os.environ.get(COMMAND),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": _cpu_model(),
-        "cores": core_count(),
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
+        "cpu": devices.cpu_name(),
+        "cores": devices.cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": gpu_names(),
+        "gpus": devices.gpu_names(),
         "nodes": spec.rendezvous.nodes,
         "processes": spec.processes,
         "threads": spec.threads,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _commit() -> str | None:

@@ -1,9 +1,8 @@
 """Nothing outlives its supervisor: processes die with their parent, and whoever is left is found and ended.
 
-Linux only: PR_SET_PDEATHSIG and /proc.
+Linux only: it reads /proc.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -11,7 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from podscale import processes
+
 RANK_DIR = "PODSCALE_RANK_DIR"
 SUPERVISOR = "PODSCALE_SUPERVISOR"
 LAUNCHER = "PODSCALE_LAUNCHER_PID"
@@ -19,18 +19,15 @@ LAUNCHER = "PODSCALE_LAUNCHER_PID"
 
 
 def die_with_parent() -> None:
-    """Asks the kernel for SIGKILL when the parent ends; exits at once where an ancestor is already gone.
+    """Binds this process to its parent, and so to the supervisor; dies at once where one in between is already gone.
 
-    The request survives exec. It goes by the parent's *thread*: parents start children from their main thread. The
-    supervisor's pid comes by environment, so that a parent which ended before the request is noticed: then the
+    The supervisor's pid comes by environment, so that a parent which ended before the bond is noticed: then the
     supervisor is no longer among the ancestors.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    processes.die_with_parent()
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor is not None and int(supervisor) not in ancestors():
-        os.kill(os.getpid(), signal.SIGKILL)
+        processes.die()
 
 
 def ancestors() -> Iterator[int]:

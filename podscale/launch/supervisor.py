@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter
 
+from podscale import devices
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.launch import local, orphans
@@ -26,7 +27,6 @@ from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
 from podscale.launch.jobspec import JobSpec, Stage, job_spec
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
-from podscale.launch.place import core_count, gpu_count, memory_kills
 from podscale.rundir import Lease, RunDirectory
 from podscale.stopping import ECHO_SECONDS
 from podscale.telemetry.events import EventLog
@@ -50,7 +50,7 @@ def supervise(
     takes it. rank_module: what each rank runs; default: the entry of the document's engine. Raises InputError where
     it cannot even start (port in use).
     """
-    spec = job_spec(config, stage, shard_set, os.environ, gpus=gpu_count(), cores=core_count())
+    spec = job_spec(config, stage, shard_set, os.environ, gpus=devices.visible_gpus(), cores=devices.cores())
     spec = replace(spec, rank_module=rank_module or spec.rank_module)
     return run_job(config, spec, RunDirectory.of(config).create(), lease)
 
@@ -141,7 +141,7 @@ class _Attempt:
             spec, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
         self._first_lost: LostRank | None = None
-        self._memory_kills = memory_kills()
+        self._memory_kills = devices.memory_kills()
         self._forwarded = 0
         self._killed = False
 
@@ -215,7 +215,7 @@ class _Attempt:
             return None
         said = {int(pid): int(code) for code, pid in TORCHRUN_FAILURE.findall(launcher)}
         how = status if self._spec.alone else said.get(lost.pid)
-        return LostRank(lost.rank, lost.pid, how, memory_kills() > self._memory_kills)
+        return LostRank(lost.rank, lost.pid, how, devices.memory_kills() > self._memory_kills)
 
     def _launcher_output(self) -> str:
         with self._launcher_log.open("rb") as file:

@@ -7,6 +7,7 @@ in outcome-<rank>.json, because torchrun tells its own caller only that some pro
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from podscale.rundir import RunDirectory
 from podscale.rundir.lease import fence
 from podscale.shards.shardset import ShardSet
 from podscale.stopping import Stopped
+from podscale.telemetry.events import EventLog
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def run_stage(place: Place) -> None:
         case "train":
             run_training(place, world, shard_set, run, stop)
         case "evaluate":
-            run_evaluation(place.config, world, shard_set, run)
+            run_evaluation(place, world, shard_set, run)
         case _:
             raise InputError(f"PODSCALE_STAGE={place.stage}: this engine has the stages train and evaluate")
 
@@ -150,19 +152,25 @@ def run_training(place: Place, world: World, shard_set: ShardSet, run: RunDirect
             session.close()
 
 
-def run_evaluation(config: RunConfig, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
     """Evaluates the final model; rank 0 writes the predictions of every sample to the run directory."""
+    config = place.config
     set_numerics(config.train)
     model = build_placed_model(config, world, len(shard_set.classes))
     load_weights(model, run.model / WEIGHTS)
     feed = Feed(config.input, world, channels_last=config.train.channels_last)
     loader, evaluator = build_evaluator(config, world, shard_set, feed, build_precision(config.train, world))
+    world.barrier()  # so that rank 0 does not count the time in which others are still starting
+    started = time.perf_counter()
     try:
         found = evaluator.predict(model, untimed)
     finally:
         loader.close()
     if found is not None:
+        seconds = round(time.perf_counter() - started, 6)
         predictions.write(run.predictions, found)
+        with EventLog(run.metrics, place.fence_of(run)) as events:
+            events.event("evaluated", images=len(found), seconds=seconds, processes=world.size)
     world.barrier()
 
 

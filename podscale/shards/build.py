@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from podscale import devices
 from podscale.config.identity import data_fingerprint
 from podscale.config.model import DataSection
 from podscale.errors import InputError
@@ -64,7 +65,7 @@ def build_shard_set(
     """
     assert 0 <= index < of
     report = progress or silent
-    workers = workers or os.cpu_count() or 1
+    workers = workers or devices.cores()
     with writing(directory):
         for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
             folder.mkdir(parents=True, exist_ok=True)

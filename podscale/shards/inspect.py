@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from podscale.progress import Report, silent
-from podscale.shards.contact import contact_sheet
 from podscale.shards.index import JPEG, Flag
 from podscale.shards.merge import DUPLICATES, REJECTS
 from podscale.shards.shardset import ShardSet, Split
 from podscale.shards.verify import verify as verify_files
 from podscale.text import human_bytes
-
-__all__ = ["SplitView", "Summary", "contact_sheet", "inspect"]
 
 EXAMPLES = 20
 """Rejects and duplicates shown; the files hold all of them."""

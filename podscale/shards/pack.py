@@ -4,7 +4,6 @@ A shard is written under a temporary name, synced and renamed; its record follow
 the next run finds finished shards with their records, and packs the others again from the plan.
 """
 
-import ctypes
 import hashlib
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from podscale import processes
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import sync_directory
@@ -317,9 +317,7 @@ _worker: list[_Worker] = []  # the state of this process: a pool hands its tasks
 
 def _start_worker(packer: Packer, totals: "list[Synchronized[int]]", parent: int) -> None:
     """Prepares a packing process, which dies with its parent even where that is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
+    processes.die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
     plan = Plan.read(packer.directory / NAME)
     _worker.append(_Worker(packer, plan, open_source(packer.data), _Counter(totals)))

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +96,40 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def parse_record(line: bytes) -> Record | None:
+    """The record of a line; None for half a line, or one that no writer of this log wrote."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and "kind" in record else None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    stepless = record["kind"] in ("step", "evaluation") and type(record.get("step")) is not int
+    return None if stepless else record
 
 
-def history(path: Path) -> list[Record]:
-    """The log as one undisturbed run would have written it.
+def undisturbed(records: Iterable[Record]) -> list[Record]:
+    """The records as one undisturbed run would have written them.
 
     Where a launch began or continued at step n (`step` of its start or resumed event), what earlier launches logged
-    of later steps is left out: those updates were lost and done again.
+    of later steps is left out: those updates were lost and done again. So is a step or evaluation that comes again.
     """
     kept: list[Record] = []
-    for record in read_records(path):
-        if record.get("event") in ("start", "resumed") and "step" in record:
-            start = int(record["step"])
-            kept = [entry for entry in kept if entry["kind"] == "event" or entry["step"] <= start]
+    for record in records:
+        if record["kind"] in ("step", "evaluation"):
+            kept = _without(kept, record["kind"], record["step"])
+        elif record.get("event") in ("start", "resumed") and "step" in record:
+            for kind in ("step", "evaluation"):
+                kept = _without(kept, kind, record["step"] + 1)
         kept.append(record)
     return kept
+
+
+def _without(records: list[Record], kind: str, first: int) -> list[Record]:
+    """Without those of `kind` from step `first` on; the usual case, that there are none, costs a look at the end."""
+    newest = next((record for record in reversed(records) if record["kind"] == kind), None)
+    if newest is None or newest["step"] < first:
+        return records
+    return [record for record in records if record["kind"] != kind or record["step"] < first]
 
 
 def _finite(value: Any) -> Any:

@@ -158,6 +158,16 @@ def _done(record: Record) -> list[Part]:
     return [("done", "bold"), (f"step {record['step']}", ""), (f"{skipped} skipped" if skipped else "", "yellow")]
 
 
+def _evaluated(record: Record) -> list[Part]:
+    rate = record["images"] / max(record["seconds"], 1e-9)
+    return [
+        (f"evaluated  {count(record['images'], 'image')}", "bold"),
+        (f"{record['seconds']:.1f} s", ""),
+        (f"{rate:,.0f} images/s", ""),
+        (count(record["processes"], "process"), ""),
+    ]
+
+
 def _anything(record: Record) -> list[Part]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
     return [(name, "dim"), *((f"{key} {_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN)]
@@ -173,6 +183,7 @@ _EVENTS = {
     "restart": _restart,
     "preempted": _preempted,
     "done": _done,
+    "evaluated": _evaluated,
 }
 
 

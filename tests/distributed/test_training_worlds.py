@@ -22,7 +22,7 @@ from podscale.pytorch.trainer import TrainResult, train
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
-from podscale.telemetry.events import history
+from podscale.telemetry.events import read_records, undisturbed
 
 
 def document(workspace: Path, **changes: Any) -> RunConfig:
@@ -114,7 +114,11 @@ def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def losses_of(config: RunConfig) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in history(RunDirectory.of(config).metrics) if line["kind"] == "step"}
+    return {line["step"]: line["loss"] for line in records_of(config) if line["kind"] == "step"}
+
+
+def records_of(config: RunConfig) -> list[dict[str, Any]]:
+    return undisturbed(read_records(RunDirectory.of(config).metrics))
 
 
 def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -131,7 +135,7 @@ def test_training_learns_and_leaves_everything_behind(run_world: Any, make_shard
     losses = losses_of(config)
     assert list(losses) == list(range(1, 61))
     assert np.mean([losses[step] for step in range(56, 61)]) < 0.7 * losses[1]
-    lines = history(RunDirectory.of(config).metrics)
+    lines = records_of(config)
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [3 * epoch for epoch in range(1, 21)]
     assert evaluations[-1]["top1"] == results[0].evaluation["top1"]
@@ -192,7 +196,7 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
     run_world(4, stopped)
     results = run_world(2, lambda world: run_training(config, shards, world))
     assert results[0].steps == 12
-    events = [line["event"] for line in history(RunDirectory.of(config).metrics) if line["kind"] == "event"]
+    events = [line["event"] for line in records_of(config) if line["kind"] == "event"]
     assert events.count("resumed") == 1
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from podscale.launch.outcomes import registered_ranks
-from podscale.telemetry.events import history, read_records
+from podscale.telemetry.events import read_records, undisturbed
 
 MARK = "PODSCALE_TEST_MARK"
 PATIENCE = 180.0
@@ -134,7 +134,11 @@ def podscale(folder: Path, *arguments: str, variables: Mapping[str, str] | None 
 
 def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The bits that a run ends with: its final weights and the loss of every update."""
-    losses = {line["step"]: line["loss"] for line in history(run / "metrics.jsonl") if line["kind"] == "step"}
+    losses = {
+        line["step"]: line["loss"]
+        for line in undisturbed(read_records(run / "metrics.jsonl"))
+        if line["kind"] == "step"
+    }
     assert list(losses) == list(range(1, len(losses) + 1))
     return {**load_file(run / "model" / "model.safetensors"), "losses": np.array(list(losses.values()))}
 

@@ -23,6 +23,7 @@ from podscale.rundir import Outcome, write_outcome
 from podscale.shards import index
 from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
 from podscale.shards.shardset import ShardSet
+from podscale.telemetry.events import EventLog
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -89,7 +90,7 @@ def write_shard_set(
     ).write(directory)  # fmt: skip
     (directory / "rejects.jsonl").write_text(
         "".join(
-            json.dumps({"source": source, "reason": "truncated", "split": "train"}) + "\n"
+            json.dumps({"source": source, "reason": "truncated", "detail": "it ends early", "split": "train"}) + "\n"
             for source in ("seven/<b>cut</b>.png", "nine/half.png")
         )
     )
@@ -140,7 +141,9 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
     found = _predict(weights, held_x, held_y, shards.split("validation").keys)
     predictions.write(run / "predictions.safetensors", found)
     seconds = time.monotonic() - started
-    evaluate_run(run, config, shards, seconds=seconds, processes=1)
+    with EventLog(run / "metrics.jsonl") as events:
+        events.event("evaluated", images=len(found), seconds=seconds, processes=1)
+    evaluate_run(run, config, shards)
     write_outcome(run / "outcome.json", Outcome("evaluate", 0, "", seconds, ""))
     return DigitsRun(run, root / "shards", config)
 

@@ -14,7 +14,7 @@ import pytest
 from podscale.config import load
 from podscale.evaluate import predictions
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import history
+from podscale.telemetry.events import read_records, undisturbed
 from tests.support.commands import Command, different, podscale, result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     # The evaluation stage loads the exported model and agrees with the training's own last evaluation.
     trained = json.loads((run.model / "model.json").read_text())["training"]["evaluation"]
     assert trained["top1"] == pytest.approx(figures["top1"])
-    lines = history(run.metrics)
+    lines = undisturbed(read_records(run.metrics))
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
     assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
     card = (run.model / "README.md").read_text()

@@ -17,8 +17,7 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin directory of a new environment that holds the wheel; its dependencies are those of this environment."""
     place = tmp_path_factory.mktemp("wheel")
     source = place / "source"
-    ignored = shutil.ignore_patterns(".git", ".venv", "runs", "datasets", "build", "*.egg-info", ".mypy_cache")
-    shutil.copytree(ROOT, source, ignore=ignored)
+    shutil.copytree(ROOT, source, ignore=_not_source)
     build = [
         sys.executable,
         "-m",
@@ -44,6 +43,12 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", str(wheel)]
     subprocess.run(install, check=True)
     return environment / "bin"
+
+
+def _not_source(folder: str, names: list[str]) -> set[str]:
+    """What a checkout holds beside its source; runs/ and datasets/ are products only at its top."""
+    hidden = {name for name in names if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"}
+    return hidden | ({"runs", "datasets", "build"} if Path(folder) == ROOT else set())
 
 
 def _shared_site_directories() -> set[str]:

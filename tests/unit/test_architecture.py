@@ -17,6 +17,7 @@ FLOORS = {
     "podscale.files": 0,
     "podscale.devices": 0,
     "podscale.keyed": 0,
+    "podscale.processes": 0,
     "podscale.progress": 0,
     "podscale.text": 0,
     "podscale.stopping": 1,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from podscale.cli import main
 from podscale.config import loads
 from podscale.errors import ExitCode
+from podscale.launch.environment import COMMAND
 from podscale.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +111,7 @@ def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--dry-run"]) == 0
     told = capsys.readouterr().out
-    for part in ("2 processes", "701,466 parameters", "20 epochs of batches of 64", "per process", "train       to do"):
+    for part in ("2 processes", "701,466 parameters", "epochs of batches of 64", "per process", "train       to do"):
         assert part in told
     assert list(tmp_path.iterdir()) == []
     assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
@@ -129,3 +131,27 @@ def test_completion(typed, expected):
     }
     done = subprocess.run([sys.executable, "-m", "podscale"], env=environment, capture_output=True, text=True)
     assert expected in done.stdout
+
+
+def test_contact_sheets_and_damage(digits_run, capsys, tmp_path):
+    folder = tmp_path / "look"
+    assert main(["shard", "--inspect", str(digits_run.shard_set), "--contact-sheet", str(folder)]) == 0
+    assert [path.read_bytes()[1:4] for path in sorted(folder.iterdir())] == [b"PNG", b"PNG"]
+    assert str(folder / "train.png") in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["shard", "--inspect", str(digits_run.shard_set), "--contact-sheet", str(tmp_path / "file")]) == 2
+    assert "cannot write the contact sheet" in capsys.readouterr().err
+    assert main(["shard", "--contact-sheet", str(folder)]) == 2
+    copy = tmp_path / "copy"
+    shutil.copytree(digits_run.shard_set, copy)
+    next(copy.glob("train/*.tar")).write_bytes(b"")
+    assert main(["shard", "--inspect", str(copy), "--verify"]) == 1
+    assert "damaged file" in capsys.readouterr().err
+
+
+def test_the_command_as_typed_reaches_the_stages(monkeypatch):
+    monkeypatch.delenv(COMMAND, raising=False)
+    main(["presets", "--json"])
+    assert os.environ[COMMAND] == "podscale presets --json"
+    main(["config", "digits", "--set", "run.id=a", "--set", "data.source=my photos", "--json"])
+    assert os.environ[COMMAND] == "podscale config digits --set run.id=a --set 'data.source=my photos' --json"

@@ -9,13 +9,13 @@ import pytest
 from podscale.evaluate.history import parse_history, read_history
 
 
-def step(number: int, time: float, loss: float = 1.0, rate: float = 100.0, **phases: float) -> str:
+def step(number: int, time: float, loss: float = 1.0, rate: float = 100.0, **phases: float) -> bytes:
     line: dict[str, Any] = {"time": time, "kind": "step", "step": number, "epoch": number / 10, "loss": loss}
-    return json.dumps({**line, "learning_rate": 0.1, "images_per_second": rate, "phases": phases})
+    return json.dumps({**line, "learning_rate": 0.1, "images_per_second": rate, "phases": phases}).encode()
 
 
-def event(name: str, time: float) -> str:
-    return json.dumps({"time": time, "kind": "event", "event": name})
+def event(name: str, time: float, **more: Any) -> bytes:
+    return json.dumps({"time": time, "kind": "event", "event": name, **more}).encode()
 
 
 def test_steps_that_were_redone_count_once_but_their_time_counts_twice() -> None:
@@ -42,6 +42,19 @@ def test_start_and_resumed_together_are_one_launch() -> None:
     assert history.seconds == 13
 
 
+def test_what_a_lost_launch_logged_after_its_last_checkpoint_is_no_history() -> None:
+    lines = [event("start", 0, step=0), step(10, 10), step(20, 20), event("resumed", 30, step=10), event("done", 31)]
+    assert [line["step"] for line in parse_history(lines).steps] == [10]
+
+
+def test_the_evaluation_afterwards_is_no_time_of_the_training() -> None:
+    lines = [event("start", 0, step=0), step(10, 10), event("done", 11), event("evaluated", 500, images=9, seconds=2.0)]
+    history = parse_history(lines)
+    assert history.seconds == 11
+    assert history.newest("evaluated")["images"] == 9
+    assert history.newest("resumed") is None
+
+
 def test_throughput_is_images_over_seconds_not_a_mean_of_rates() -> None:
     history = parse_history([step(10, 1, rate=100.0), step(20, 2, rate=300.0)])
     # 10 updates of 30 images at 100/s are 3 s, and at 300/s 1 s: 600 images in 4 s.
@@ -50,9 +63,7 @@ def test_throughput_is_images_over_seconds_not_a_mean_of_rates() -> None:
 
 def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(
-        step(1, 1).encode() + b"\n\xff\xfe\n[1, 2]\n" + b'{"kind": "step", "loss": 1}\n' + step(2, 2).encode()[:-7]
-    )
+    path.write_bytes(step(1, 1) + b"\n\xff\xfe\n[1, 2]\n" + b'{"kind": "step", "loss": 1}\n' + step(2, 2)[:-7])
     history = read_history(path)
     assert [line["step"] for line in history.steps] == [1]
     assert history.damaged == 4

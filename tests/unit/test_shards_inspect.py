@@ -10,7 +10,8 @@ from PIL import Image
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.shards.build import build_shard_set
-from podscale.shards.inspect import contact_sheet, inspect
+from podscale.shards.contact import contact_sheet
+from podscale.shards.inspect import inspect
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from podscale.errors import PodscaleError
 from podscale.rundir import Lease, LeaseLost
-from podscale.telemetry.events import EventLog, history, read_records
+from podscale.telemetry.events import EventLog, read_records, undisturbed
 from podscale.telemetry.steplog import Pace, StepLog, describe
 from podscale.text import duration
 
@@ -78,7 +78,7 @@ def test_history_leaves_out_what_was_lost_and_done_again(tmp_path: Path) -> None
         log.event("resumed", step=2)
         for number in (3, 4, 5):
             step(log, number, loss=2.0)
-    records = history(path)
+    records = undisturbed(read_records(path))
     assert [(r["step"], r["loss"]) for r in records if r["kind"] == "step"] == [
         (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)
     ]  # fmt: skip

@@ -3,15 +3,18 @@
 Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI machine learning repository (1998).
 """
 
+import gzip
+import importlib.util
 import struct
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from podscale.errors import InputError
 from podscale.shards.sources.base import Item
 
 GRAY_LEVELS = 16
@@ -23,22 +26,32 @@ class Digits:
 
     @cached_property
     def _images(self) -> list[bytes]:
-        levels = self._data.images
+        levels = self._table[:, :-1].reshape(-1, 8, 8)
         # 16 levels spread over 0..255, each to a value of its own: nothing is lost
         return [gray_png(np.rint(image * (255 / GRAY_LEVELS)).astype(np.uint8)) for image in levels]
 
     @cached_property
-    def _data(self) -> Any:
-        from sklearn.datasets import load_digits
-
-        return load_digits()
+    def _table(self) -> npt.NDArray[np.uint8]:
+        """One row per digit: 64 levels and the label."""
+        with gzip.open(_file(), "rt", encoding="ascii") as text:
+            return np.loadtxt(text, delimiter=",", dtype=np.uint8)
 
     def items(self) -> Iterator[Item]:
-        for number, label in enumerate(self._data.target):
+        for number, label in enumerate(self._table[:, -1]):
             yield Item(b"digits/%04d.png" % number, str(int(label)), len(self._images[number]))
 
     def read(self, item: Item) -> bytes:
         return self._images[int(item.name[7:11])]
+
+
+def _file() -> Path:
+    """The table inside scikit-learn, which is not imported for it: with SciPy that takes longer than packing."""
+    package = importlib.util.find_spec("sklearn")
+    places = [Path(place) for place in (package.submodule_search_locations or ())] if package else []
+    found = [place / "datasets" / "data" / "digits.csv.gz" for place in places]
+    if not found or not found[0].is_file():
+        raise InputError("data.source digits: the digits come with scikit-learn; install it: pip install scikit-learn")
+    return found[0]
 
 
 def gray_png(pixels: npt.NDArray[np.uint8]) -> bytes:
