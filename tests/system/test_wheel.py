@@ -64,8 +64,14 @@ def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> N
         text=True,
     )
     assert str(wheel_environment.parent) in where
-    command = [wheel_environment / "podscale", "run", "digits", "--set", "train.epochs=2", "--set", "run.id=wheel"]
-    command += ["--set", "launch.processes=1"]
+    options = [
+        "run.id=wheel",
+        "launch.processes=1",
+        "model.width=4",
+        "train.epochs=1",
+        "train.schedule.warmup_epochs=0",
+    ]
+    command = [wheel_environment / "podscale", "run", *(word for option in options for word in ("--set", option))]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (tmp_path / "runs" / "wheel" / "report.html").stat().st_size > 10_000
