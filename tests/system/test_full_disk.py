@@ -1,8 +1,9 @@
-"""A disk that fills up while `podscale run` trains, and class maps that do not fit: what is complete survives, and the
-same command continues once there is room (mounting needs root)."""
+"""A disk that fills up while `podscale run` trains: what is complete survives, and the same command continues once
+there is room. Places that are full or read-only from the start are refused (mounting needs root)."""
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from podscale.errors import ExitCode
 from tests.support.commands import SMALL_DIGITS, Command, podscale
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+READ_ONLY, REMOUNT = 1, 32
 
 
 @pytest.fixture
@@ -63,3 +65,25 @@ def test_a_disk_that_fills_up_during_training(disk: Path, tmp_path: Path) -> Non
     ended = podscale(disk, *options)
     assert ended.code == ExitCode.DONE, ended.err
     assert f'"event": "resumed", "step": {max(steps)}' in ended.out
+
+
+def test_places_that_cannot_be_written(disk: Path, tmp_path: Path) -> None:
+    document = tmp_path / "run.yaml"
+    document.write_text(SMALL_DIGITS)
+    ballast = fill(disk)
+    ended = podscale(tmp_path, "train", str(document), "--set", f"run.workspace={disk}")
+    assert ended.code == ExitCode.BAD_INPUT
+    assert re.fullmatch(r"podscale: .* No space left on device.*", ended.err.strip())
+    for command in ("run", "shard"):
+        ended = podscale(tmp_path, command, str(document), "--set", f"run.workspace={disk}")
+        assert ended.code == ExitCode.BAD_INPUT
+        assert re.fullmatch(r"podscale: run\.workspace .* free, about .* needed; free some space.*", ended.err.strip())
+    ballast.unlink()
+    assert LIBC.mount(b"tmpfs", bytes(disk), b"tmpfs", REMOUNT | READ_ONLY, b"") == 0
+    for command in ("run", "shard", "train"):
+        ended = podscale(tmp_path, command, str(document), "--set", f"run.workspace={disk}")
+        assert ended.code == ExitCode.BAD_INPUT
+        assert re.fullmatch(
+            r"podscale: .*(cannot be written|Read-only file system); choose another run\.workspace", ended.err.strip()
+        )
+    assert [path.name for path in disk.rglob("*") if path.is_file()] in ([], [".lease"])
