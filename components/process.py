@@ -5,22 +5,24 @@ survives the death of `podscale run`; being told of the death of one's parent is
 process is therefore named in the environment and watched.
 """
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from podscale import processes
-from podscale.errors import PodscaleError
+from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
 from podscale.launch.orphans import LAUNCHER
 from podscale.rundir.outcome import Stage
 from podscale.stopping import stoppable
 
 SIGNPOST = "PODSCALE_STAGE_FILE"
-"""Environment: file in which the running stage names itself, so that the launcher can forward signals to it."""
+"""Environment: file in which the running stage names itself, so that the launcher can forward signals to it. Beside it
+a stage that fails says why (`last_words`): the run directory may be on a disk that is full."""
 
 
 @contextmanager
@@ -35,5 +37,28 @@ def stage_process(stage: Stage | str) -> Iterator[None]:
                 write_json(Path(os.environ[SIGNPOST]), {"stage": stage, "pid": os.getpid()})
             yield
     except PodscaleError as error:
+        _leave_word(stage, int(error.exit_code), str(error))
         print(f"podscale {stage}: {error}", file=sys.stderr, flush=True)
         sys.exit(int(error.exit_code))
+    except Exception as error:
+        _leave_word(stage, int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+        raise
+
+
+def last_words(signpost: Path, stage: str) -> tuple[int, str] | None:
+    """Exit code and error of a stage that failed, as it told the launcher."""
+    try:
+        said = json.loads(_word_path(signpost, stage).read_text(encoding="utf-8"))
+        return int(said["exit_code"]), str(said["error"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _leave_word(stage: str, exit_code: int, error: str) -> None:
+    if SIGNPOST in os.environ:
+        with suppress(OSError):
+            write_json(_word_path(Path(os.environ[SIGNPOST]), stage), {"exit_code": exit_code, "error": error})
+
+
+def _word_path(signpost: Path, stage: str) -> Path:
+    return signpost.with_name(f"ended-{stage}.json")

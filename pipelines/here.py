@@ -6,6 +6,7 @@ stage, which saves; a launch that is killed takes its stages with it (see podsca
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -54,6 +55,13 @@ class Launch:
     """Outcomes of this launch so far, by stage."""
     failed: bool = False
     """True where kfp says that some task failed."""
+    last_words: tuple[int, str] | None = None
+    """Exit code and error that the last stage told this process as it failed."""
+
+    @property
+    def signpost(self) -> Path:
+        """Where the running stage names itself (see components.process)."""
+        return self.scratch / "stage.json"
 
     @property
     def progress(self) -> Path:
@@ -127,9 +135,11 @@ def _execute(launch: Launch, root: Path) -> None:
 def _observe(launch: Launch, begun: datetime) -> None:
     """Reads which stage is running and which have ended since the launch began."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        sign = json.loads((launch.scratch / "stage.json").read_text(encoding="utf-8"))
+        sign = json.loads(launch.signpost.read_text(encoding="utf-8"))
         launch.task, launch.pid = sign["stage"], sign["pid"]
         launch.stage = launch.task if launch.task in resume.STAGES else launch.stage
+    if launch.stage is not None:
+        launch.last_words = process.last_words(launch.signpost, launch.stage)
     launch.outcomes = {
         stage: outcome
         for stage, outcome in stages.outcomes(launch.config).items()
@@ -146,10 +156,15 @@ def _ended(launch: Launch, stopped_by: int | None, seconds: float, log: Path) ->
         return Ended(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
     if not launch.failed and list(outcomes) == list(resume.STAGES):
         return Ended(outcomes, seconds, ExitCode.DONE, log=log)
+    if launch.last_words is not None and launch.stage is not None:  # it could not record its end
+        return Ended(outcomes, seconds, *launch.last_words, launch.stage, log)
     if stopped_by == signal.SIGTERM:
         return Ended(outcomes, seconds, ExitCode.PREEMPTED, CONTINUES, log=log)
     stage = launch.stage or "pipeline"
-    error = f"the {stage} stage ended without saying why. The last it printed:\n{_last_words(log, stage)}"
+    error = (
+        f"the {stage} stage ended without saying why. If it was killed, by hand or for want of memory, the same "
+        f"command continues. The last it printed:\n{_last_words(log, stage)}"
+    )
     return Ended(outcomes, seconds, ExitCode.FAILED, error, stage, log)
 
 
@@ -171,7 +186,7 @@ def _environment(launch: Launch) -> Iterator[None]:
     ours = {
         **launch.lease.variables,
         LAUNCHER: str(os.getpid()),
-        process.SIGNPOST: str(launch.scratch / "stage.json"),
+        process.SIGNPOST: str(launch.signpost),
         progress.VARIABLE: str(launch.progress),
         work.WORKERS: str(launch.config.launch.shard_workers),
         "TMPDIR": str(launch.scratch),  # kfp leaves a directory behind for each task
@@ -195,8 +210,24 @@ def _output_to(target: Path | TextIO) -> Iterator[None]:
     if not isinstance(target, Path):
         yield
         return
-    with target.open("w", encoding="utf-8", buffering=1) as file, contextlib.redirect_stdout(file):
+    with _Log(target) as file, contextlib.redirect_stdout(file):
         yield
+
+
+class _Log(io.TextIOBase):
+    """A text file that loses what does not fit on the disk, instead of ending the run for it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text.encode("utf-8", "replace"))
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _Signals:

@@ -181,10 +181,10 @@ def _once(
 ) -> Outcome:
     """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
     run = resume.refuse_other_document(config).create()
-    with Lease.hold(run.lease) as lease:
+    with Lease.hold(run.lease) as lease, _disk_errors(run.path):
         resume.open_run(config)
         _adopt_shard_outcome(config, run)
-        with recorded_stage(run.outcome, stage, lease.check) as recording, _disk_errors(run.path):
+        with recorded_stage(run.outcome, stage, lease.check) as recording, _disk_errors(run.path):  # told as recorded
             recording.found = resume.finished(config, stage, shard_set)
             if recording.found is None:
                 resume.forget(config, stage)

@@ -23,6 +23,8 @@ Place = Literal["here", "pod", "cluster"]
 
 LISTED_FILES = 20_000
 """Files of a source folder that are measured to estimate the space of its shards; more would take too long."""
+PROCESS_BYTES = 200 * 2**20
+"""A training process takes at least this much memory before it holds any array."""
 SPARE_BYTES = 64 * 2**20
 """Space beyond the shards: index, report, logs."""
 
@@ -169,6 +171,13 @@ def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
         check_ranks(document, processes * nodes)
     except PydanticCustomError as error:
         yield error.message()
+    available = devices.memory().available
+    if available and processes * PROCESS_BYTES > available:
+        yield (
+            f"launch.processes {processes}: needs about {human_bytes(processes * PROCESS_BYTES)} of memory, "
+            f"{human_bytes(available)} are free; set launch.processes to "
+            f"{max(1, available // PROCESS_BYTES)} or less"
+        )
     yield from _shared_memory_problems(document, processes)
 
 

@@ -27,11 +27,6 @@ def main() -> None:
     rank_dir = Path(os.environ[RANK_DIR])
     _open_log(rank)
     outcome_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
-    register_rank(rank_dir, rank)
-    stage = os.environ["PODSCALE_STAGE"]  # until training has its own handler, a stop request loses nothing
-    raise_on_stop(
-        f"the {stage} stage was stopped on request before there was anything to save; the same command starts it again"
-    )
     sys.exit(_run(rank, rank_dir))
 
 
@@ -39,6 +34,12 @@ def _run(rank: int, rank_dir: Path) -> int:
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     try:
+        # Until training has a handler of its own, a stop request loses nothing.
+        raise_on_stop(
+            f"the {os.environ['PODSCALE_STAGE']} stage was stopped on request before there was anything to save; the "
+            "same command starts it again"
+        )
+        register_rank(rank_dir, rank)
         lease = _take_lease() if rank == 0 and FENCE not in os.environ else None
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         outcome = RankOutcome(int(ExitCode.DONE), "")

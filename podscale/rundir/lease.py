@@ -68,7 +68,7 @@ class Lease:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise InputError(f"{path}: cannot take the lease of the run directory: {error.strerror}") from error
+            raise InputError(_unwritable(path, error)) from error
         try:
             lock = _lock(descriptor)
             previous = _parse(os.pread(descriptor, RECORD_BYTES, 0))
@@ -77,6 +77,9 @@ class Lease:
             number = previous.number + 1 if previous else 1
             _write(descriptor, number)
             return cls(path, number, descriptor)
+        except OSError as error:  # a full disk
+            os.close(descriptor)
+            raise InputError(_unwritable(path, error)) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -191,3 +194,7 @@ def _taken(path: Path, holder: Holder | None) -> str:
         f"{path.parent}: this run is being written by {holder or 'another process'}; wait for it, stop it, or choose "
         "another run.id"
     )
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"{path}: cannot write the run directory: {error.strerror}; choose another run.workspace"

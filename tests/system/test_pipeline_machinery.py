@@ -147,6 +147,18 @@ def test_sigterm_lets_the_stage_save_and_the_next_launch_continues(start, tmp_pa
     assert out.count('"kind": "step"') == 2, "steps of the former launch are not shown again"
 
 
+@pytest.mark.parametrize("stage", ["shard", "report"])
+def test_sigterm_ends_a_stage_that_has_nothing_to_save(start, tmp_path, stage):
+    process = start(**{stage: "wait"})
+    wait_for((tmp_path / "pids").exists)
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and a service manager do: to everyone, twice to the stage
+    code, _, err = finish(process)
+    assert code == 75
+    assert err.rstrip().endswith(f"podscale in stage {stage}: stopped on request; the same command continues")
+    code, _, err = finish(start())
+    assert code == 0, err
+
+
 def test_ctrl_c_is_130_and_leaves_no_process(start, tmp_path):
     process = start(train="wait")
     wait_for((tmp_path / "pids").exists)

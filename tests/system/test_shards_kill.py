@@ -14,21 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-COMMAND = """
-import sys
-from pathlib import Path
 from podscale.config.model import DataSection
-from podscale.shards.build import build_shard_set
+from podscale.rundir import dataset_directory
 
-if __name__ == "__main__":
-    data = DataSection(source=sys.argv[1], shard_bytes=400_000, max_reject_rate=0.1)
-    build_shard_set(data, Path(sys.argv[2]), workers=2)
-"""
+DATA = DataSection(source="images", shard_bytes=400_000, max_reject_rate=0.1)
+DOCUMENT = "data: {source: images, shard_bytes: 400_000, max_reject_rate: 0.1}\nlaunch: {processes: 1}\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """160 images of 130 KB, so that two processes pack them (small sets are packed without), two of them broken."""
+    """160 images of 130 KB, so that two processes pack them (small sets are packed without), two of them broken; and
+    a document beside them."""
     root = tmp_path_factory.mktemp("kill") / "images"
     noise = np.random.default_rng(0).integers(0, 256, (300, 320, 3), dtype=np.uint8)
     out = io.BytesIO()
@@ -37,11 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = root / "ab"[number % 2] / f"{number:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(out.getvalue() + b"%d" % number if number % 80 else b"broken")
-    return root
+    (root.parent / "run.yaml").write_text(DOCUMENT)
+    return root.parent
 
 
-def start(script: Path, folder: Path, out: Path) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, str(script), str(folder), str(out)])
+def start(place: Path, workspace: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "podscale", "shard", "run.yaml", "--workers", "2", "--set"]
+    return subprocess.Popen([*command, f"run.workspace={workspace}"], cwd=place, stdout=subprocess.DEVNULL)
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -74,16 +72,14 @@ def wait_until(condition: "object", seconds: float = 60) -> None:
         time.sleep(0.002)
 
 
-def test_killed_packers_leave_whole_shards_and_the_next_run_finishes(folder: Path, tmp_path: Path) -> None:
-    script = tmp_path / "build.py"
-    script.write_text(COMMAND)
-    assert start(script, folder, tmp_path / "calm").wait(120) == 0
-    expected = tree(tmp_path / "calm")
-    out = tmp_path / "killed"
+def test_killed_packers_leave_whole_shards_and_the_next_run_finishes(folder: Path) -> None:
+    calm, out = (Path(dataset_directory(str(folder / name), DATA)) for name in ("calm", "killed"))
+    assert start(folder, "calm").wait(120) == 0
+    expected = tree(calm)
     rng = random.Random(5)
     before = 0
     for _ in range(3):
-        process = start(script, folder, out)
+        process = start(folder, "killed")
         target = before + rng.randrange(1, 6)
         wait_until(lambda process=process, target=target: packed(out) >= target or process.poll() is not None)
         time.sleep(rng.random() * 0.03)
@@ -96,5 +92,5 @@ def test_killed_packers_leave_whole_shards_and_the_next_run_finishes(folder: Pat
         assert "manifest.json" not in found, "killed too late to say anything: make the set larger"
         before = packed(out)
         assert before >= 1
-    assert start(script, folder, out).wait(120) == 0
+    assert start(folder, "killed").wait(120) == 0
     assert tree(out) == expected

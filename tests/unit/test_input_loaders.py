@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from podscale.config import load
 from podscale.config.model import RunConfig
 from podscale.errors import InputError, PodscaleError
 from podscale.input import build_evaluation_loader, build_loader, resolve_loader
@@ -19,6 +20,7 @@ from podscale.input.build import dali_installed
 from podscale.input.decode import BadRecord, decode
 from podscale.input.loaders.torchvision import ShardDataset
 from podscale.order import build_order, evaluation_steps
+from podscale.shards.build import build_shard_set
 from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
 
@@ -119,6 +121,42 @@ def test_evaluation_is_alike_in_both_loaders(size, make_shard_set) -> None:
         difference = np.abs(left.images.astype(int) - right.images)
         assert difference.mean() < 0.6
         assert difference.max() <= 4
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+    """The embedded digits as their preset has them: PNG images of 8 x 8 pixels, enlarged to 16."""
+    preset = Path(__file__).parents[2] / "pipelines" / "runs" / "digits.yaml"
+    directory = tmp_path_factory.mktemp("digits") / "set"
+    config = load(preset)
+    build_shard_set(config.data, directory, workers=1)
+    return config, directory
+
+
+@needs_dali
+def test_digits_are_alike_in_both_loaders(digits: tuple[RunConfig, Path]) -> None:
+    config, directory = digits
+    configs = [load_variant(config, name) for name in ("torchvision", "dali")]
+    per_epoch = 1438 // config.train.global_batch
+    for read in (
+        lambda c: train(c, directory, per_epoch - 2, per_epoch + 2, world=2),
+        lambda c: evaluate(c, directory),
+    ):
+        reference, other = map(read, configs)
+        for left, right in zip(reference, other, strict=True):
+            assert left.step == right.step
+            assert np.array_equal(left.keys, right.keys)
+            assert np.array_equal(left.labels, right.labels)
+            difference = np.abs(left.images.astype(int) - right.images)
+            assert left.images.shape[1:] == (16, 16, 3)
+            assert left.images.std() > 40, "the digits are seen"
+            assert difference.mean() < 0.6
+            assert difference.max() <= 4
+
+
+def load_variant(config: RunConfig, loader: str) -> RunConfig:
+    """The same document with another loader."""
+    return config.model_copy(update={"input": config.input.model_copy(update={"loader": loader})})
 
 
 @loaders

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import InputError
-from podscale.rundir import Lease, LeaseLost, fence
+from podscale.rundir import Lease, LeaseLost, fence, refuse_taken
 
 HOLD = """
 import sys, time
@@ -101,5 +101,33 @@ def test_without_locks_a_living_holder_is_seen_and_a_dead_one_replaced(
 
 
 def test_an_unwritable_place_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot take the lease"):
+    with pytest.raises(InputError, match="cannot write the run directory"):
         Lease.acquire(tmp_path / "missing" / ".lease")
+
+
+def test_the_processes_of_a_launch_hold_its_lease_and_others_do_not(tmp_path: Path) -> None:
+    path = tmp_path / ".lease"
+    with Lease.acquire(path) as lease:
+        joined = Lease.hold(path, lease.variables)
+        assert joined.number == lease.number
+        joined.check()
+        joined.release()
+        for environment in ({}, {**lease.variables, "PODSCALE_LEASE": str(tmp_path / "other")}):
+            with pytest.raises(InputError, match=f"process {os.getpid()}"):
+                Lease.hold(path, environment)
+        with pytest.raises(LeaseLost):
+            Lease.hold(path, {**lease.variables, "PODSCALE_FENCE": "7"})
+    assert Lease.hold(path, {}).number == 2
+
+
+def test_asking_whether_a_lease_is_taken_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / ".lease"
+    refuse_taken(path)
+    assert not path.exists()
+    with Lease.acquire(path):
+        before = path.read_bytes()
+        with pytest.raises(InputError, match=f"is being written by process {os.getpid()}"):
+            refuse_taken(path)
+        assert path.read_bytes() == before
+    refuse_taken(path)
+    assert Lease.acquire(path).number == 2

@@ -71,7 +71,8 @@ class Tar:
         """Pairs image and label by WebDataset's rule: a key is the name up to the first dot of its last part."""
         images: dict[bytes, Member] = {}
         labels: dict[bytes, int] = {}
-        where = f"data.source {self._storage.location}: {class_name(archive.path)}"
+        inside = f": {class_name(archive.path)}" if archive.path else ""
+        where = f"data.source {self._storage.location}{inside}"
         for member in archive.members:
             key = _key(member.name)
             if key in (labels if member.name.endswith(b".cls") else images):

@@ -1,7 +1,9 @@
 """A packer that packs nothing: a manifest of 100 training and 20 validation images."""
 
 import os
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
@@ -23,6 +25,9 @@ def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, pr
     if (directory / NAME).exists():
         return BuildResult(Manifest.parse((directory / NAME).read_text(), "manifest"), True)
     directory.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("STANDIN_SHARD") == "wait":
+        Path(os.environ["STANDIN_PIDS"]).write_text(str(os.getpid()))
+        time.sleep(600)
     for done in range(0, 121, 40):
         if progress is not None:
             progress(Update("pack", done, 120))

@@ -1,0 +1,174 @@
+"""The `podscale` command as a person starts it: real processes, found again whatever becomes of their parents."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from podscale.launch.outcomes import registered_ranks
+from podscale.telemetry.events import read_records, undisturbed
+
+MARK = "PODSCALE_TEST_MARK"
+PATIENCE = 180.0
+"""Seconds for anything to happen on a loaded machine."""
+
+SMALL_DIGITS = """
+run: {id: small, workspace: ., seed: 1}
+data: {source: digits, shard_bytes: 131072}
+input:
+  image_size: 16
+  loader: torchvision
+  crop: {scale: [0.7, 1.0], ratio: [0.85, 1.18], flip: 0.0}
+  mean: [0.3, 0.3, 0.3]
+  std: [0.35, 0.35, 0.35]
+model: {name: resnet18, stem: small, width: 4}
+train: {epochs: 3, global_batch: 64, schedule: {learning_rate: 0.1, warmup_epochs: 1}}
+evaluate: {crop_fraction: 1.0, every_epochs: 0}
+checkpoint: {every_epochs: 0, every_steps: 5}
+telemetry: {log_every: 1}
+launch: {processes: 2, grace_seconds: 60, timeout_seconds: 120}
+"""
+"""67 updates of a tiny network on two processes; a checkpoint every 5, so that a kill finds work to do again."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last(self) -> str:
+        """The last line on standard error."""
+        return self.err.rstrip().rpartition("\n")[2]
+
+
+class Command:
+    """One `podscale` command in `folder`; every process that descends from it carries a mark."""
+
+    def __init__(self, folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
+        self.started = time.time()
+        self.mark = f"{folder}-{time.monotonic_ns()}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "podscale", *arguments],
+            cwd=folder,
+            env={**os.environ, MARK: self.mark, **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+            start_new_session=True,
+        )
+
+    def end(self) -> Ended:
+        """Waits for the end; then nothing that it started is alive any more, however it ended."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        deadline = time.monotonic() + 20
+        while (left := self.members()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not left, f"still running: {[cmdline(pid) for pid in left]}"
+        return Ended(self.process.returncode, out, err)
+
+    def kill(self) -> None:
+        """For the end of a test: takes everything with it."""
+        for pid in [*self.members(), self.process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.communicate()
+
+    def members(self) -> list[int]:
+        """Living processes of this command, but for itself."""
+        mark = f"{MARK}={self.mark}".encode()
+        return [pid for pid in pids() if pid != self.process.pid and mark in environment(pid) and alive(pid)]
+
+    def ranks(self) -> dict[int, int]:
+        """Process ids of the ranks that have begun, by rank."""
+        for pid in self.members():
+            for entry in environment(pid):
+                if entry.startswith(b"PODSCALE_RANK_DIR="):
+                    return registered_ranks(Path(os.fsdecode(entry.partition(b"=")[2])))
+        return {}
+
+    def stage(self) -> int:
+        """Process id of the stage that supervises ranks."""
+        for pid in self.ranks().values():
+            for entry in environment(pid):
+                if entry.startswith(b"PODSCALE_SUPERVISOR="):
+                    return int(entry.partition(b"=")[2])
+        raise AssertionError("no ranks are running")
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, "nothing happened"
+            time.sleep(0.01)
+
+    def wait_for_updates(self, run: Path, number: int) -> None:
+        """Returns when this command has logged that many updates in the run directory."""
+
+        def done() -> bool:
+            lines = [line["kind"] for line in read_records(run / "metrics.jsonl") if line["time"] > self.started]
+            return lines.count("step") >= number
+
+        self.wait_for(done)
+
+
+def podscale(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Ended:
+    """Runs a command to its end."""
+    return Command(folder, *arguments, variables=variables).end()
+
+
+def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The bits that a run ends with: its final weights and the loss of every update."""
+    losses = {
+        line["step"]: line["loss"]
+        for line in undisturbed(read_records(run / "metrics.jsonl"))
+        if line["kind"] == "step"
+    }
+    assert list(losses) == list(range(1, len(losses) + 1))
+    return {**load_file(run / "model" / "model.safetensors"), "losses": np.array(list(losses.values()))}
+
+
+def different(found: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> list[str]:
+    """Names of the arrays whose bits differ."""
+    names = found.keys() | expected.keys()
+    return [n for n in sorted(names) if not np.array_equal(found.get(n, np.empty(0)), expected.get(n, np.empty(0)))]
+
+
+def pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return f"{pid} (gone)"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,263 @@
+"""Everything a person can get wrong, through the command line: one clear message as the last thing on standard error,
+exit code 2 or a quarantine entry, and nothing lost or half written.
+
+The commands run in this process where they end before any other would be started, which is itself part of what is
+tested: bad input is found before torch or kfp is.
+"""
+
+import io
+import json
+import os
+import socket
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from podscale.cli import main
+from tests.support.commands import podscale
+
+DOCUMENT = """
+run: {id: r, workspace: work}
+data: {source: photos, max_reject_rate: 0.5, validation_fraction: 0.3, stratify: true}
+input: {image_size: 16, loader: torchvision}
+model: {name: resnet18, stem: small, width: 4}
+train: {epochs: 1, global_batch: 4}
+launch: {processes: 1, shard_workers: 1}
+"""
+
+
+def jpeg(seed: int) -> bytes:
+    out = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(out, "JPEG")
+    return out.getvalue()
+
+
+def picture(form: str, size: tuple[int, int] = (20, 20)) -> bytes:
+    out = io.BytesIO()
+    Image.new("1", size).save(out, form)
+    return out.getvalue()
+
+
+def photos(folder: Path, classes: tuple[str, ...] = ("ant", "bee"), count: int = 8) -> None:
+    for label, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            (folder / name / f"{number}.jpg").write_bytes(jpeg(100 * label + number))
+
+
+@dataclass
+class Place:
+    """An empty folder with a run document, and how a command ended there."""
+
+    path: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and standard error."""
+        try:
+            code = main(list(arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, self.capsys.readouterr().err
+
+    def refuses(self, *arguments: str) -> str:
+        """The one message, which is the only thing said."""
+        before = self.files()
+        code, err = self.run(*arguments)
+        assert code == 2, err
+        assert err.count("podscale: ") == 1
+        assert err.startswith("podscale: ")
+        assert "Traceback" not in err
+        assert {name: content for name, content in self.files().items() if name in before} == before, "something lost"
+        return err
+
+    def files(self) -> dict[str, bytes]:
+        """Every file by its name, but for the records of how launches ended."""
+        return {
+            str(path.relative_to(self.path)): path.read_bytes() if path.exists() else b""
+            for path in self.path.rglob("*")
+            if not path.is_dir() and not path.name.endswith("outcome.json") and path.name != ".lease"
+        }
+
+    def made(self) -> list[str]:
+        """What there is under the workspace."""
+        return [name for name in self.files() if name.startswith("work/")]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Place:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(DOCUMENT)
+    return Place(tmp_path, capsys)
+
+
+def empty(folder: Path) -> None:
+    folder.mkdir()
+
+
+def class_missing_in_validation(folder: Path) -> None:
+    photos(folder / "train")
+    photos(folder / "val", ("ant",))
+
+
+def class_of_one_image(folder: Path) -> None:
+    photos(folder)
+    photos(folder, ("cow",), 1)
+
+
+def loop_of_links(folder: Path) -> None:
+    photos(folder)
+    (folder / "ant" / "up").symlink_to("..")
+
+
+def mostly_broken(folder: Path) -> None:
+    photos(folder)
+    for number in range(20):
+        (folder / "bee" / f"x{number}.jpg").write_bytes(b"no image")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (empty, "the folder is empty; it must hold one folder per class"),
+        (class_missing_in_validation, "'bee' without an image in the validation split"),
+        (class_of_one_image, "'cow' without an image in the validation split"),
+        (loop_of_links, "symbolic link loop at ant/up: it leads back to a directory above itself; remove the link"),
+        (mostly_broken, "are unusable"),
+    ],
+)
+def test_a_source_that_cannot_be_used(place: Place, make: Callable[[Path], None], message: str) -> None:
+    make(place.path / "photos")
+    assert message in place.refuses("shard", "run.yaml")
+    assert not [name for name in place.made() if name.endswith("manifest.json")]
+
+
+def test_what_the_packer_refuses_is_the_last_word_of_a_run(place: Place) -> None:
+    class_missing_in_validation(place.path / "photos")
+    ended = podscale(place.path, "run", "run.yaml")
+    assert ended.code == 2
+    assert ended.last.startswith("podscale in stage shard: data.source photos: 'bee' without an image")
+    for noise in ("Traceback", "Executing task", "KFP", "kfp"):
+        assert noise not in ended.err + ended.out
+
+
+def test_unusable_images_are_set_aside_and_the_rest_is_kept(place: Place) -> None:
+    photos(place.path / "photos")
+    ants = place.path / "photos" / "ant"
+    broken = {
+        "cut.jpg": (jpeg(1)[:-200], "corrupt"),
+        "zero.jpg": (b"", "empty"),
+        "really_a_gif.jpg": (picture("GIF"), "unusable_format"),
+        "bomb.png": (picture("PNG", (20_000, 20_000)), "too_many_pixels"),
+    }
+    for name, (content, _) in broken.items():
+        (ants / name).write_bytes(content)
+    reasons = {name: reason for name, (_, reason) in broken.items()}
+    (ants / "gone.jpg").symlink_to("nowhere.jpg")
+    (ants / "itself.jpg").symlink_to("itself.jpg")
+    reasons |= {"gone.jpg": "unreadable", "itself.jpg": "unreadable"}
+    odd = ["two\nlines.jpg", os.fsdecode(b"\xff\xfe.jpg")]
+    for number, name in enumerate(odd):
+        (ants / name).write_bytes(jpeg(50 + number))
+    code, err = place.run("shard", "run.yaml")
+    assert code == 0, err
+    (shard_set,) = (path.parent for path in place.path.glob("work/datasets/*/manifest.json"))
+    rejects = [json.loads(line) for line in (shard_set / "rejects.jsonl").read_text().splitlines()]
+    assert {Path(entry["source"]).name: entry["reason"] for entry in rejects} == reasons
+    counts = {
+        name: split["count"] for name, split in json.loads((shard_set / "manifest.json").read_text())["splits"].items()
+    }
+    assert sum(counts.values()) == 18
+    sources = b"".join((shard_set / split / "sources").read_bytes() for split in counts)
+    assert all(os.fsencode(name) in sources for name in odd)
+
+
+def test_an_image_that_may_not_be_read(place: Place) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    photos(place.path / "photos")
+    (place.path / "photos" / "ant" / "0.jpg").chmod(0)
+    assert place.run("shard", "run.yaml")[0] == 0
+    (rejects,) = place.path.glob("work/datasets/*/rejects.jsonl")
+    assert json.loads(rejects.read_text())["reason"] == "unreadable"
+
+
+def test_a_tar_with_the_same_key_twice(place: Place) -> None:
+    with tarfile.open(place.path / "twice.tar", "w") as tar:
+        for name in ("x.jpg", "x.cls", "y.jpg", "y.cls", "x.jpg", "x.cls"):
+            member = tarfile.TarInfo(name)
+            content = jpeg(1) if name.endswith(".jpg") else b"1"
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    message = place.refuses("shard", "run.yaml", "--set", "data.source=twice.tar")
+    assert "twice.tar: key x is there twice" in message
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("train: {epcohs: 3}", "unknown key train.epcohs; did you mean train.epochs?"),
+        ("run: {id: a}\nrun: {id: b}", ":2: run is given twice (first on line 1)"),
+        ("train: {schedule: {learning_rate: .nan}}", "should be a finite number"),
+        ("train: {schedule: {learning_rate: .inf}}", "should be a finite number"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "shard", "train"])
+def test_a_document_that_cannot_be_used(place: Place, document: str, message: str, command: str) -> None:
+    (place.path / "wrong.yaml").write_text(document)
+    assert message in place.refuses(command, "wrong.yaml")
+    assert sorted(path.name for path in place.path.iterdir()) == ["run.yaml", "wrong.yaml"], "nothing was made"
+
+
+@pytest.fixture
+def sharded(place: Place) -> Place:
+    photos(place.path / "photos")
+    code, err = place.run("shard", "run.yaml")
+    assert code == 0, err
+    return place
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["train.global_batch=64"], "train.global_batch 64 is larger than the training split of 12 images"),
+        (["launch.processes=6", "train.global_batch=12"], "6 ranks, but only 12 training and 4 validation images"),
+        (["train.global_batch=5", "launch.processes=2"], "train.global_batch 5 is not divisible by ranks"),
+        (["input.image_size=16", "model.stem=imagenet"], "too small for the imagenet stem"),
+        (["train.epochs=1", "train.schedule.warmup_epochs=2"], "does not end within the run"),
+        (["launch.processes=9000", "train.global_batch=9000"], "launch.processes 9000: needs about"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_training_that_cannot_be_is_refused_before_torch(
+    sharded: Place, options: list[str], message: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podscale.launch.local.start", lambda *arguments: pytest.fail("a process was started"))
+    changes = [word for option in options for word in ("--set", option)]
+    assert message in sharded.refuses(command, "run.yaml", *changes)
+    assert not list(sharded.path.glob("work/runs/*/metrics.jsonl"))
+
+
+def test_a_port_in_use(sharded: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for command in ("run", "train"):
+            message = sharded.refuses(command, "run.yaml", "--set", f"telemetry.port={port}")
+            assert f"telemetry.port {port}: another program listens there" in message
+
+
+def test_the_run_directory_of_another_document(sharded: Place) -> None:
+    other = sharded.path / "work" / "runs" / "r"
+    other.mkdir(parents=True)
+    (other / "config.yaml").write_text(DOCUMENT.replace("epochs: 1", "epochs: 2"))
+    before = sharded.files()
+    for command in ("run", "train", "evaluate", "report"):
+        message = sharded.refuses(command, "run.yaml")
+        assert "train.epochs: was 2.0, is 1.0" in message
+    assert sharded.files() == before

@@ -1,0 +1,89 @@
+"""A disk that fills up while `podscale run` trains: what is complete survives, and the same command continues once
+there is room. Places that are full or read-only from the start are refused (mounting needs root)."""
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.checkpoint.layout import complete_entries, read_snapshot
+from podscale.errors import ExitCode
+from tests.support.commands import SMALL_DIGITS, Command, podscale
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+READ_ONLY, REMOUNT = 1, 32
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 80 MiB; skips where this process may not mount."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if LIBC.mount(b"tmpfs", bytes(place), b"tmpfs", 0, b"size=80m") != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {os.strerror(ctypes.get_errno())}")
+    yield place
+    LIBC.umount2(bytes(place), 2)  # MNT_DETACH
+
+
+def fill(disk: Path) -> Path:
+    """Takes every byte that is left."""
+    ballast = disk / "ballast"
+    with ballast.open("ab", buffering=0) as file:
+        for size in (2**20, 4096, 1):
+            while True:
+                try:
+                    file.write(b"\0" * size)
+                except OSError:
+                    break
+    return ballast
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_during_training(disk: Path, tmp_path: Path) -> None:
+    document = tmp_path / "run.yaml"
+    document.write_text(SMALL_DIGITS)
+    options = ["run", str(document), "--set", "launch.processes=1"]
+    command = Command(disk, *options)
+    try:
+        run = disk / "runs" / "small"
+        command.wait_for_updates(run, 8)
+        ballast = fill(disk)
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.code == ExitCode.FAILED, ended.err
+    assert "No space left on device" in ended.last
+    assert "the same command continues" in ended.last
+    assert "Traceback" not in ended.err + ended.out
+    kept = complete_entries(run / "checkpoints")
+    assert kept
+    steps = [read_snapshot(entry).step for entry in kept]  # whole, by their hashes
+    ballast.unlink()
+    ended = podscale(disk, *options)
+    assert ended.code == ExitCode.DONE, ended.err
+    assert f'"event": "resumed", "step": {max(steps)}' in ended.out
+
+
+def test_places_that_cannot_be_written(disk: Path, tmp_path: Path) -> None:
+    document = tmp_path / "run.yaml"
+    document.write_text(SMALL_DIGITS)
+    ballast = fill(disk)
+    ended = podscale(tmp_path, "train", str(document), "--set", f"run.workspace={disk}")
+    assert ended.code == ExitCode.BAD_INPUT
+    assert re.fullmatch(r"podscale: .* No space left on device.*", ended.err.strip())
+    for command in ("run", "shard"):
+        ended = podscale(tmp_path, command, str(document), "--set", f"run.workspace={disk}")
+        assert ended.code == ExitCode.BAD_INPUT
+        assert re.fullmatch(r"podscale: run\.workspace .* free, about .* needed; free some space.*", ended.err.strip())
+    ballast.unlink()
+    assert LIBC.mount(b"tmpfs", bytes(disk), b"tmpfs", REMOUNT | READ_ONLY, b"") == 0
+    for command in ("run", "shard", "train"):
+        ended = podscale(tmp_path, command, str(document), "--set", f"run.workspace={disk}")
+        assert ended.code == ExitCode.BAD_INPUT
+        assert re.fullmatch(
+            r"podscale: .*(cannot be written|Read-only file system); choose another run\.workspace", ended.err.strip()
+        )
+    assert [path.name for path in disk.rglob("*") if path.is_file()] in ([], [".lease"])

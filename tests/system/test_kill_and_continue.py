@@ -1,0 +1,111 @@
+"""`podscale run` killed and stopped in the middle of training, and started again with the same command each time: the
+end is the same bits, nothing keeps running, and no half file is visible."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from podscale.checkpoint.layout import complete_entries, read_snapshot
+from podscale.errors import ExitCode
+from tests.support.commands import Command, Ended, different, podscale, result
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(calm: Path) -> Iterator[Start]:
+    started: list[Command] = []
+    scrapers: list[socket.socket] = []
+
+    def begin() -> Command:
+        """Starts the command and returns in the middle of training: between two checkpoints, with a scraper that hangs
+        in the middle of its request and one that is gone before the answer."""
+        port = free_port()
+        started.append(Command(calm, "run", "run.yaml", "--set", f"telemetry.port={port}"))
+        started[-1].wait_for_updates(calm / "runs" / "small", 2)
+        for request in (b"GET /met", b"GET /metrics HTTP/1.1\r\n\r\n"):
+            scrapers.append(socket.create_connection(("127.0.0.1", port)))
+            scrapers[-1].sendall(request)
+        scrapers[-1].close()
+        started[-1].wait_for_updates(calm / "runs" / "small", 8)
+        return started[-1]
+
+    yield begin
+    for command in started:
+        command.kill()
+    for scraper in scrapers:
+        scraper.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def assert_whole(run: Path) -> None:
+    """Whatever has its final name can be read to the end."""
+    for path in run.glob("*.json"):
+        json.loads(path.read_text())
+    for path in run.glob("model/*.safetensors"):
+        with safe_open(path, "numpy") as file:
+            assert list(file.keys())
+    entries = complete_entries(run / "checkpoints")
+    assert entries
+    for entry in entries:
+        read_snapshot(entry)  # checks the hashes
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, calm: Path) -> None:
+    run = calm / "runs" / "small"
+
+    def end(command: Command) -> Ended:
+        ended = command.end()
+        assert_whole(run)
+        return ended
+
+    command = start()
+    rank = command.ranks()[1]
+    os.kill(rank, signal.SIGSTOP)  # a second launch meanwhile
+    before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".yaml", ".log")}
+    second = podscale(calm, "run", "run.yaml")
+    assert second.code == ExitCode.BAD_INPUT
+    assert f"is being written by process {command.process.pid}" in second.last
+    for path, content in before.items():
+        assert path.read_bytes().startswith(content), f"{path} was written by the second launch"
+    os.kill(rank, signal.SIGKILL)
+    ended = end(command)
+    assert ended.code == ExitCode.PEER_LOST, ended.err
+    assert "rank 1" in ended.last
+    assert "the same command continues" in ended.last
+
+    command = start()
+    os.kill(command.stage(), signal.SIGKILL)
+    ended = end(command)
+    assert ended.code == ExitCode.FAILED, ended.err
+    assert "the same command continues" in ended.err
+
+    command = start()
+    command.process.kill()
+    end(command)
+
+    command = start()
+    os.killpg(command.process.pid, signal.SIGTERM)  # to everyone, as `timeout` and a service manager send it
+    ended = end(command)
+    assert ended.code == ExitCode.PREEMPTED, ended.err
+    assert "the state is saved" in ended.last
+
+    ended = podscale(calm, "run", "run.yaml")
+    assert ended.code == ExitCode.DONE, ended.err
+    assert "shard: finished before" in ended.err
+    assert different(result(run), result(calm / "runs" / "calm")) == []
+    assert not [path for path in run.rglob("*") if path.name.endswith((".tmp", ".part"))]
+    log = (run / "metrics.jsonl").read_text()
+    assert log.count('"event": "resumed"') == 4
+    assert log.count('"event": "start"') == 1

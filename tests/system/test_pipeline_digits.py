@@ -1,0 +1,136 @@
+"""The real pipeline on the real digits through `podscale run`: what it leaves, what it does not do again, what it
+refuses; and a stop in the middle of the evaluation."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from podscale.config import load
+from podscale.evaluate import predictions
+from podscale.rundir import RunDirectory
+from podscale.telemetry.events import read_records, undisturbed
+from tests.support.commands import Command, different, podscale, result
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ["shard", "train", "evaluate", "report"]
+
+
+@pytest.fixture
+def workspace(calm: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return shutil.copytree(calm, tmp_path / "workspace", symlinks=True, ignore=shutil.ignore_patterns("small"))
+
+
+def written(run: Path) -> dict[str, int]:
+    """When the products of a run were written."""
+    names = ["model/model.safetensors", "evaluation.json", "predictions.safetensors", "report.html"]
+    return {name: (run / name).stat().st_mtime_ns for name in names}
+
+
+def test_a_run_says_how_it_went(calm: Path) -> None:
+    run, out, err = calm / "runs" / "calm", (calm / "calm.out").read_text(), (calm / "calm.err").read_text()
+    outcomes = json.loads((run / "outcome.json").read_text())
+    assert list(outcomes) == STAGES
+    assert all(entry["exit_code"] == 0 and not entry["reused"] and entry["seconds"] > 0 for entry in outcomes.values())
+    table = out[out.index("\nstage ") :]
+    rows = dict(re.findall(r"^(\w+) +([\d.]+)", table, re.MULTILINE))
+    assert list(rows) == [*STAGES, "pipeline", "total"]
+    assert sum(float(rows[name]) for name in [*STAGES, "pipeline"]) == pytest.approx(float(rows["total"]), abs=0.4)
+    assert re.search(r"^top-1 \d\d\.\d\d%, report: runs/calm/report\.html$", out, re.MULTILINE)
+    assert [line for line in err.splitlines() if line.startswith("[")] == [
+        f"[{number}/4] {stage}" for number, stage in enumerate(STAGES, 1)
+    ]
+    assert "Traceback" not in out + err
+    assert "KFP" not in out + err
+
+
+def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
+    run = RunDirectory(calm / "runs" / "calm")
+    evaluation = json.loads(run.evaluation.read_text())
+    jsonschema.validate(evaluation, json.loads((ROOT / "podscale/evaluate/evaluation.schema.json").read_text()))
+    figures, answers = evaluation["figures"], predictions.read(run.predictions)
+    assert figures["samples"] == len(answers) == len(set(answers.keys.tolist())) == 359
+    assert figures["top1"] == np.mean(answers.topk[:, 0] == answers.labels) > 0.3  # chance is 0.1
+    assert figures["loss"] == pytest.approx(answers.losses.mean(), rel=1e-5)
+    matrix = np.array(evaluation["confusion_matrix"])
+    assert np.trace(matrix) == round(figures["top1"] * 359)
+    # The evaluation stage loads the exported model and agrees with the training's own last evaluation.
+    trained = json.loads((run.model / "model.json").read_text())["training"]["evaluation"]
+    assert trained["top1"] == pytest.approx(figures["top1"])
+    lines = undisturbed(read_records(run.metrics))
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
+    assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
+    card = (run.model / "README.md").read_text()
+    for words in ("resnet18", "1438", f"{figures['top1']:.1%}"):
+        assert words in card
+    assert "<svg" in run.report.read_text()
+
+
+def test_outputs_are_typed_artifacts(calm: Path) -> None:
+    (tasks,) = (calm / "runs" / "calm" / "pipeline").iterdir()
+
+    def artifact(task: str, name: str) -> dict[str, object]:
+        outputs = json.loads((tasks / task / "executor_output.json").read_text())
+        found: dict[str, object] = outputs["artifacts"][name]["artifacts"][0]["metadata"]
+        return found
+
+    assert artifact("shard", "shard_set")["train_images"] == 1438
+    assert artifact("train", "model")["architecture"] == "resnet18"
+    figures = json.loads((calm / "runs/calm/evaluation.json").read_text())["figures"]
+    assert artifact("evaluate", "metrics")["top1"] == figures["top1"]
+    rows = artifact("evaluate", "confusion")["confusionMatrix"]["rows"]  # type: ignore[index]
+    assert sum(sum(row["row"]) for row in rows) == 359
+    assert (tasks / "report" / "page").read_bytes() == (calm / "runs/calm/report.html").read_bytes()
+    sizes = [path.stat().st_size for path in (tasks / "shard").iterdir()]
+    assert max(sizes) < 20_000, "large data went through an artifact"
+
+
+def test_again_nothing_is_done_again_and_another_document_is_refused(workspace: Path) -> None:
+    run = workspace / "runs" / "calm"
+    before = written(run)
+    again = podscale(workspace, "run", "run.yaml", "--set", "run.id=calm")
+    assert again.code == 0, again.err
+    assert [stage for stage in STAGES if f"{stage}: finished before, nothing to do" in again.err] == STAGES
+    assert written(run) == before
+
+    faster = ["run", "run.yaml", "--set", "run.id=calm", "--set", "train.schedule.learning_rate=0.2"]
+    stale = podscale(workspace, *faster)
+    assert stale.code == 2
+    assert "train.schedule.learning_rate: was 0.1, is 0.2" in stale.err
+    assert written(run) == before
+
+    short = ["--set", "train.epochs=1", "--set", "train.schedule.warmup_epochs=0", "--set", "launch.processes=1"]
+    fresh = podscale(workspace, *faster, *short, "--fresh")
+    assert fresh.code == 0, fresh.err
+    assert "shard: finished before" in fresh.err, "the shards depend on the data alone"
+    assert "train: finished before" not in fresh.err
+    (aside,) = (path for path in (workspace / "runs").iterdir() if path.name.startswith("calm."))
+    assert written(aside) == before, "the former run is kept"
+    assert load(run / "config.yaml").train.schedule.learning_rate == 0.2
+
+
+def test_a_stop_in_the_evaluation_ends_it_and_the_same_command_continues(workspace: Path) -> None:
+    run = workspace / "runs" / "calm"
+    expected = result(run)
+    (run / "evaluation.json").unlink()
+    command = Command(workspace, "run", "run.yaml", "--set", "run.id=calm")
+    try:
+        command.wait_for(lambda: len(command.ranks()) == 2)
+        command.process.send_signal(signal.SIGTERM)
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.code == 75, ended.err
+    assert "podscale in stage evaluate: the evaluate stage was stopped on request" in ended.last
+    assert not (run / "evaluation.json").exists()
+    ended = podscale(workspace, "run", "run.yaml", "--set", "run.id=calm")
+    assert ended.code == 0, ended.err
+    assert "train: finished before" in ended.err
+    assert (run / "evaluation.json").exists()
+    assert different(result(run), expected) == []
