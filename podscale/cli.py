@@ -58,6 +58,10 @@ Set = Annotated[
         "--set", "-s", metavar="A.B=C", help="Change one option; may be repeated.", autocompletion=_complete_option
     ),
 ]
+ShardSetLocation = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="LOCATION", help="Read this shard set (a directory or fsspec URL) instead of the document's."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -124,27 +128,28 @@ def train(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="auto|never|DIR", help="Short for --set checkpoint.resume=..."),
     ] = None,
+    shard_set: ShardSetLocation = None,
 ) -> None:
     """Stage 2: train on a finished shard set, or continue an interrupted training."""
     from podscale.commands import stage
 
-    stage.train(document, [*changes, *([f"checkpoint.resume={resume}"] if resume is not None else [])])
+    stage.train(document, [*changes, *([f"checkpoint.resume={resume}"] if resume is not None else [])], shard_set)
 
 
 @app.command()
-def evaluate(document: Run = None, changes: Set = []) -> None:  # noqa: B006
+def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:  # noqa: B006
     """Stage 3: evaluate the trained model on every validation image."""
     from podscale.commands import stage
 
-    stage.evaluate(document, changes)
+    stage.evaluate(document, changes, shard_set)
 
 
 @app.command()
-def report(document: Run = None, changes: Set = []) -> None:  # noqa: B006
+def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:  # noqa: B006
     """Stage 4: write report.html and the model card."""
     from podscale.commands import stage
 
-    stage.report(document, changes)
+    stage.report(document, changes, shard_set)
 
 
 @app.command("config")

@@ -90,10 +90,14 @@ def report(config: RunConfig, shard_set: str) -> Outcome:
     """Writes the self-contained <run>/report.html and the model card."""
     from podscale.evaluate.card import write_model_card
     from podscale.evaluate.report import build_report
+    from podscale.input import open_shard_set
+    from podscale.shards.cache import is_remote
 
     def work(run: RunDirectory, lease: Lease) -> None:
-        write_model_card(run.path, shard_set)
-        build_report(run.path, shard_set)
+        # a report is due even where the shards are gone; only remote ones must be brought here first
+        opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
+        write_model_card(run.path, opened)
+        build_report(run.path, opened)
 
     return _once(config, "report", shard_set, work)
 
@@ -153,7 +157,7 @@ def _beside(
     found = resume.finished(config, stage, shard_set)
     if found is not None:
         return replace(found, reused=True)
-    preflight(config, _place())
+    preflight(config, _place(), shard_set)
     started = time.monotonic()
     verdict = work(run, None)
     ended = datetime.now(UTC).isoformat()
@@ -189,7 +193,7 @@ def _once(
             if recording.found is None:
                 resume.forget(config, stage)
                 if stage != "report":
-                    preflight(config, _place())
+                    preflight(config, _place(), shard_set)
                 work(run, lease)
         resume.mark_finished(config, stage, shard_set)
         return read_outcomes(run.outcome)[stage]

@@ -76,33 +76,34 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
         raise InputError(f"{error.filename or folder}: cannot write the contact sheet: {error.strerror}") from error
 
 
-def train(document: str | None, changes: Sequence[str]) -> None:
+def train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Trains on the document's shard set, which must be complete."""
-    config, shard_set = _ready(document, changes)
-    _tell(config, stages.train(config, shard_set), RunDirectory.of(config).model)
+    config, location = _ready(document, changes, shard_set)
+    _tell(config, stages.train(config, location), RunDirectory.of(config).model)
 
 
-def evaluate(document: str | None, changes: Sequence[str]) -> None:
+def evaluate(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Evaluates the trained model and prints its figures."""
     from podscale.evaluate import evaluation as evaluations
 
-    config, shard_set = _ready(document, changes)
-    outcome = stages.evaluate(config, shard_set)
+    config, location = _ready(document, changes, shard_set)
+    outcome = stages.evaluate(config, location)
     for name, value in _figures(evaluations.read(RunDirectory.of(config).evaluation)).items():
         print(f"{name:<10} {value}")
     _tell(config, outcome, RunDirectory.of(config).evaluation)
 
 
-def report(document: str | None, changes: Sequence[str]) -> None:
+def report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Writes the report."""
-    config, shard_set = _ready(document, changes)
-    _tell(config, stages.report(config, shard_set), RunDirectory.of(config).report)
+    config, location = _ready(document, changes, shard_set)
+    _tell(config, stages.report(config, location), RunDirectory.of(config).report)
 
 
-def _ready(document: str | None, changes: Sequence[str]) -> tuple[RunConfig, str]:
+def _ready(document: str | None, changes: Sequence[str], shard_set: str | None) -> tuple[RunConfig, str]:
+    """The document and the location of its shards: as given, else the set that `podscale shard` makes."""
     config = load(document, changes)
     resume.refuse_other_document(config)
-    return config, dataset_directory(config.run.workspace, config.data)
+    return config, shard_set or dataset_directory(config.run.workspace, config.data)
 
 
 def _figures(evaluation: "Evaluation") -> dict[str, str]:

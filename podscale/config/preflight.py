@@ -29,13 +29,14 @@ SPARE_BYTES = 64 * 2**20
 """Space beyond the shards: index, report, logs."""
 
 
-def preflight(document: RunConfig, place: Place) -> None:
+def preflight(document: RunConfig, place: Place, shard_set: str | None = None) -> None:
     """Raises one InputError that lists every problem found.
 
     place: `here` is this machine with everything on it, `pod` is one pod of a job (its launcher says how many nodes
     there are), `cluster` is a cluster seen from outside: only what the document alone shows is checked.
+    shard_set: where a stage that needs no source reads its shards; default: the shards are still to be made.
     """
-    problems = find_problems(document, place)
+    problems = find_problems(document, place, shard_set)
     if len(problems) == 1:
         raise InputError(problems[0])
     if problems:
@@ -43,12 +44,14 @@ def preflight(document: RunConfig, place: Place) -> None:
         raise InputError(f"this run cannot start; {len(problems)} things to change:\n{listing}")
 
 
-def find_problems(document: RunConfig, place: Place) -> list[str]:
+def find_problems(document: RunConfig, place: Place, shard_set: str | None = None) -> list[str]:
     """The problems as sentences, each with what to do; empty where the run can start."""
     if place == "cluster":
         return list(_cluster_problems(document))
-    found = [*_source_problems(document), *_workspace_problems(document), *_software_problems(document)]
-    found += [*_device_problems(document, place), *_port_problems(document), *_data_problems(document)]
+    counts = shard_set_counts(document, shard_set)
+    images = _source_problems(document) if shard_set is None else _shard_set_problems(shard_set, counts)
+    found = [*images, *_workspace_problems(document), *_software_problems(document)]
+    found += [*_device_problems(document, place), *_port_problems(document), *_data_problems(document, counts)]
     return found
 
 
@@ -93,6 +96,11 @@ def _source_problems(document: RunConfig) -> Iterator[str]:
             yield f"data.source {source}: does not exist (nearest existing folder: {parent}); set data.source=<folder>"
     except OSError as error:
         yield f"data.source {source}: cannot be read: {error.strerror}"
+
+
+def _shard_set_problems(shard_set: str, counts: dict[str, int]) -> Iterator[str]:
+    if local_directory(shard_set) is not None and not counts:
+        yield f"{shard_set}: no complete shard set here; run `podscale shard`, or name another with --shard-set"
 
 
 def _workspace_problems(document: RunConfig) -> Iterator[str]:
@@ -216,12 +224,13 @@ def _port_problems(document: RunConfig) -> Iterator[str]:
                 yield f"telemetry.address {telemetry.address}: cannot listen there: {error.strerror or error}"
 
 
-def shard_set_counts(document: RunConfig) -> dict[str, int]:
-    """Samples by split of this document's shard set where it is complete here; empty where it is not."""
-    workspace = local_directory(document.run.workspace)
-    if workspace is None:
+def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[str, int]:
+    """Samples by split of `shard_set` (default: the document's own) where it is complete here; empty where not."""
+    default = f"{document.run.workspace}/datasets/{data_fingerprint(document.data)}"
+    directory = local_directory(default if shard_set is None else shard_set)
+    if directory is None:
         return {}
-    path = workspace / "datasets" / data_fingerprint(document.data) / "manifest.json"
+    path = directory / "manifest.json"
     try:
         splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
         return {name: int(split["count"]) for name, split in splits.items()}
@@ -229,8 +238,7 @@ def shard_set_counts(document: RunConfig) -> dict[str, int]:
         return {}  # no set, or a damaged one: the shard stage says what is wrong with it
 
 
-def _data_problems(document: RunConfig) -> Iterator[str]:
-    counts = shard_set_counts(document)
+def _data_problems(document: RunConfig, counts: dict[str, int]) -> Iterator[str]:
     if not counts:
         return
     ranks = processes_per_node(document) * document.launch.nodes

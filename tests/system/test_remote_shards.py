@@ -1,0 +1,69 @@
+"""A run whose shards are behind a URL: trained, evaluated and reported through the node-local cache."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+OPTIONS = [
+    "run.id=remote",
+    "train.epochs=1",
+    "train.schedule.warmup_epochs=0",
+    "model.width=4",
+    "launch.processes=1",
+    "checkpoint.every_epochs=0",
+]
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Nothing: the test reads what podscale prints."""
+
+
+def podscale(place: Path, *arguments: str, options: list[str] = OPTIONS) -> subprocess.CompletedProcess[str]:
+    changes = [word for option in options for word in ("--set", option)]
+    command = [sys.executable, "-m", "podscale", *arguments, *changes]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The URL and the directory of a shard set of the digits."""
+    home = tmp_path / "bucket"
+    home.mkdir()
+    done = podscale(home, "shard", "digits")
+    assert done.returncode == 0, done.stderr
+    directory = Path(done.stdout.split()[-1])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(home)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/{directory}", home / directory
+    server.shutdown()
+
+
+def test_a_run_on_remote_shards(served: tuple[str, Path], tmp_path: Path) -> None:
+    url, directory = served
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    options = [*OPTIONS, f"input.cache_dir={tmp_path / 'cache'}"]
+    for stage in ("train", "evaluate", "report"):
+        done = podscale(place, stage, "digits", "--shard-set", url, options=options)
+        assert done.returncode == 0, done.stderr
+    run = place / "runs" / "remote"
+    assert json.loads((run / "evaluation.json").read_text())["figures"]["samples"] == 359
+    assert (run / "report.html").exists()
+    assert not (place / "datasets").exists()
+    shards = sorted(path.name for path in directory.glob("*/*.tar"))
+    assert sorted(path.name for path in (tmp_path / "cache").rglob("*.tar")) == shards
+
+
+def test_no_set_at_the_given_place(tmp_path: Path) -> None:
+    done = podscale(tmp_path, "train", "digits", "--shard-set", str(tmp_path / "nothing"))
+    assert done.returncode == 2
+    assert "no complete shard set here" in done.stderr
+    assert "--shard-set" in done.stderr
