@@ -222,7 +222,7 @@ def checkpoints(document: dict[str, Any], place: str) -> list[str]:
     }
     for name, changes in (("digits, ResNet-18 of width 16", small), ("ResNet-50 with momentum", large)):
         for asynchronous in (True, False):
-            run = {**document["run"], "id": f"{'async' if asynchronous else 'sync'}-{name[:6].strip(', ')}"}
+            run = {**document["run"], "id": f"{'beside' if asynchronous else 'inline'}-{len(lines)}"}
             config = RunConfig.model_validate({**document, **changes, "run": run})
             held, seconds, size = run_world(2, saving_training, config.model_dump_json(), place, asynchronous)[0]
             interval = seconds / max(1, len(held))

@@ -1,7 +1,7 @@
 """Shared fixtures. Real images are found through PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
 
-import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +31,15 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> "DigitsRun":
     return make_digits_run(tmp_path_factory.mktemp("digits"))
 
 
-def _shard_fixtures() -> Any:
-    """The fixtures that write small shard sets, which live beside the unit tests."""
-    path = Path(__file__).parent / "unit" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("podscale_shard_fixtures", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+MakeShardSet = Callable[..., Path]
 
 
-_shards = _shard_fixtures()
-make_shard_set = _shards.make_shard_set
-shard_tools = _shards.shard_tools
+@pytest.fixture
+def make_shard_set(tmp_path: Path) -> MakeShardSet:
+    """make(splits, shards=..., classes=..., name=...) -> a small complete shard set (tests/support/shard_set.py)."""
+    from tests.support import shard_set
+
+    def make(*arguments: Any, name: str = "shards", **options: Any) -> Path:
+        return shard_set.make_shard_set(tmp_path / name, *arguments, **options)
+
+    return make

@@ -113,4 +113,8 @@ def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world:
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
     """A contiguous copy in host memory, in the logical (OIHW) order of dimensions."""
-    return np.array(tensor.detach().cpu().numpy(), order="C", copy=True)
+    detached = tensor.detach()
+    if detached.device.type != "cpu":  # the way off the device is a copy; the order of dimensions is changed there
+        array: npt.NDArray[Any] = detached.contiguous().cpu().numpy()
+        return array
+    return np.array(detached.numpy(), order="C", copy=True)  # NumPy's copy: torch's has no huge pages and costs twice

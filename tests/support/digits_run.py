@@ -5,7 +5,6 @@ Nothing here is invented: the curves are the losses of that training, the predic
 
 import io
 import json
-import tarfile
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,10 +19,9 @@ from podscale.config import RunConfig, dumps, loads
 from podscale.evaluate import predictions
 from podscale.evaluate.evaluation import evaluate_run
 from podscale.rundir import Outcome, write_outcome
-from podscale.shards import index
-from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
 from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import EventLog
+from tests.support.shard_set import Sample, finish, write_split
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -46,54 +44,20 @@ class DigitsRun:
     config: RunConfig
 
 
-def write_shard_set(
+def write_digits(
     directory: Path, splits: dict[str, tuple[list[bytes], np.ndarray]], classes: list[str], sources: list[bytes]
 ) -> ShardSet:
-    """A shard set of these encoded PNG images and labels, one shard a split, by the foundation's own index."""
+    """A shard set of these encoded images, one shard a split, with two rejects and a duplicate on record."""
     summaries, taken = {}, 0
     for name, (images, labels) in splits.items():
-        (directory / name).mkdir(parents=True)
-        offsets = []
-        with (directory / name / "shard-00000-of-00001.tar").open("wb") as file:
-            tar = tarfile.TarFile(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
-            for i, data in enumerate(images):
-                member = tarfile.TarInfo(f"{taken + i:016x}.png")
-                member.size = len(data)
-                offsets.append(tar.offset + 512)
-                tar.addfile(member, io.BytesIO(data))
-            tar.close()
-        shard = directory / name / "shard-00000-of-00001.tar"
-        sizes = [Image.open(io.BytesIO(data)).size for data in images]
-        index.write(
-            directory / name / "index",
-            {
-                "key": np.arange(taken, taken + len(images), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
-                "offset": offsets,
-                "size": [len(data) for data in images],
-                "shard": np.zeros(len(images)),
-                "label": labels,
-                "height": [height for _, height in sizes],
-                "width": [width for width, _ in sizes],
-                "format": np.full(len(images), index.PNG),
-                "flags": np.zeros(len(images)),
-            },
-        )
-        (directory / name / "sources").write_bytes(index.Sources.encode(sources[taken : taken + len(images)]))
-        counts = tuple(int(count) for count in np.bincount(labels, minlength=len(classes)))
-        entry = Shard(shard.name, len(images), shard.stat().st_size, "0" * 64)
-        summaries[name] = SplitSummary(len(images), entry.bytes, counts, "0" * 64, (entry,))
+        samples = [
+            Sample(image, int(label), key=((taken + i) * 0x9E3779B97F4A7C15) % 2**64, source=sources[taken + i])
+            for i, (image, label) in enumerate(zip(images, labels, strict=True))
+        ]
+        summaries[name] = write_split(directory / name, samples, len(classes), 1, 0)
         taken += len(images)
-    (directory / "classes.json").write_text(json.dumps(classes))
-    Manifest(
-        SCHEMA_VERSION, "d" * 16, "e" * 16, {"source": "digits"}, classes_sha256(classes), summaries,
-        rejects={"truncated": 2}, duplicates={"inside": 1},
-    ).write(directory)  # fmt: skip
-    (directory / "rejects.jsonl").write_text(
-        "".join(
-            json.dumps({"source": source, "reason": "truncated", "detail": "it ends early", "split": "train"}) + "\n"
-            for source in ("seven/<b>cut</b>.png", "nine/half.png")
-        )
-    )
+    rejects = [("seven/<b>cut</b>.png", "truncated"), ("nine/half.png", "truncated")]
+    finish(directory, summaries, classes, source="digits", rejects=rejects, duplicates={"inside": 1})
     return ShardSet.open(directory)
 
 
@@ -120,12 +84,12 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
     """Trains and evaluates; leaves a complete run directory but for the report and the model card."""
     config = loads(document)
     splits, sources = digits_splits(classes)
-    shards = write_shard_set(root / "shards", splits, classes, sources)
+    shards = write_digits(root / "shards", splits, classes, sources)
     run = root / "runs" / config.run.id
     (run / "model").mkdir(parents=True)
     (run / "config.yaml").write_text(dumps(config))
     (run / "environment.json").write_text(
-        json.dumps({"python": "3.11", "numpy": np.__version__, "command": ["podscale", "run", "digits.yaml"]})
+        json.dumps({"python": "3.11", "numpy": np.__version__, "command": "podscale run digits.yaml"})
     )
     x, y = _features(shards, "train")
     held_x, held_y = _features(shards, "validation")

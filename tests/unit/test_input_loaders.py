@@ -22,6 +22,7 @@ from podscale.input.loaders.torchvision import ShardDataset
 from podscale.order import build_order, evaluation_steps
 from podscale.shards.build import build_shard_set
 from podscale.shards.shardset import ShardSet
+from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
 
 needs_dali = pytest.mark.skipif(not dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
 loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
@@ -200,26 +201,26 @@ def test_training_and_evaluation_pixels_are_torchvisions(make_shard_set) -> None
         assert np.array_equal(batch.images[slot], np.asarray(expected))
 
 
-def special_images(tools: Any) -> dict[str, bytes]:
-    rgb = tools.pixels(1, 50, 60)
+def special_images() -> dict[str, bytes]:
+    rgb = smooth_pixels(1, 50, 60)
     exif = Image.Exif()
     exif[0x0112] = 6
     palette = io.BytesIO()
     Image.fromarray(rgb).quantize(64).save(palette, "PNG")
     return {
-        "4:4:4": tools.encode(rgb, quality=95, subsampling=0),
-        "4:2:2": tools.encode(rgb, quality=95, subsampling=1),
-        "4:2:0": tools.encode(rgb, quality=75, subsampling=2),
-        "progressive": tools.encode(rgb, progressive=True),
-        "gray": tools.encode(tools.pixels(2, 40, 33, 1)),
-        "cmyk": tools.encode(tools.pixels(3, 40, 50, 4)),
-        "rotated by EXIF": tools.encode(rgb, exif=exif),
-        "png": tools.encode(rgb, kind="PNG"),
-        "gray png": tools.encode(tools.pixels(2, 40, 33, 1), kind="PNG"),
-        "rgba png": tools.encode(tools.pixels(5, 40, 33, 4), kind="PNG"),
+        "4:4:4": encode_image(rgb, quality=95, subsampling=0),
+        "4:2:2": encode_image(rgb, quality=95, subsampling=1),
+        "4:2:0": encode_image(rgb, quality=75, subsampling=2),
+        "progressive": encode_image(rgb, progressive=True),
+        "gray": encode_image(smooth_pixels(2, 40, 33, 1)),
+        "cmyk": encode_image(smooth_pixels(3, 40, 50, 4)),
+        "rotated by EXIF": encode_image(rgb, exif=exif),
+        "png": encode_image(rgb, kind="PNG"),
+        "gray png": encode_image(smooth_pixels(2, 40, 33, 1), kind="PNG"),
+        "rgba png": encode_image(smooth_pixels(5, 40, 33, 4), kind="PNG"),
         "palette png": palette.getvalue(),
-        "odd size": tools.encode(tools.pixels(6, 37, 41)),
-        "one pixel": tools.encode(tools.pixels(7, 1, 1)),
+        "odd size": encode_image(smooth_pixels(6, 37, 41)),
+        "one pixel": encode_image(smooth_pixels(7, 1, 1)),
     }
 
 
@@ -227,15 +228,15 @@ def pil_pixels(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-def test_decode_gives_pils_pixels(shard_tools) -> None:
-    for name, data in special_images(shard_tools).items():
+def test_decode_gives_pils_pixels() -> None:
+    for name, data in special_images().items():
         assert np.array_equal(decode(np.frombuffer(data, np.uint8)), pil_pixels(data)), name
 
 
 @needs_dali
-def test_dali_decodes_to_pils_pixels(make_shard_set, shard_tools) -> None:
+def test_dali_decodes_to_pils_pixels(make_shard_set) -> None:
     """No crop and no resize: sizes are the target's, so what is left is decoding alone, bit for bit."""
-    images = {name: data for name, data in special_images(shard_tools).items() if len(pil_pixels(data)) > 20}
+    images = {name: data for name, data in special_images().items() if len(pil_pixels(data)) > 20}
     square = {}
     for name, data in images.items():
         image = Image.open(io.BytesIO(data))
@@ -243,7 +244,7 @@ def test_dali_decodes_to_pils_pixels(make_shard_set, shard_tools) -> None:
         file = io.BytesIO()
         part.save(file, image.format, **({"subsampling": 2} if name == "4:2:0" else {}))
         square[name] = file.getvalue()
-    samples = [shard_tools.sample(data, 0) for data in square.values()]
+    samples = [Sample(data, 0) for data in square.values()]
     directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
     config = document("dali", batch=len(samples), evaluate={"crop_fraction": 1.0, "batch": 16})
     pixels = by_key(evaluate(config, directory))
@@ -258,18 +259,18 @@ def test_decode_refuses_what_is_no_image(data: bytes) -> None:
         decode(np.frombuffer(data, np.uint8))
 
 
-def with_bad_records(tools: Any, bad: tuple[int, ...], count: int = 48) -> dict[str, list[Any]]:
-    samples = tools.varied(count, 4)
+def with_bad_records(bad: tuple[int, ...], count: int = 48) -> dict[str, list[Any]]:
+    samples = varied_samples(count, 4)
     for number, i in enumerate(bad):
         size = pil_pixels(samples[i].image).shape[:2]
         broken = [samples[i].image[:300], b"\0" * 200, samples[i].image[: len(samples[i].image) // 2]][number % 3]
-        samples[i] = tools.sample(broken, samples[i].label, size)
+        samples[i] = Sample(broken, samples[i].label, size)
     return {"train": samples, "validation": samples}
 
 
 @loaders
-def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_set, shard_tools, caplog) -> None:
-    directory = make_shard_set(with_bad_records(shard_tools, (5, 6, 23)), shards=2)
+def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_set, caplog) -> None:
+    directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
     config = document(loader)
     split = ShardSet.open(directory).split("train")
     order = build_order(config, split)
@@ -290,8 +291,8 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 
 @loaders
-def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set, shard_tools) -> None:
-    directory = make_shard_set(with_bad_records(shard_tools, (5, 23)), shards=2)
+def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set) -> None:
+    directory = make_shard_set(with_bad_records((5, 23)), shards=2)
     keys = ShardSet.open(directory).split("validation").keys
     batches = evaluate(document(loader), directory)
     seen = np.concatenate([batch.keys[batch.weights == 1] for batch in batches])
@@ -299,24 +300,24 @@ def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set, shard_t
 
 
 @loaders
-def test_too_many_bad_records_end_the_run(loader, make_shard_set, shard_tools) -> None:
-    directory = make_shard_set(with_bad_records(shard_tools, tuple(range(0, 48, 4))), shards=1)
+def test_too_many_bad_records_end_the_run(loader, make_shard_set) -> None:
+    directory = make_shard_set(with_bad_records(tuple(range(0, 48, 4))), shards=1)
     with pytest.raises(PodscaleError, match=r"more than input\.max_bad_rate 0\.001"):
         train(document(loader), directory, 0, 12)
     strict = document(loader, input={"max_bad_rate": 0})
     with pytest.raises(PodscaleError, match=r"[12] of (8|16|24) records"):
-        train(strict, make_shard_set(with_bad_records(shard_tools, (5, 11)), shards=1, name="two"), 0, 12)
+        train(strict, make_shard_set(with_bad_records((5, 11)), shards=1, name="two"), 0, 12)
 
 
 @loaders
-def test_a_shard_without_a_good_record_is_an_error_not_a_loop(loader, make_shard_set, shard_tools) -> None:
-    directory = make_shard_set(with_bad_records(shard_tools, tuple(range(4)), count=4), shards=1)
+def test_a_shard_without_a_good_record_is_an_error_not_a_loop(loader, make_shard_set) -> None:
+    directory = make_shard_set(with_bad_records(tuple(range(4)), count=4), shards=1)
     with pytest.raises(PodscaleError, match="no record of shard"):
         train(document(loader, batch=4), directory, 0, 2)
 
 
-def test_an_image_of_another_size_than_the_index_says_is_bad(make_shard_set, shard_tools) -> None:
-    samples = [shard_tools.sample(shard_tools.encode(shard_tools.pixels(1, 30, 30)), 0, (31, 30))]
+def test_an_image_of_another_size_than_the_index_says_is_bad(make_shard_set) -> None:
+    samples = [Sample(encode_image(smooth_pixels(1, 30, 30)), 0, (31, 30))]
     dataset = ShardDataset(ShardSet.open(make_shard_set({"train": samples}, shards=1)).split("train"))
     with pytest.raises(BadRecord, match="30x30"):
         dataset[0]
@@ -371,16 +372,16 @@ def test_dali_where_it_is_not_installed(monkeypatch) -> None:
         resolve_loader("dali", "cpu")
 
 
-def real_samples(archive: Path, count: int, every: int, tools: Any) -> list[Any]:
+def real_samples(archive: Path, count: int, every: int) -> list[Any]:
     with tarfile.open(archive) as tar:
         members = [member for member in tar.getmembers() if member.name.lower().endswith((".jpg", ".jpeg"))]
-        return [tools.sample(tar.extractfile(member).read(), 0) for member in members[::every][:count]]
+        return [Sample(tar.extractfile(member).read(), 0) for member in members[::every][:count]]
 
 
 @needs_dali
-def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set, shard_tools) -> None:
-    samples = real_samples(real_data / "imagenet-500.tar", 40, 12, shard_tools)
-    samples += real_samples(real_data / "imagenette224.tar", 40, 300, shard_tools)
+def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> None:
+    samples = real_samples(real_data / "imagenet-500.tar", 40, 12)
+    samples += real_samples(real_data / "imagenette224.tar", 40, 300)
     for sample in samples:
         assert np.array_equal(decode(np.frombuffer(sample.image, np.uint8)), pil_pixels(sample.image))
     directory = make_shard_set({"train": samples, "validation": samples})

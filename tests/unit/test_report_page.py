@@ -20,7 +20,7 @@ from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
 from podscale.rundir import Outcome, write_outcome
 from podscale.text import printable
-from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_shard_set
+from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_digits
 
 VOID = {"meta", "img"}
 
@@ -120,7 +120,7 @@ def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path) -> None:
 def test_sources_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = [png(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)) for _ in range(4)]
-    shards = write_shard_set(
+    shards = write_digits(
         tmp_path / "shards", {"train": (images[:2], np.array([0, 1])), "validation": (images[2:], np.array([0, 1]))},
         ["a", "b"], [b"a/1", b"b/1", b"a/\xff\xfe\n.jpg", b"b/<2>"],
     )  # fmt: skip
@@ -190,7 +190,7 @@ def test_many_classes_get_pairs_and_a_ranked_histogram(tmp_path: Path) -> None:
     pictures = [images[i % 8] for i in range(n)]
     names = [f"c{i:03d}" for i in range(classes)]
     sources = [f"{i}.png".encode() for i in range(2 * n)]
-    shards = write_shard_set(
+    shards = write_digits(
         tmp_path / "s", {"train": (pictures, labels), "validation": (pictures, labels)}, names, sources
     )
     run = tmp_path / "run"

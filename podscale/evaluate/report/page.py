@@ -10,20 +10,6 @@ from podscale.version import VERSION
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The page may show what it holds and nothing else: even a forgotten escape could not fetch or run anything."""
 
-SECTIONS = (
-    sections.headline,
-    sections.problems,
-    sections.claim,
-    sections.curves,
-    sections.time,
-    sections.confusion,
-    sections.calibration,
-    sections.mistakes,
-    sections.dataset,
-    sections.environment,
-    sections.reproduce,
-)
-
 
 def page(data: ReportData) -> str:
     """The whole document."""
@@ -38,5 +24,5 @@ def page(data: ReportData) -> str:
         tag("style", style),
     )
     footer = tag("footer", f"Podscale {VERSION}. Everything on this page was read from the run directory.")
-    body = tag("body", tag("main", [section(data) for section in SECTIONS], footer))
+    body = tag("body", tag("main", [section(data) for section in sections.ALL], footer))
     return text(Markup("<!doctype html>\n"), tag("html", head, body, lang="en")) + "\n"

@@ -4,12 +4,12 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from podscale.shards import index
@@ -24,6 +24,7 @@ class Sample:
     label: int
     size: tuple[int, int] | None = None  # height, width
     key: int | None = None
+    source: bytes | None = None
 
 
 def encode_image(pixels: np.ndarray, *, kind: str = "JPEG", **options: object) -> bytes:
@@ -51,6 +52,7 @@ def smooth_pixels(seed: int, height: int, width: int, channels: int = 3) -> np.n
 def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards: int, first_key: int) -> SplitSummary:
     directory.mkdir(parents=True)
     rows: dict[str, list[int]] = {name: [] for name in index.COLUMNS}
+    sources = []
     described = []
     for shard in range(shards):
         name = f"shard-{shard:05d}-of-{shards:05d}.tar"
@@ -60,6 +62,7 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
                 sample = samples[i]
                 key = first_key + i if sample.key is None else sample.key
                 png = sample.image.startswith(b"\x89PNG")
+                sources.append(sample.source or f"image-{key}".encode())
                 member = tarfile.TarInfo(f"{key:08d}.{'png' if png else 'jpg'}")
                 member.size = len(sample.image)
                 offset = tar.offset + 512  # where the bytes of this member begin: after its header
@@ -75,7 +78,7 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
         content = (directory / name).read_bytes()
         described.append(Shard(name, len(chosen), len(content), hashlib.sha256(content).hexdigest()))
     index.write(directory / "index", rows)
-    (directory / "sources").write_bytes(index.Sources.encode([f"image-{key}".encode() for key in rows["key"]]))
+    (directory / "sources").write_bytes(index.Sources.encode(sources))
     return SplitSummary(
         count=len(samples),
         bytes=sum(shard.bytes for shard in described),
@@ -85,10 +88,25 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
     )
 
 
-def finish(directory: Path, summaries: dict[str, SplitSummary], classes: list[str]) -> None:
-    """Writes what makes written splits a complete set."""
+def finish(
+    directory: Path,
+    summaries: dict[str, SplitSummary],
+    classes: list[str],
+    *,
+    source: str = "",
+    rejects: Sequence[tuple[str, str]] = (),
+    duplicates: Mapping[str, int] | None = None,
+) -> None:
+    """Writes what makes written splits a complete set; rejects: (source, reason) of training images."""
     (directory / "classes.json").write_text(json.dumps(classes))
-    Manifest(SCHEMA_VERSION, "0" * 16, "0" * 16, {}, classes_sha256(classes), summaries).write(directory)
+    lines = [{"source": name, "reason": reason, "detail": "", "split": "train"} for name, reason in rejects]
+    (directory / "rejects.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"source": source} if source else {}
+    counts = dict(Counter(reason for _, reason in rejects))
+    checksum = classes_sha256(classes)
+    Manifest(
+        SCHEMA_VERSION, "d" * 16, "e" * 16, options, checksum, summaries, rejects=counts, duplicates=duplicates or {}
+    ).write(directory)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -97,34 +115,25 @@ def image_size(data: bytes) -> tuple[int, int]:
     return height, width
 
 
-MakeShardSet = Callable[..., Path]
+def make_shard_set(
+    directory: Path,
+    splits: Mapping[str, Sequence[Sample]] | None = None,
+    *,
+    shards: int = 2,
+    classes: Sequence[str] = ("ant", "bee", "cat", "dog"),
+) -> Path:
+    """A complete shard set of these samples by split; returns its directory. Keys count up over the splits.
 
-
-@pytest.fixture
-def make_shard_set(tmp_path: Path) -> MakeShardSet:
-    """make(splits={"train": [Sample...]}, shards=2, classes=[...]) -> directory of a complete shard set.
-
-    Without arguments: 48 training and 20 validation JPEGs of varied sizes in 4 classes. Keys count up over the splits.
+    Without splits: 48 training and 20 validation JPEGs of varied sizes in 4 classes.
     """
-
-    def make(
-        splits: Mapping[str, Sequence[Sample]] | None = None,
-        *,
-        shards: int = 2,
-        classes: Sequence[str] = ("ant", "bee", "cat", "dog"),
-        name: str = "shards",
-    ) -> Path:
-        directory = tmp_path / name
-        if splits is None:
-            splits = {split: varied_samples(count, len(classes)) for split, count in SIZES.items()}
-        summaries, key = {}, 0
-        for split, samples in splits.items():
-            summaries[split] = write_split(directory / split, samples, len(classes), shards, key)
-            key += len(samples)
-        finish(directory, summaries, list(classes))
-        return directory
-
-    return make
+    if splits is None:
+        splits = {split: varied_samples(count, len(classes)) for split, count in SIZES.items()}
+    summaries, key = {}, 0
+    for split, samples in splits.items():
+        summaries[split] = write_split(directory / split, samples, len(classes), shards, key)
+        key += len(samples)
+    finish(directory, summaries, list(classes))
+    return directory
 
 
 SIZES = {"train": 48, "validation": 20}
@@ -139,16 +148,3 @@ def varied_samples(count: int, classes: int, seed: int = 0) -> list[Sample]:
         pixels = smooth_pixels(seed * 1000 + i, height, width, 1 if i % 5 == 4 else 3)
         samples.append(Sample(encode_image(pixels, quality=90), i % classes))
     return samples
-
-
-@pytest.fixture
-def shard_tools() -> type:
-    """The helpers of this file for tests that build their own samples (test modules cannot import a conftest)."""
-
-    class Tools:
-        sample = Sample
-        encode = staticmethod(encode_image)
-        pixels = staticmethod(smooth_pixels)
-        varied = staticmethod(varied_samples)
-
-    return Tools

@@ -1,0 +1,141 @@
+"""How well classes are recognised: confusion, calibration, and the mistakes the model was surest about."""
+
+import numpy as np
+
+from podscale.evaluate.evaluation import ClassFigures
+from podscale.evaluate.report import charts, figures
+from podscale.evaluate.report.gather import ReportData
+from podscale.evaluate.report.pictures import picture
+from podscale.evaluate.report.sections.parts import fact_table, section
+from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluate.scores import most_confident_mistakes
+from podscale.text import printable
+
+MISTAKES = 18
+LISTED_PAIRS = 15
+
+
+def confusion(data: ReportData) -> Markup | None:
+    """Which classes are taken for which, and how well each is recognised."""
+    scores = data.evaluation
+    if scores is None:
+        return None
+    names = [entry.name for entry in scores.per_class]
+    if scores.confusion_matrix is not None:
+        panels = [
+            charts.heatmap("Confusion matrix", names, scores.confusion_matrix),
+            _class_table("Classes, worst first", _by_accuracy(scores.per_class)),
+        ]
+    else:
+        ranked = _by_accuracy(scores.per_class)
+        panels = [_class_table("Worst classes", ranked[:12]), _class_table("Best classes", ranked[::-1][:12])]
+    pairs = [
+        _row(
+            names[p.label],
+            names[p.predicted],
+            str(p.count),
+            figures.percent(p.count / scores.per_class[p.label].samples),
+        )
+        for p in scores.confused[:LISTED_PAIRS]
+    ]
+    if pairs and scores.confusion_matrix is None:
+        head = tag("tr", tag("th", "true class"), tag("th", "taken for"), tag("th", "times", class_="n"),
+                   tag("th", "of the class", class_="n"))  # fmt: skip
+        table = tag("table", tag("thead", head), tag("tbody", pairs), class_="compact")
+        panels.insert(0, tag("figure", tag("figcaption", tag("b", "Most confused pairs")), table, class_="panel"))
+    return section("Classes", tag("div", panels, class_="grid2"))
+
+
+def calibration(data: ReportData) -> Markup | None:
+    """Whether confidence can be trusted."""
+    scores = data.evaluation
+    if scores is None:
+        return None
+    facts = {
+        "expected calibration error": figures.percent(scores.figures.ece, 2),
+        "mean loss": f"{figures.decimal(scores.figures.loss, 4)} nats",
+        "balanced accuracy": figures.percent(scores.figures.balanced_accuracy, 2),
+        "images": figures.count(scores.figures.samples),
+        "evaluation speed": f"{figures.rate(scores.throughput.evaluation_images_per_second)} images/s",
+    }
+    note = tag(
+        "p",
+        f"{len(scores.calibration.count)} bins of equal width over the confidence of the predicted class, open below "
+        f"and closed above. Source: {scores.calibration.source}.",
+        class_="note",
+    )
+    side = tag("figure", tag("figcaption", tag("b", "Scores")), fact_table(facts), note, class_="panel")
+    diagram = charts.reliability_diagram("Reliability", scores.calibration)
+    return section("Calibration", tag("div", diagram, side, class_="grid2"))
+
+
+def mistakes(data: ReportData) -> Markup | None:
+    """The pictures the model was surest about, and wrong."""
+    if data.predictions is None or data.shards is None or data.evaluation is None:
+        return None
+    split = data.shards.split(data.evaluation.identity.split)
+    rows = most_confident_mistakes(data.predictions, MISTAKES)
+    if not len(rows):
+        return section("Most confident mistakes", tag("p", "There is none: every held-out image was recognised."))
+    order = np.argsort(split.keys)
+    cards = []
+    for row in rows:
+        key = data.predictions.keys[row]
+        place = int(np.searchsorted(split.keys, key, sorter=order))
+        known = place < len(order) and split.keys[order[place]] == key
+        sample = int(order[place]) if known else None
+        true, taken = (data.classes[int(i)] for i in (data.predictions.labels[row], data.predictions.topk[row, 0]))
+        source = printable(split.source(sample)) if sample is not None else "not in the shard set"
+        cards.append(
+            tag(
+                "figure",
+                picture(split, sample, f"{true}, taken for {taken}")
+                if sample is not None
+                else tag("span", class_="noimage"),
+                tag(
+                    "figcaption",
+                    tag("b", taken, class_="wrongname"),
+                    tag("span", figures.percent(float(data.predictions.confidences[row, 0])), class_="n"),
+                    tag("span", "is ", tag("b", true), class_="true"),
+                    tag("span", source, class_="path", title=source),
+                    tag("code", f"{int(key):016x}"),
+                ),
+                class_="card",
+            )
+        )
+    note = tag(
+        "p", "Predicted class and confidence, then the true class, the source and the sample key.", class_="note"
+    )
+    return section("Most confident mistakes", note, tag("div", cards, class_="cards"))
+
+
+def _by_accuracy(classes: list[ClassFigures]) -> list[ClassFigures]:
+    """Classes with samples, worst first, ties by name order of the class map."""
+    return sorted((entry for entry in classes if entry.accuracy is not None), key=lambda entry: entry.accuracy or 0.0)
+
+
+def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
+    head = tag(
+        "tr",
+        tag("th", "class"),
+        tag("th", "accuracy", class_="n", colspan=2),
+        tag("th", "precision", class_="n"),
+        tag("th", "images", class_="n"),
+    )
+    rows = [
+        tag(
+            "tr",
+            tag("td", entry.name, class_="clip", title=entry.name),
+            tag("td", tag("span", tag("i", style=f"width:{100 * (entry.accuracy or 0):.1f}%"), class_="meter")),
+            tag("td", figures.percent(entry.accuracy), class_="n"),
+            tag("td", figures.percent(entry.precision), class_="n"),
+            tag("td", figures.count(entry.samples), class_="n"),
+        )
+        for entry in entries
+    ]
+    table = tag("table", tag("thead", head), tag("tbody", rows), class_="compact")
+    return tag("figure", tag("figcaption", tag("b", title)), table, class_="panel")
+
+
+def _row(true: str, taken: str, *numbers: str) -> Markup:
+    return tag("tr", tag("td", true), tag("td", taken), [tag("td", figure, class_="n") for figure in numbers])

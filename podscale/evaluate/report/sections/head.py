@@ -1,0 +1,115 @@
+"""What was run and how it ended: the figures at the top, problems, and the claim beside the result."""
+
+from typing import Any
+
+from podscale.evaluate.evaluation import Claim, Compared, compare_claim
+from podscale.evaluate.report import figures
+from podscale.evaluate.report.gather import STAGES, ReportData, ended
+from podscale.evaluate.report.sections.parts import section
+from podscale.evaluate.report.svg import Markup, tag
+
+
+def headline(data: ReportData) -> Markup:
+    """What was run, how it ended, and the figures people ask for first."""
+    config, scores = data.config, data.evaluation
+    failure = data.failure
+    if failure is not None:
+        state = tag("span", f"{failure.stage} {ended(failure)}", class_="state bad")
+    elif all(stage in data.outcomes for stage in STAGES):
+        state = tag("span", "done", class_="state good")
+    else:
+        state = tag("span", "not finished", class_="state open")
+    subtitle = ""
+    if config is not None:
+        subtitle = (
+            f"{config.model.name} on {config.data.source}, {config.train.epochs:g} epochs in batches of "
+            f"{config.train.global_batch} with {config.train.optimizer.name.upper()} in {config.train.precision}"
+        )
+    low, high = scores.figures.top1_interval if scores else (0.0, 0.0)
+    rate = data.history.images_per_second(config.train.global_batch) if config else None
+    seconds = data.history.seconds if data.history.steps else None
+    tiles = [
+        _tile("top-1", figures.percent(scores.figures.top1 if scores else None, 2),
+              f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated"),
+        _tile(f"top-{scores.figures.top5_k}" if scores else "top-5",
+              figures.percent(scores.figures.top5 if scores else None, 2),
+              f"of {figures.count(scores.figures.samples)} held-out images" if scores else "not evaluated"),
+        _tile("images/s", figures.rate(rate), "training, all ranks" if rate else "nothing was logged"),
+        _tile("training", figures.duration(seconds), _launches(data) if seconds is not None else "nothing was logged"),
+    ]  # fmt: skip
+    return tag(
+        "header",
+        tag("p", "Podscale run", class_="kicker"),
+        tag("h1", data.name, " ", state),
+        tag("p", subtitle, class_="subtitle") if subtitle else None,
+        tag("div", tiles, class_="tiles"),
+    )
+
+
+def problems(data: ReportData) -> Markup | None:
+    """The error of a failed stage, and what the report cannot show."""
+    parts: list[Markup] = []
+    if failure := data.failure:
+        parts.append(tag("p", tag("b", f"Stage {failure.stage} {ended(failure)}.")))
+        parts.append(tag("pre", failure.error or "No message was recorded."))
+    if data.missing:
+        rows = [tag("li", tag("b", entry.what), ": ", entry.why) for entry in data.missing]
+        parts.append(tag("details", tag("summary", f"{len(rows)} parts are missing from this report"), tag("ul", rows)))
+    if data.history.damaged:
+        parts.append(tag("p", f"Unreadable lines in metrics.jsonl: {data.history.damaged}."))
+    return tag("section", parts, class_="notice bad" if data.failure else "notice") if parts else None
+
+
+def claim(data: ReportData) -> Markup | None:
+    """The published figures beside the achieved ones."""
+    compared = _claim(data)
+    if compared is None or not any(
+        c.claimed is not None for c in (compared.top1, compared.minutes, compared.images_per_second)
+    ):
+        return None  # fmt: skip
+    rows = [
+        _compared("top-1", compared.top1, lambda v: figures.percent(v, 2), _points),
+        _compared("training time", compared.minutes, lambda v: figures.duration(v * 60), _times),
+        _compared("images/s", compared.images_per_second, figures.rate, _times),
+    ]
+    where = ", ".join(part for part in (compared.hardware, compared.source) if part)
+    note = tag("p", "Claimed on ", where, ".", class_="note") if where else None
+    head = tag("tr", tag("th"), *(tag("th", name, class_="n") for name in ("claimed", "achieved", "difference")))
+    return section("Claim and result", tag("table", tag("thead", head), tag("tbody", rows)), note)
+
+
+def _tile(name: str, value: str, note: str) -> Markup:
+    parts = (("name", name), ("value", value), ("sub", note))
+    return tag("div", [tag("span", part, class_=style) for style, part in parts], class_="tile")
+
+
+def _launches(data: ReportData) -> str:
+    resumed = data.history.count("resumed")
+    return "in one go" if not resumed else f"resumed {resumed} time{'s' if resumed > 1 else ''}"
+
+
+def _claim(data: ReportData) -> Claim | None:
+    if data.evaluation is not None:
+        return data.evaluation.claim
+    if data.config is None:
+        return None
+    trained = data.outcomes.get("train")
+    seconds = data.history.seconds if trained is not None and trained.done else None  # half a training is no time
+    return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
+
+
+def _compared(name: str, pair: Compared, show: Any, difference: Any) -> Markup | None:
+    if pair.claimed is None:
+        return None
+    both = pair.achieved is not None
+    cells = (show(pair.claimed), show(pair.achieved) if both else figures.ABSENT,
+             difference(pair.claimed, pair.achieved) if both else figures.ABSENT)  # fmt: skip
+    return tag("tr", tag("td", name), *(tag("td", cell, class_="n") for cell in cells))
+
+
+def _points(claimed: float, achieved: float) -> str:
+    return f"{100 * (achieved - claimed):+.2f} points".replace("-", "\u2212")
+
+
+def _times(claimed: float, achieved: float) -> str:
+    return f"\u00d7 {achieved / claimed:.3g}"

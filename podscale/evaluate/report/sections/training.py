@@ -1,0 +1,86 @@
+"""How the training went: curves over the run, and where the time was spent."""
+
+from typing import Any
+
+from podscale.evaluate.history import number
+from podscale.evaluate.report import charts, figures
+from podscale.evaluate.report.charts import Series
+from podscale.evaluate.report.charts.scale import rounded_out
+from podscale.evaluate.report.gather import STAGES, ReportData, ended
+from podscale.evaluate.report.sections.parts import section
+from podscale.evaluate.report.svg import Markup, tag
+
+
+def curves(data: ReportData) -> Markup | None:
+    """Loss, accuracy, learning rate and throughput over the run."""
+    history, panels = data.history, []
+    unit = (
+        "epoch"
+        if all(number(line.get("epoch")) is not None for line in (*history.steps, *history.evaluations))
+        else "step"
+    )
+    end = max((number(line.get(unit)) or 0.0 for line in (*history.steps, *history.evaluations)), default=0.0)
+    train_loss = _points_of(history.steps, unit, "loss")
+    held_loss = _points_of(history.evaluations, unit, "loss")
+    if train_loss or held_loss:
+        lines = [Series("training", train_loss, 1), Series("validation", held_loss, 2, dots=True)]
+        panels.append(charts.line_chart("Loss", lines, y_unit="nats", x_unit=unit, x_high=end, log=True))
+    accuracy = [
+        Series(name, _points_of(history.evaluations, unit, key), colour, dots=True)
+        for name, key, colour in (("top-1", "top1", 1), ("top-5", "top5", 3))
+    ]
+    if any(series.points for series in accuracy):
+        goal = data.config.claim.top1 if data.config else None
+        panels.append(
+            charts.line_chart("Validation accuracy", accuracy, x_unit=unit, show=lambda v: f"{100 * v:.4g}\u202f%",
+                              x_high=end, mark=goal, mark_name="claimed")
+        )  # fmt: skip
+    for title, key, y_unit, colour in (
+        ("Learning rate", "learning_rate", "", 4),
+        ("Throughput", "images_per_second", "images/s", 3),
+    ):
+        points = _points_of(history.steps, unit, key)
+        if points:
+            span = rounded_out(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
+            panels.append(
+                charts.line_chart(
+                    title, [Series(title, points, colour)], y_unit=y_unit, x_unit=unit, x_high=end, y_range=span
+                )
+            )
+    return section("Training", tag("div", panels, class_="grid2")) if panels else None
+
+
+def time(data: ReportData) -> Markup | None:
+    """Where the time went: phases of the training, and the stages of the run."""
+    phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
+    panels = [charts.stacked_bar("Training time by phase (rank 0)", phases)] if phases else []
+    if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
+        head = tag("tr", tag("th", "stage"), tag("th", "end"), tag("th", "time", class_="n"))
+        rows = [
+            tag(
+                "tr",
+                tag("td", outcome.stage),
+                tag("td", ended(outcome), class_="ok" if outcome.done else "failed"),
+                tag("td", figures.duration(outcome.seconds), class_="n"),
+            )
+            for outcome in stages
+        ]
+        table = tag("table", tag("thead", head), tag("tbody", rows), class_="compact")
+        notes = [
+            f"{data.history.count(event)} {words}"
+            for event, words in (
+                ("resumed", "times resumed"),
+                ("checkpoint", "checkpoints"),
+                ("skipped_update", "updates skipped as non-finite"),
+                ("bad_record", "records that could not be decoded"),
+            )
+            if data.history.count(event)
+        ]
+        note = tag("p", ", ".join(notes), class_="note") if notes else None
+        panels.append(tag("figure", tag("figcaption", tag("b", "Stages")), table, note, class_="panel"))
+    return section("Time", tag("div", panels, class_="grid2")) if panels else None
+
+
+def _points_of(lines: list[dict[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
+    pairs = ((number(line.get(x)), number(line.get(y))) for line in lines)
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
