@@ -5,12 +5,14 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 
+from podscale.checkpoint.layout import complete_entries, replace_manifest
 from podscale.config import load
 from podscale.evaluate import predictions
 from podscale.rundir import RunDirectory
@@ -38,11 +40,14 @@ def test_a_run_says_how_it_went(calm: Path) -> None:
     outcomes = json.loads((run / "outcome.json").read_text())
     assert list(outcomes) == STAGES
     assert all(entry["exit_code"] == 0 and not entry["reused"] and entry["seconds"] > 0 for entry in outcomes.values())
-    table = out[out.index("\nstage ") :]
+    ended = [json.loads(line) for line in out.splitlines()][-1]
+    assert (ended["event"], ended["exit_code"], list(ended["stages"])) == ("ended", 0, STAGES)
+    assert ended["top1"] == json.loads((run / "evaluation.json").read_text())["figures"]["top1"]
+    table = err[err.index("\nstage ") :]
     rows = dict(re.findall(r"^(\w+) +([\d.]+)", table, re.MULTILINE))
     assert list(rows) == [*STAGES, "pipeline", "total"]
     assert sum(float(rows[name]) for name in [*STAGES, "pipeline"]) == pytest.approx(float(rows["total"]), abs=0.4)
-    assert re.search(r"^top-1 \d\d\.\d\d%, report: runs/calm/report\.html$", out, re.MULTILINE)
+    assert re.search(r"^top-1 \d\d\.\d\d%, report: runs/calm/report\.html$", err, re.MULTILINE)
     assert [line for line in err.splitlines() if line.startswith("[")] == [
         f"[{number}/4] {stage}" for number, stage in enumerate(STAGES, 1)
     ]
@@ -67,7 +72,7 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
     assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
     card = (run.model / "README.md").read_text()
-    for words in ("resnet18", "1438", f"{figures['top1']:.1%}"):
+    for words in ("resnet18", "1438", f"{100 * figures['top1']:.2f}"):
         assert words in card
     assert "<svg" in run.report.read_text()
 
@@ -134,3 +139,19 @@ def test_a_stop_in_the_evaluation_ends_it_and_the_same_command_continues(workspa
     assert "train: finished before" in ended.err
     assert (run / "evaluation.json").exists()
     assert different(result(run), expected) == []
+
+
+def test_a_checkpoint_of_another_class_map_is_refused(workspace: Path) -> None:
+    run = workspace / "runs" / "calm"
+    shutil.rmtree(run / "model")
+    for entry in complete_entries(run / "checkpoints"):
+        identity = replace(entry.manifest.identity, classes_sha256="0" * 64)
+        replace_manifest(entry.path, replace(entry.manifest, identity=identity))
+    checkpoints = sorted((run / "checkpoints").rglob("*"))
+    ended = podscale(workspace, "train", "run.yaml", "--set", "run.id=calm", "--set", "launch.processes=1")
+    assert ended.code == 2
+    assert ended.err.count("podscale: ") == 1
+    assert "this checkpoint belongs to another run" in ended.err
+    assert "class map: was 000000000000, is" in ended.err
+    assert not (run / "model").exists()
+    assert sorted((run / "checkpoints").rglob("*")) == checkpoints
