@@ -29,7 +29,7 @@ from podscale.launch import supervisor
 
 supervisor.supervise = functools.partial(supervisor.supervise, rank_module=sys.argv[1])
 try:
-    stages.train(load(None, sys.argv[2:]), "nowhere")
+    stages.train(load(None, sys.argv[2:]), "memory://nowhere")
 except PodscaleError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(int(error.exit_code))

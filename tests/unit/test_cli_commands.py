@@ -66,7 +66,8 @@ def test_version(capsys):
         (["compile", "-o", "no/such/folder/pipeline.yaml"], "the folder does not exist"),
         (["shard", "--index", "2", "--of", "2"], "parts are counted from 0 to 1"),
         (["shard", "--inspect", "nowhere"], "no complete shard set"),
-        (["train", "--set", "data.source=/no/such/folder"], "data.source /no/such/folder"),
+        (["train", "--set", "data.source=/no/such/folder"], "no complete shard set here; run `podscale shard`"),
+        (["shard", "--set", "data.source=/no/such/folder"], "data.source /no/such/folder"),
         (["run", "imagefolder"], "data.source /path/to/photos: does not exist"),
     ],
 )
