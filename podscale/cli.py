@@ -45,7 +45,7 @@ def _complete_option(incomplete: str) -> list[str]:
 
 
 Run = Annotated[
-    Optional[str],  # noqa: UP045 (typer reads this form in every Python it supports)
+    Optional[str],
     typer.Argument(
         metavar="RUN",
         help="Run document: a path or a preset's name (see `podscale presets`).",
@@ -59,7 +59,7 @@ Set = Annotated[
     ),
 ]
 ShardSetLocation = Annotated[
-    Optional[str],  # noqa: UP045
+    Optional[str],
     typer.Option(metavar="LOCATION", help="Read this shard set (a directory or fsspec URL) instead of the document's."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")]
@@ -76,7 +76,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def run(
     document: Run = None,
-    changes: Set = [],  # noqa: B006 (typer copies it)
+    changes: Set = [],
     dry_run: DryRun = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Move a former run of this id aside and start anew.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what kfp and the stages print.")] = False,
@@ -90,22 +90,22 @@ def run(
 @app.command()
 def shard(
     document: Run = None,
-    changes: Set = [],  # noqa: B006
+    changes: Set = [],
     workers: Annotated[int, typer.Option(help="Packing processes; 0 = as the document says.", min=0)] = 0,
     index: Annotated[int, typer.Option("--index", help="This pod's part, from 0.", min=0)] = 0,
     of: Annotated[int, typer.Option("--of", help="Number of parts.", min=1)] = 1,
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard again and check its hash.")] = False,
     inspect: Annotated[
-        Optional[Path],  # noqa: UP045
+        Optional[Path],
         typer.Option("--inspect", metavar="DIR", help="Tell what a shard set holds instead of making one."),
     ] = None,
     contact_sheet: Annotated[
-        Optional[Path],  # noqa: UP045
+        Optional[Path],
         typer.Option("--contact-sheet", metavar="FOLDER", help="With --inspect: a picture of each split, to look at."),
     ] = None,
-    dedup: Annotated[Optional[str], typer.Option(help="Short for --set data.dedup=...")] = None,  # noqa: UP045
-    resize_short: Annotated[Optional[int], typer.Option(help="Short for --set data.resize_short=...")] = None,  # noqa: UP045
-    quality: Annotated[Optional[int], typer.Option(help="Short for --set data.quality=...")] = None,  # noqa: UP045
+    dedup: Annotated[Optional[str], typer.Option(help="Short for --set data.dedup=...")] = None,
+    resize_short: Annotated[Optional[int], typer.Option(help="Short for --set data.resize_short=...")] = None,
+    quality: Annotated[Optional[int], typer.Option(help="Short for --set data.quality=...")] = None,
     json: Json = False,
 ) -> None:
     """Stage 1: images to a shard set. Finished shards are not made again."""
@@ -123,9 +123,9 @@ def shard(
 @app.command()
 def train(
     document: Run = None,
-    changes: Set = [],  # noqa: B006
+    changes: Set = [],
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        Optional[str],
         typer.Option(metavar="auto|never|DIR", help="Short for --set checkpoint.resume=..."),
     ] = None,
     shard_set: ShardSetLocation = None,
@@ -137,7 +137,7 @@ def train(
 
 
 @app.command()
-def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:  # noqa: B006
+def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:
     """Stage 3: evaluate the trained model on every validation image."""
     from podscale.commands import stage
 
@@ -145,7 +145,7 @@ def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocatio
 
 
 @app.command()
-def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:  # noqa: B006
+def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:
     """Stage 4: write report.html and the model card."""
     from podscale.commands import stage
 
@@ -155,7 +155,7 @@ def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation 
 @app.command("config")
 def show_config(
     document: Run = None,
-    changes: Set = [],  # noqa: B006
+    changes: Set = [],
     json: Json = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of run documents.")] = False,
 ) -> None:
@@ -168,7 +168,7 @@ def show_config(
 @app.command("compile")
 def compile_pipeline(
     document: Run = None,
-    changes: Set = [],  # noqa: B006
+    changes: Set = [],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("pipeline.yaml"),
 ) -> None:
     """Compile the pipeline of a run document into a KFP package for a cluster."""
