@@ -7,8 +7,8 @@ processes, artifacts. Beside it: CPU seconds of importing what each process of a
 """
 
 import argparse
+import json
 import os
-import re
 import resource
 import statistics
 import subprocess
@@ -18,7 +18,6 @@ from pathlib import Path
 
 from conditions import RESULTS, head, publish
 
-ROW = re.compile(r"^(shard|train|evaluate|report|pipeline|total)\s+([\d.]+)", re.MULTILINE)
 GOAL = 0.10
 IMPORTS = {
     "podscale run": "podscale.commands.run",
@@ -35,7 +34,9 @@ def run(changes: list[str]) -> dict[str, float]:
         for change in changes:
             command += ["--set", change]
         shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return {name: float(seconds) for name, seconds in ROW.findall(shown.stdout)}
+    ended = json.loads(shown.stdout.splitlines()[-1])
+    assert ended["event"] == "ended"
+    return {**ended["stages"], "pipeline": ended["pipeline"], "total": ended["seconds"]}
 
 
 def import_seconds(modules: str) -> float:
