@@ -30,7 +30,7 @@ check: lint types test ## what continuous integration runs
 bench: .venv/.dev ## benchmarks into benchmarks/results/ (two more with IMAGES=originals.tar and SHARD_SET=dir)
 	@for name in telemetry reducer pipeline; do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python benchmarks/shards.py --images "$(IMAGES)"; fi
-	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python benchmarks/input.py "$(SHARD_SET)"; fi
+	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python benchmarks/input.py $(SHARD_SET); fi
 
 lock: ## resolve the requirement files again, keeping versions that still fit
 	@tools/lock.sh

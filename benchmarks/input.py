@@ -1,21 +1,20 @@
 """Images per CPU-second from a shard set to training batches: Podscale's loaders and what else is installed.
 
-    podscale shard <document> && python benchmarks/input.py SHARD_SET [--images 2000] [--batch 64] [--size 224]
+    podscale shard <document> && python benchmarks/input.py SHARD_SET... [--images 2000] [--batch 64] [--size 224]
 
 Every candidate decodes, takes a random resized crop, mirrors half of the images and ends with uint8 [n, 224, 224, 3].
 CPU time is user + system of all threads of the process (getrusage), so other load on the machine matters little; each
-figure is the best of three rounds, after one to warm up. Prints a Markdown table.
+figure is the best of three rounds, after one to warm up. Writes results/input.md.
 """
 
 import argparse
-import importlib.metadata
 import io
-import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from conditions import RESULTS, head, publish
 
 from podscale.config.model import RunConfig
 from podscale.errors import InputError
@@ -26,6 +25,11 @@ from podscale.shards.shardset import ShardSet, Split
 
 Candidate = Callable[[Split, int, int], Iterator[int]]  # (split, batch, size) -> images of each batch
 ROUNDS = 3
+PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
+READING = """`input.loader=auto` takes `torchvision` on CPUs, although DALI's CPU pipeline may be cheaper: its resized
+pixels are not PIL's, it exists for Linux x86-64 alone, and a bad record costs it a rebuild. Whoever wants its speed
+says `--set input.loader=dali`. On GPUs `auto` takes DALI. The reference decodes with simplejpeg, whose pixels are
+PIL's to the bit; on small images PIL's resize is most of its cost: there a loader at the physical limit will gain."""
 
 
 def loader(name: str) -> Candidate:
@@ -139,35 +143,33 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def versions() -> str:
-    names = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "opencv-python-headless", "numpy")
-    found = []
-    for name in names:
+def table(directory: str, images: int, batch: int, size: int) -> list[str]:
+    """The figures of one shard set, as Markdown."""
+    split = ShardSet.open(directory).split("train")
+    kilobytes = split.column("size").mean() / 1000
+    lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px:", ""]
+    lines += ["| pipeline | images per CPU-second | images/s |", "|---|---:|---:|"]
+    for name, candidate in CANDIDATES.items():
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
+            per_cpu, per_second = measure(candidate, split, images, batch, size)
+        except (ImportError, InputError) as error:
+            lines.append(f"| {name} | not measured: {error} | |")
             continue
-    return f"Python {platform.python_version()}, " + ", ".join(found)
+        lines.append(f"| {name} | {per_cpu:.0f} | {per_second:.0f} |")
+    return [*lines, ""]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shard_set")
+    parser.add_argument("shard_sets", nargs="+", metavar="SHARD_SET")
     parser.add_argument("--images", type=int, default=2000, help="images measured per candidate")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=224)
     arguments = parser.parse_args()
-    split = ShardSet.open(arguments.shard_set).split("train")
-    kilobytes = split.column("size").mean() / 1000
-    print(f"{len(split)} images of {kilobytes:.1f} kB on average; {versions()}\n")
-    print("| pipeline | images per CPU-second | images/s |\n|---|---|---|")
-    for name, candidate in CANDIDATES.items():
-        try:
-            per_cpu, per_second = measure(candidate, split, arguments.images, arguments.batch, arguments.size)
-        except (ImportError, InputError) as error:
-            print(f"| {name} | not measured: {error} | |")
-            continue
-        print(f"| {name} | {per_cpu:.0f} | {per_second:.0f} |", flush=True)
+    lines = head("Input: images per CPU-second", PACKAGES)
+    for directory in arguments.shard_sets:
+        lines += table(directory, arguments.images, arguments.batch, arguments.size)
+    publish(RESULTS / "input.md", [*lines, READING])
 
 
 if __name__ == "__main__":
