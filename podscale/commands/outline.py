@@ -86,7 +86,7 @@ def _training_row(config: RunConfig, images: int | None) -> str:
 
 def _evaluation_row(config: RunConfig, images: int | None) -> str:
     every = config.evaluate.every_epochs
-    when = f"every {every:g} epochs and at the end" if every else "at the end"
+    when = f"every {every:g} epochs and at the end" if every not in (0, 1) else "every epoch" if every else "at the end"
     return f"{count(images, 'image')} {when}" if images is not None else f"{when}, images {UNKNOWN}"
 
 
