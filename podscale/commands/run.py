@@ -76,6 +76,9 @@ class View:
         self._told: set[str] = set()
         self._stage: str | None = None
         self._since = time.monotonic()
+        self._endpoint = RunDirectory.of(config).endpoint
+        self._endpoint.unlink(missing_ok=True)  # of a launch that was killed
+        self._told_endpoint = ""
 
     @property
     def json(self) -> bool:
@@ -86,6 +89,7 @@ class View:
         """Shows what has changed."""
         if launch.stage != self._stage:
             self._begin(launch.stage)
+        self._tell_endpoint()
         self._follow()
         for stage, outcome in launch.outcomes.items():
             if stage not in self._told and outcome.done:
@@ -105,6 +109,17 @@ class View:
             self._bar.clear()
             number = resume.STAGES.index(stage) + 1
             _say(paint(f"[{number}/{len(resume.STAGES)}] {stage}", "bold", sys.stderr))
+
+    def _tell_endpoint(self) -> None:
+        """Where Prometheus can scrape the running stage; each stage that trains or evaluates has its own."""
+        try:
+            url = self._endpoint.read_text(encoding="ascii").strip()
+        except OSError:
+            return
+        if url != self._told_endpoint:
+            self._told_endpoint = url
+            self._bar.clear()
+            _say(f"      metrics at {url}")
 
     def _ended(self, stage: str, outcome: Outcome) -> str:
         how = "finished before, nothing to do" if outcome.reused else f"{outcome.seconds:.1f} s"

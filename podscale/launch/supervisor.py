@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter
 from podscale import devices
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
+from podscale.files import write_atomically
 from podscale.launch import local, orphans
 from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
@@ -78,6 +79,9 @@ def run_job(
         if server:
             server.start()
             print(f"metrics at {server.url}", file=sys.stderr, flush=True)
+            if lease is not None:  # `podscale run` shows it to people from here
+                write_atomically(run.endpoint, f"{server.url}\n")
+                stack.callback(run.endpoint.unlink, missing_ok=True)
         display = _display(spec, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
         stack.callback(display.close)
         left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0

@@ -62,6 +62,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def endpoint(self) -> Path:
+        """The URL of the metrics endpoint, while one is served."""
+        return self.path / "metrics.url"
+
+    @property
     def outcome(self) -> Path:
         """How the newest launch of each stage ended."""
         return self.path / "outcome.json"
