@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from podscale.config.model import RunConfig
 
 SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
+SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
 
 
 def conflict(key: str, message: str) -> PydanticCustomError:
@@ -37,7 +38,9 @@ def check_sections(config: RunConfig) -> None:
     if train.optimizer.nesterov and train.optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     smallest = min(config.input.image_size, config.eval_image_size)
-    if model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
+    if model.name == "alexnet":
+        check_alexnet(config, smallest)
+    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
         raise conflict(
             "model.stem",
             f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
@@ -49,6 +52,18 @@ def check_sections(config: RunConfig) -> None:
         raise conflict(
             "input.groups",
             f"train.global_batch {train.global_batch} is not divisible by input.groups {config.input.groups}",
+        )
+
+
+def check_alexnet(config: RunConfig, smallest: int) -> None:
+    """Raises where the document asks of AlexNet what it does not have."""
+    if config.model.stem != "imagenet":
+        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
+    if smallest < SMALLEST_ALEXNET:
+        raise conflict(
+            "input.image_size",
+            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
+            "raise input.image_size and evaluate.image_size, or take a resnet",
         )
 
 

@@ -105,16 +105,35 @@ class BatchNormSection(Section):
     group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
 
 
+class AlexNetSection(Section):
+    """Read where model.name is alexnet. What stands in the place of local response normalisation is batch norm or
+    nothing; the published network's own is not offered.
+
+    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two
+    the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
+    """
+
+    groups: Literal[1, 2] = result(
+        2, "Groups of convolutions 2, 4 and 5: 2 = the two towers of Krizhevsky 2012, 1 = whole convolutions."
+    )
+    convolution_norm: bool = result(True, "Batch norm after each convolution, in the place of its bias (You 2017).")
+    pool5_norm: bool = result(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
+    dropout: float = result(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
+
+
 class ModelSection(Section):
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = result(
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet"] = result(
         "resnet50", "Architecture, by its name in the catalogue."
     )
     stem: Literal["imagenet", "small"] = result(
         "imagenet", "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px."
     )
-    width: int = result(64, "Channels of the first stage; 64 is the published network.", ge=4, multiple_of=4)
+    width: int = result(
+        64, "Channels of the first stage; 64 is the published network (of AlexNet too).", ge=4, multiple_of=4
+    )
     zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
     batch_norm: BatchNormSection = BatchNormSection()
+    alexnet: AlexNetSection = AlexNetSection()
 
 
 class OptimizerSection(Section):
@@ -166,6 +185,17 @@ class TrainSection(Section):
     precision: Literal["fp32", "bf16", "fp16"] = result("fp32", "Arithmetic of forward and backward (autocast).")
     loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16.", gt=0)
     channels_last: bool = placement(True, "Activations in NHWC memory order.")
+    stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement(
+        "plain",
+        "How the first convolution is computed, with the same parameters and results: `padded4` with a fourth channel "
+        "of zeros, `space_to_depth` with blocks of pixels folded into channels.",
+    )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = placement(
+        "off", "Mode of torch.compile for forward and backward; the optimizer and the reduction stay as they are."
+    )
+    cuda_graph: bool = placement(
+        False, "Record the whole update once, collectives and optimizer included, and replay it (GPU)."
+    )
     all_reduce: AllReduceSection = AllReduceSection()
     max_nonfinite: int = result(10, "Fail after this many masked non-finite updates in a row.", ge=0)
     deterministic: bool = placement(False, "Ask the framework for deterministic kernels (GPU).")
