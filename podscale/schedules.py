@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from podscale.config import TrainSection
 
-COLUMNS: Sequence[str] = ("learning_rate",)
+COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
 """Columns of `table`."""
 
 
@@ -56,7 +56,8 @@ def table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Every step's values as float32 [steps, columns], for engines that keep the step on the device."""
     per_epoch = steps_per_epoch(train, samples)
     rates = [learning_rate(train, step, per_epoch) for step in range(total_steps(train, samples))]
-    return np.asarray(rates, dtype=np.float32).reshape(-1, len(COLUMNS))
+    rows = [(rate, train.optimizer.momentum, train.optimizer.weight_decay) for rate in rates]
+    return np.asarray(rows, dtype=np.float32)
 
 
 def crosses(step: int, period: float) -> bool:
