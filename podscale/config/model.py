@@ -5,12 +5,13 @@ editors and the chart use is generated from here. Checks inside one section stan
 sections stand in `checks`.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.fields import display, placement, result
+from podscale.config.recipe import fill_recipe
 
 
 class Section(BaseModel):
@@ -107,9 +108,28 @@ class InputSection(Section):
 
 
 class BatchNormSection(Section):
-    momentum: float = result(0.1, "Weight of the new statistics in the running ones.", gt=0, le=1)
+    momentum: float = result(
+        0.1, "Weight of the new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
+    )
     eps: float = result(1e-5, "Added to the variance.", gt=0)
+    span: int | None = result(
+        None,
+        "Images that share batch statistics (`model_bn_span` in MLPerf's logs), at any number of ranks: parts of a "
+        "rank's batch, or groups of ranks. Default: what `group` says.",
+        ge=2,
+    )
     group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
+    running: Literal["mean", "first"] = result(
+        "mean", "Running statistics of the model: `mean` of all ranks', or those of the `first` rank alone."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "BatchNormSection":
+        if self.span is not None and self.group != 1:
+            raise ValueError(
+                f"span: {self.span} images and group: {self.group} ranks both say who shares statistics; give one"
+            )
+        return self
 
 
 class ModelSection(Section):
@@ -202,6 +222,12 @@ class AllReduceSection(Section):
 
 
 class TrainSection(Section):
+    recipe: Literal["mlperf-lars"] | None = result(
+        None,
+        "Published settings for the global batch: fills in epochs, label smoothing, optimizer, schedule and batch-norm "
+        "span where the document leaves them open.",
+    )
+    recipe_origin: str | None = display(None, "Written by the recipe: which published rows its values are from.")
     engine: Literal["pytorch"] = placement("pytorch", "Training engine.")
     epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
     global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
@@ -302,6 +328,11 @@ class RunConfig(Section):
     telemetry: TelemetrySection = TelemetrySection()
     launch: LaunchSection = LaunchSection()
     claim: ClaimSection = ClaimSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        return fill_recipe(values)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
