@@ -58,7 +58,7 @@ class Session:
     """All ranks have agreed to stop."""
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the update after `step` updates."""
+        """The learning rate of the update after `step` updates, for the log."""
         return schedules.learning_rate(self.config.train, step, self.steps_per_epoch)
 
     def started(self, resumed: bool) -> None:
@@ -181,6 +181,7 @@ def build_session(
             optimizer,
             precision,
             statistics,
+            schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
             label_smoothing=train.label_smoothing,
             accumulation=train.accumulation,
         ),
