@@ -100,9 +100,28 @@ class InputSection(Section):
 
 
 class BatchNormSection(Section):
-    momentum: float = result(0.1, "Weight of the new statistics in the running ones.", gt=0, le=1)
+    momentum: float = result(
+        0.1, "Weight of the new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
+    )
     eps: float = result(1e-5, "Added to the variance.", gt=0)
+    span: int | None = result(
+        None,
+        "Images that share batch statistics (`model_bn_span` in MLPerf's logs), at any number of ranks: parts of a "
+        "rank's batch, or groups of ranks. Default: what `group` says.",
+        ge=2,
+    )
     group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
+    running: Literal["mean", "first"] = result(
+        "mean", "Running statistics of the model: `mean` of all ranks', or those of the `first` rank alone."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "BatchNormSection":
+        if self.span is not None and self.group != 1:
+            raise ValueError(
+                f"span: {self.span} images and group: {self.group} ranks both say who shares statistics; give one"
+            )
+        return self
 
 
 class ModelSection(Section):
