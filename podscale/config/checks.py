@@ -5,18 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pydantic_core import PydanticCustomError
+from podscale.config.conflict import conflict
+from podscale.config.spans import batch_norm_span, check_span
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig, TrainSection
 
 SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
 SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
-
-
-def conflict(key: str, message: str) -> PydanticCustomError:
-    """An error of a cross-section check; `key` is the dotted field a person should change first."""
-    return PydanticCustomError("conflict", "{message}", {"key": key, "message": message})
 
 
 def check_sections(config: RunConfig) -> None:
@@ -30,6 +26,7 @@ def check_sections(config: RunConfig) -> None:
             "train.global_batch",
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
+    check_span(config)
     check_phases(train)
     if train.optimizer.nesterov and train.optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
@@ -98,11 +95,7 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
             f"train.global_batch {train.global_batch} is not divisible by ranks x accumulation = "
             f"{ranks} x {train.accumulation}",
         )
-    group = config.model.batch_norm.group
-    if ranks % group:
-        raise conflict(
-            "model.batch_norm.group", f"batch-norm groups of {group} ranks do not divide the {ranks} ranks of the run"
-        )
+    batch_norm_span(config, ranks)
     row = train.all_reduce.row
     if row is not None and ranks % row:
         raise conflict("train.all_reduce.row", f"rows of {row} ranks do not divide the {ranks} ranks of the run")
