@@ -6,7 +6,6 @@ over gradients of the same shapes at the same moments; hooks, buckets, collectiv
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,21 +99,20 @@ class _Gradient(torch.autograd.Function):
 
 
 class Replay(nn.Module):
-    """Stands in for a network: forward waits, backward delivers gradients (each element `value`) at the trace's times.
+    """Stands in for a network: forward waits, backward delivers gradients (each element `value`) at the trace's times."""
 
-    No trace times (`pace` 0) makes a network that has all its gradients at once.
-    """
-
-    def __init__(self, trace: Trace, value: float, pace: float = 1.0) -> None:
+    def __init__(self, trace: Trace, value: float) -> None:
         super().__init__()
-        self._trace = trace.stretched(pace)
+        self._trace = trace
+        self.hurry = False
+        """Wait for nothing and deliver all gradients at once."""
         self.tensors = nn.ParameterList(torch.empty(shape) for shape in trace.shapes)  # never read, so never in memory
         largest = max(shape.numel() for shape in trace.shapes)
         filled = torch.full((largest,), value)  # one for all: eight ranks of AlexNet would not fit otherwise
         self._gradients = [filled[: shape.numel()].view(shape) for shape in trace.shapes]
 
     def forward(self, through: Tensor) -> Tensor:
-        trace = self._trace
+        trace = self._trace.stretched(0.0) if self.hurry else self._trace
         time.sleep(trace.forward)
         clock = _Clock()
         for parameter, gradient, at in zip(self.tensors, self._gradients, trace.ready, strict=True):
@@ -130,7 +128,3 @@ def pieces(size: int, largest: int = 2**19) -> Trace:
         elements -= shapes[-1].numel()
     return Trace(tuple(shapes), (0.0,) * len(shapes), 0.0, 0.0)
 
-
-def order_of(trace: Trace) -> Sequence[int]:
-    """Parameters in the order in which their gradients come."""
-    return sorted(range(len(trace.ready)), key=trace.ready.__getitem__)
