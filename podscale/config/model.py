@@ -145,14 +145,38 @@ class ScheduleSection(Section):
 
 
 class AllReduceSection(Section):
-    algorithm: Literal["flat", "torus2d", "ddp"] = placement(
+    """How gradients are averaged over the ranks (docs/all-reduce.md)."""
+
+    algorithm: Literal["flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
         "flat",
-        "`flat`: the backend's all-reduce on our buckets. `torus2d`: reduce-scatter in the row, all-reduce in the "
-        "column, all-gather in the row. `ddp`: torch's DistributedDataParallel, as a baseline.",
+        "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
+        "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
+        "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
+        "large ones. `ddp`: torch's DistributedDataParallel, as a baseline.",
     )
-    row: int | None = placement(None, "Ranks in a row of the torus; default: the ranks of one node.", ge=1)
+    row: int | None = placement(None, "Ranks in a row of the grid (fast links); default: the ranks of one node.", ge=1)
     bucket_mb: float = placement(25.0, "Size of one gradient bucket in MiB.", gt=0)
     overlap: bool = placement(True, "Reduce buckets while backward is still running.")
+    wire_row: Literal["fp32", "bf16", "fp16"] = result("fp32", "Format of messages along the rows.")
+    wire_column: Literal["fp32", "bf16", "fp16"] = result(
+        "fp32", "Format of messages along the columns; of all messages of flat, ring and tree, which know no rows."
+    )
+    hybrid_mb: float = placement(
+        8.0, "`hybrid`: buckets of fewer MiB go hierarchical (our value; the published threshold is not known).", ge=0
+    )
+    backend: Literal["auto", "nccl"] = placement(
+        "auto", "`auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "AllReduceSection":
+        if self.bucket_mb * 2**20 < 4:
+            raise ValueError(f"bucket_mb: a bucket of {self.bucket_mb} MiB is smaller than one fp32 element (4 bytes)")
+        if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):
+            raise ValueError(f"wire_row: {self.algorithm} knows no rows; set wire_column, the format of all it sends")
+        if self.algorithm == "ddp" and (self.wire_row, self.wire_column) != ("fp32", "fp32"):
+            raise ValueError("wire_column: ddp sends fp32; choose another algorithm for shorter messages")
+        return self
 
 
 class TrainSection(Section):
