@@ -13,10 +13,13 @@ where another one is checked out, only --restart begins it anew.
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
+from conditions import head
 from learning_parts import DOCUMENTS, PARTS
-from trials import Records, Runner, Trial, code_version, run_due, short
+from learning_results import write_results
+from trials import Record, Records, Runner, Trial, code_version, run_due, short
 
 
 def main() -> None:
@@ -27,9 +30,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="trainings side by side, one thread each")
     parser.add_argument("--restart", action="store_true", help="begin these parts anew with the code as it is now")
     arguments = parser.parse_args()
+    first = head("Learning", ("torch", "torchvision", "numpy"))
     place = Place(arguments.work.resolve())
     if arguments.images is not None:
         train(place, arguments.images.resolve(), arguments.parts, jobs=arguments.jobs, restart=arguments.restart)
+    write_results(first, {name: place.records(name) for name in PARTS if name in place.parts})
 
 
 def train(place: "Place", images: Path, parts: list[str], *, jobs: int, restart: bool) -> None:
@@ -41,13 +46,15 @@ def train(place: "Place", images: Path, parts: list[str], *, jobs: int, restart:
         records = place.begin(name, code, restart=restart)
         for family in PARTS[name].families:
             runner.shard(family)
+        run_due(PARTS[name].due, records, partial(told, runner, name), jobs)
 
-        def told(trial: Trial, part: str = name):  # noqa: ANN202
-            record = runner.train(trial)
-            print(f"({part}) {short(trial.settings)}, seed {trial.seed}: {record.top1 or record.error} in {record.cpu_seconds:.0f} CPU-s", flush=True)
-            return record
 
-        run_due(lambda records: PARTS[name].due(records.get), records, told, jobs)
+def told(runner: Runner, part: str, trial: Trial) -> Record:
+    """Trains, and says how it ended."""
+    record = runner.train(trial)
+    ended = record.error if record.top1 is None else f"{record.top1:.2%}"
+    print(f"({part}) {short(trial.settings)}, seed {trial.seed}: {ended} in {record.cpu_seconds:.0f} CPU-s", flush=True)
+    return record
 
 
 class Place:

@@ -6,9 +6,7 @@ Each part is a function from the records so far to the trials it asks for; as re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trials import Record, Settings, Trial
-
-Get = Callable[[Trial], Record | None]
+from trials import Get, Record, Settings, Trial
 
 SEED_OF_SWEEPS = 1
 SEEDS = (11, 12, 13)
@@ -43,7 +41,10 @@ PHOTOGRAPHS: Settings = {
 }
 DOCUMENTS = {"photographs": PHOTOGRAPHS}
 
-BATCHES = (256, 1024, 2048, 4096)
+REFERENCE: Settings = {"train.schedule.learning_rate": 0.4}
+"""On top of the document in parts (b) to (e): the best rate of SGD at batch 256, found in part (a)."""
+
+BATCHES = (256, 1024, 4096)
 REFERENCE_RATE = {"sgd": 0.2, "lars": 4.0}
 """Where a sweep begins, at batch 256: SGD's by the pilot runs, LARS's by its presets for batches from 816 to 4,096."""
 WIDENINGS = 2
@@ -116,49 +117,123 @@ def accuracy(record: Record | None) -> float | None:
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of a comparison: a name for people and the trainings behind it."""
+    """One row of a comparison: a name for people and the trainings behind it.
+
+    lines, x: lines of the part's plot that it is a point of, and where.
+    """
 
     name: str
     trials: Sequence[Trial]
+    lines: tuple[str, ...] = ()
+    x: float = 0.0
 
 
-SWEEPS = [Sweep(optimizer, batch) for batch in BATCHES for optimizer in ("sgd", "lars")]
-
-
-def large_batch(get: Get) -> dict[str, list[Arm]]:
-    """Part (a), by batch: SGD by the linear rule, SGD and LARS with their best rates; arms that are known so far."""
-    reference = Sweep("sgd", BATCHES[0]).best(get)
-    found: dict[str, list[Arm]] = {}
-    for batch in BATCHES:
-        arms = found.setdefault(f"batch {batch:,}", [])
-        if reference is not None:
-            sweep = Sweep("sgd", batch)
-            rate = round(reference * sweep.times, 4)
-            arms.append(Arm(f"SGD, linear rule: {rate:g}", repeated(sweep.settings(rate))))
-        for optimizer in ("sgd", "lars"):
-            sweep = Sweep(optimizer, batch)
-            best = sweep.best(get)
-            if best is not None:
-                arms.append(Arm(f"{optimizer.upper()}, best of sweep: {best:g}", repeated(sweep.settings(best))))
-    return found
-
-
-def due_large_batch(get: Get) -> Iterator[Trial]:
-    """Every sweep, then every arm."""
-    for sweep in SWEEPS:
-        yield from sweep.trials(get).values()
-    for arms in large_batch(get).values():
-        for arm in arms:
-            yield from arm.trials
+Groups = dict[str, list[Arm]]
+"""Comparisons by their names; in each, arms are set against the first."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """due: trials that the part needs, given the records so far. families: of shard sets."""
+    """One question to the trainings.
+
+    groups: the comparisons that are known so far. sweeps: run before them. x_name: of the plot of all arms, if any.
+    """
 
     title: str
-    due: Callable[[Get], Iterator[Trial]]
-    families: tuple[str, ...] = ("photographs",)
+    groups: Callable[[Get], Groups]
+    sweeps: Sequence[Sweep] = ()
+    x_name: str = ""
+    families: Sequence[str] = ("photographs",)
+
+    def due(self, get: Get) -> Iterator[Trial]:
+        """Every trial that the part needs, as far as the records so far tell, in a useful order."""
+        for sweep in self.sweeps:
+            yield from sweep.trials(get).values()
+        by_seed = [arm.trials for arms in self.groups(get).values() for arm in arms]
+        for trials in zip(*by_seed, strict=True):
+            yield from trials
 
 
-PARTS = {"a": Part("Large batches: SGD and LARS", due_large_batch)}
+def large_batch(get: Get) -> Groups:
+    """SGD by the linear rule, and SGD and LARS with the best rate of their sweeps, at each batch."""
+    reference = Sweep("sgd", BATCHES[0]).best(get)
+    if reference is None:
+        return {}
+    found: Groups = {}
+    for batch in BATCHES:
+        sgd, lars = Sweep("sgd", batch), Sweep("lars", batch)
+        linear, tuned, trust = round(reference * sgd.times, 4), sgd.best(get), lars.best(get)
+        both = ("SGD, linear rule", *(("SGD, best rate",) if tuned == linear else ()))
+        arms = [Arm(f"SGD, linear rule, rate {linear:g}", repeated(sgd.settings(linear)), both, batch)]
+        if tuned is not None and tuned != linear:
+            arms.append(Arm(f"SGD, best rate {tuned:g}", repeated(sgd.settings(tuned)), ("SGD, best rate",), batch))
+        if trust is not None:
+            arms.append(Arm(f"LARS, best rate {trust:g}", repeated(lars.settings(trust)), ("LARS, best rate",), batch))
+        found[f"Batch {batch:,}"] = arms
+    return found
+
+
+def batch_norm_spans(get: Get) -> Groups:
+    """Ranks of 4 images that share statistics: all 64 of them, 16, 4 and 1; and one rank of 2 images."""
+    spans = {64: "16 ranks", 16: "4 ranks", 4: "1 rank", 2: "1 rank of 2 images"}
+    smaller = [
+        Arm(f"{name}: span {span}", repeated({**REFERENCE, "model.batch_norm.span": span}), ("top-1",), span)
+        for span, name in spans.items()
+    ]
+    return {"": [Arm("all 64 ranks: span 256", repeated(REFERENCE), ("top-1",), 256), *smaller]}
+
+
+def precision(get: Get) -> Groups:
+    """Arithmetic of forward and backward."""
+    return {"": [Arm("fp32", repeated(REFERENCE)), Arm("bf16", repeated({**REFERENCE, "train.precision": "bf16"}))]}
+
+
+COLLAPSE = 10.0
+"""Epoch at which the last phase begins: 74 updates before the end. Their 4.5 epochs of 90 would be 22 updates here."""
+
+
+def decay_everywhere(get: Get) -> Groups:
+    """Weight decay (and with LARS the trust ratio) left off batch norm and biases, and applied to them."""
+    found: Groups = {}
+    for sweep, rate in ((Sweep("sgd", 256), 0.4), (Sweep("lars", 1024), 8.0)):
+        settings = sweep.settings(rate)
+        found[f"{sweep.optimizer.upper()}, batch {sweep.batch:,}, rate {rate:g}"] = [
+            Arm("decay on weights alone", repeated(settings)),
+            Arm("decay on all parameters", repeated({**settings, "train.optimizer.decay_all": True})),
+        ]
+    return found
+
+
+def collapse(get: Get) -> Groups:
+    """Codreanu's last phase against the run without it, and against either half of it.
+
+    As in their run on 448 nodes: a linear decay; in the last phase it begins again at 0.95 of what it had come down to
+    and falls quadratically, weight decay doubles, and crops keep scale and aspect; evaluated on the centre 0.875.
+    """
+    linear = {"train.schedule.power": 1.0, "evaluate.crop_fraction": 0.875}
+    peak, warmup, end = 0.4, 3, 12
+    rate = round(0.95 * peak * (end - COLLAPSE) / (end - warmup), 4)
+    schedule = {"schedule": {"name": "polynomial", "power": 2.0, "learning_rate": rate}}
+    decay, crop = {"weight_decay": 1e-3}, {"crop": {"short_side": 0.875, "flip": 0.5}}
+    phases = {
+        "no collapse: linear decay to the end": None,
+        "collapse": {**schedule, **decay, **crop},
+        "its schedule and doubled decay alone": {**schedule, **decay},
+        "its crops alone": crop,
+    }
+    base = {**REFERENCE, **linear}
+    arms = [
+        Arm(name, repeated({**base, **({"train.phases": [{"start": COLLAPSE, **phase}]} if phase else {})}))
+        for name, phase in phases.items()
+    ]
+    return {"": arms}
+
+
+SWEEPS = [Sweep(optimizer, batch) for batch in BATCHES for optimizer in ("sgd", "lars")]
+PARTS = {
+    "a": Part("Large batches: SGD by the linear rule, and LARS", large_batch, SWEEPS, "batch"),
+    "b": Part("Batch norm over groups of small ranks", batch_norm_spans, x_name="images that share statistics"),
+    "c": Part("bf16 and fp32", precision),
+    "d": Part("Decay on batch norm and biases", decay_everywhere),
+    "e": Part("The collapse phase", collapse),
+}

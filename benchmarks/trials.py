@@ -69,6 +69,10 @@ class Record:
     date: str = ""
 
 
+Get = Callable[[Trial], Record | None]
+"""The record of a trial, where there is one."""
+
+
 class Records:
     """The records in a folder, of one version of the code, by the keys of their trials."""
 
@@ -98,15 +102,13 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def run_due(
-    due: Callable[[Records], Iterable[Trial]], records: Records, run: Callable[[Trial], Record], jobs: int
-) -> None:
+def run_due(due: Callable[[Get], Iterable[Trial]], records: Records, run: Callable[[Trial], Record], jobs: int) -> None:
     """Runs what is due, `jobs` at a time, until nothing is: `due` is asked again whenever a record has come."""
     running: dict[Future[Record], Trial] = {}
     with ThreadPoolExecutor(jobs) as pool:
         while True:
             busy = {trial.key for trial in running.values()}
-            for trial in due(records):
+            for trial in due(records.get):
                 if len(running) < jobs and records.get(trial) is None and trial.key not in busy:
                     running[pool.submit(run, trial)] = trial
                     busy.add(trial.key)
