@@ -20,7 +20,7 @@ from podscale.pytorch.control import Control, Word
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
-from podscale.pytorch.models import build_model
+from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.monitor import Monitor
 from podscale.pytorch.optim import build_optimizer
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
@@ -58,7 +58,7 @@ class Session:
     """All ranks have agreed to stop."""
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the update after `step` updates."""
+        """The learning rate of the update after `step` updates, for the log."""
         return schedules.learning_rate(self.config.train, step, self.steps_per_epoch)
 
     def started(self, resumed: bool) -> None:
@@ -181,6 +181,7 @@ def build_session(
             optimizer,
             precision,
             statistics,
+            schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
             label_smoothing=train.label_smoothing,
             accumulation=train.accumulation,
         ),
@@ -210,6 +211,7 @@ def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.n
     torch.manual_seed(config.run.seed)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    choose_stem(model, config.train.stem_compute)
     span_groups(model, world, config.model.batch_norm.group)
     assert isinstance(model, torch.nn.Module)
     return model.train()

@@ -40,10 +40,14 @@ def one_update(world: World) -> dict[str, Any]:
     model = network()
     statistics = RunningStatistics(model)
     reducer = FlatReducer(model, Flat(world), world, extra=1 + len(statistics), bucket_mb=0.001)
-    optimizer = Sgd([Slot(n, p, True) for n, p in model.named_parameters()], momentum=0, nesterov=False, weight_decay=0)
+    optimizer = Sgd([Slot(n, p, decays=True, adapts=True) for n, p in model.named_parameters()], nesterov=False)
     precision = Precision("fp32", world.device)
-    step = Step(reducer, optimizer, precision, statistics, label_smoothing=SMOOTHING, accumulation=PARTS)
-    result = step(batch(world.rank), RATE, lambda name: nullcontext())
+    schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
+    step = Step(
+        reducer, optimizer, precision, statistics, schedule=schedule, label_smoothing=SMOOTHING, accumulation=PARTS
+    )
+    step.seek(1)
+    result = step(batch(world.rank), lambda name: nullcontext())
     reducer.close()
     return {**copy.deepcopy(dict(model.state_dict())), "loss": result.loss, "finite": result.finite}
 

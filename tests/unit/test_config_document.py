@@ -182,3 +182,43 @@ def test_round_trip(epochs: float, seed: int, source: str, scale: tuple[float, f
     )
     assert loads(dumps(config)) == config
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+PHASES = """
+train:
+  epochs: 10
+  phases:
+    - start: {first}
+      schedule: {{learning_rate: 0.1, warmup_epochs: {warmup}}}
+    - start: {second}
+      crop: {{short_side: 0.875}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warmup", "place", "text"),
+    [
+        (6, 4, 1, "d.yaml:7", "phases must begin one after the other"),
+        (6, 10, 1, "d.yaml:7", "from epoch 10.0 on never begins"),
+        (6, 9, 4, "d.yaml:6", "a warm-up of 4.0 epochs does not end within its schedule of 4 epochs"),
+        (0, 9, 1, "d.yaml:5", "greater than 0"),
+    ],
+)
+def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, text):
+    with pytest.raises(InputError, match=text) as caught:
+        loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
+    assert str(caught.value).startswith(place)
+
+
+def test_phases_are_read_written_and_suggested():
+    text = PHASES.format(first=6, second=8, warmup=1)
+    config = loads(text)
+    assert loads(dumps(config)) == config
+    assert config.train.phases[1].crop.short_side == 0.875
+    assert config.train.phases[1].schedule is None
+    by_option = ["train.epochs=10", "train.phases=[{start: 6, weight_decay: 2e-4}]"]
+    assert loads("", overrides=by_option).train.phases[0].weight_decay == 2e-4
+    with pytest.raises(InputError, match=r"unknown key train\.phases\.1\.crops; did you mean train\.phases\.1\.crop\?"):
+        loads(text.replace("crop:", "crops:"))
+    with pytest.raises(InputError, match=r"phases\.0\.schedule\.warmup; did you mean .*schedule\.warmup_start"):
+        loads(text.replace("warmup_epochs", "warmup"))
