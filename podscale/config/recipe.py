@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 from podscale import recipes
-from podscale.config.checks import conflict
+from podscale.config.conflict import conflict
 
 WRITTEN_BY_RECIPE = "train.recipe_origin"
 
