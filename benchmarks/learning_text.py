@@ -21,7 +21,8 @@ QUESTIONS = {
     "a": "Batch 4,096 is 43 % of the data set, 2.3 updates an epoch. At equal epochs, does LARS (You 2017; Ying 2018 "
     "with it) keep what SGD loses? Both have the same warm-up, decay, momentum and weight decay; each optimizer has a "
     "sweep of its learning rate by factors of 2 at each batch (three rates, up to two more where the best was at the "
-    "edge), with the first of the three seeds, which flatters the chosen rates a little, alike for both. `Linear rule` is the best rate of SGD at batch 256 times batch / 256 (Goyal 2017).",
+    "edge), with the first of the three seeds, which flatters the chosen rates a little, alike for both. `Linear "
+    "rule` is the best rate of SGD at batch 256 times batch / 256 (Goyal 2017).",
     "b": "Each of 64 ranks would have 4 images of a batch of 256 (a span smaller than a rank's batch is computed in "
     "sub-batches, so one process stands for all of them). Ying 2018 and Kumar 2019 share statistics in groups of ranks "
     "where the batch of one is too small. Running statistics are the mean over all groups, whatever the span.",
