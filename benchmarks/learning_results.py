@@ -43,7 +43,7 @@ def plots(name: str, part: Part, groups: Groups, records: Records) -> Iterator[s
     """Draws what there is to draw: all arms over x, and the curves of the last comparison; names of the files."""
     points: dict[str, list[Point]] = {}
     for arm in (arm for arms in groups.values() for arm in arms):
-        for line in arm.lines if len(top1s(arm, records)) == len(arm.trials) else ():
+        for line in arm.lines if top1s(arm, records) else ():
             points.setdefault(line, []).append((arm.x, *in_percent(top1s(arm, records))))
     if points:
         lines = [Line(line, sorted(found)) for line, found in points.items()]
@@ -59,7 +59,7 @@ def plots(name: str, part: Part, groups: Groups, records: Records) -> Iterator[s
         yield f"learning-{name}.svg"
     group, arms = list(groups.items())[-1] if groups else ("", [])
     curves = [Line(arm.name, curve(arm, records)) for arm in arms]
-    if any(line.points for line in curves):
+    if any(line.points for line in curves):  # before its first training, a part has nothing to draw
         title = f"{part.title}{f', {group[0].lower()}{group[1:]}' if group else ''}"
         write_plot(RESULTS / f"learning-{name}-curves.svg", title, curves, x_name="epoch", y_name="top-1, %")
         yield f"learning-{name}-curves.svg"
