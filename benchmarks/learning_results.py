@@ -159,7 +159,7 @@ def all_runs(name: str, part: Part, records: Records) -> list[str]:
     rows = [
         f"| {label} | {record.seed} | {record.updates:,} | "
         f"{f'{record.top1:.2%}' if record.top1 is not None else 'diverged'} | {record.masked} | "
-        f"{record.cpu_seconds:.0f} |"
+        f"{f'{record.cpu_seconds:.0f}' if record.cpu_seconds else 'in several launches'} |"
         for label, record in found
     ]
     return [
@@ -176,12 +176,14 @@ def all_runs(name: str, part: Part, records: Records) -> list[str]:
     ]
 
 
-def named_trials(part: Part, records: Records) -> Iterator[tuple[str, Trial]]:
-    """The trials of a part with names for people."""
+def named_trials(part: Part, records: Records) -> list[tuple[str, Trial]]:
+    """The trials of a part with names for people; one that is in the sweep and in an arm goes by the former."""
+    named: dict[str, tuple[str, Trial]] = {}
     for sweep in part.sweeps:
         for rate, trial in sweep.trials(records.get).items():
-            yield f"sweep: batch {sweep.batch:,}, {sweep.optimizer.upper()}, rate {rate:g}", trial
+            named[trial.key] = f"sweep: batch {sweep.batch:,}, {sweep.optimizer.upper()}, rate {rate:g}", trial
     for group, arms in part.groups(records.get).items():
         for arm in arms:
             for trial in arm.trials:
-                yield f"{group}{': ' if group else ''}{arm.name}", trial
+                named.setdefault(trial.key, (f"{group}{': ' if group else ''}{arm.name}", trial))
+    return list(named.values())
