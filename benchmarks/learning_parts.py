@@ -211,10 +211,11 @@ COLLAPSE = 6.5
 
 
 def collapse(get: Get) -> Groups:
-    """Codreanu's last phase against the run without it, and against its crops alone.
+    """Codreanu's last phase against the run without it, against its crops alone, and after a decay that came to 0.
 
-    As in their run on 448 nodes: a linear decay; in the last phase it begins again at 0.95 of what it had come down to
-    and falls quadratically, weight decay doubles, and crops keep scale and aspect; evaluated on the centre 0.875.
+    As in their run on 448 nodes: a linear decay to the end of the run is cut; in the last phase it begins again at 0.95
+    of what it had come down to and falls quadratically, weight decay doubles, and crops keep scale and aspect;
+    evaluated on the centre 0.875.
     """
     base = {**REFERENCE, "train.schedule.power": 1.0, "evaluate.crop_fraction": 0.875}
     peak, warmup, end = (
@@ -224,14 +225,16 @@ def collapse(get: Get) -> Groups:
     crop = {"crop": {"short_side": 0.875, "flip": 0.5}}
     whole = {**crop, "schedule": {"name": "polynomial", "power": 2.0, "learning_rate": rate}, "weight_decay": 1e-3}
 
-    def ending(phase: Settings) -> list[Trial]:
-        return repeated({**base, "train.phases": [{"start": COLLAPSE, **phase}]})
+    def ending(phase: Settings, **before: float) -> list[Trial]:
+        cut = {f"train.schedule.{name}": value for name, value in before.items()}
+        return repeated({**base, **cut, "train.phases": [{"start": COLLAPSE, **phase}]})
 
     return {
         "": [
             Arm("no collapse: linear decay to the end", repeated(base)),
-            Arm("collapse", ending(whole)),
+            Arm("collapse", ending(whole, decay_epochs=end - warmup)),
             Arm("its crops alone", ending(crop)),
+            Arm("collapse after a decay to 0", ending(whole)),
         ]
     }
 
