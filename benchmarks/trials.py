@@ -135,12 +135,14 @@ class Runner:
             sys.exit(ended.stderr)
 
     def train(self, trial: Trial) -> Record:
-        """One training; raises RuntimeError where it was stopped or could not start, which is no result."""
+        """One training; ends the program where it was stopped or could not start, which is no result."""
         run = self.workspace / "runs" / trial.key
         started, begun_before = time.monotonic(), run.exists()
         ended, cpu_seconds = self._podscale("train", trial)
         if ended.returncode not in (0, 1):
-            raise RuntimeError(f"{trial}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
+            sys.exit(
+                f"{short(trial.settings)}, seed {trial.seed}: exit code {ended.returncode}\n{ended.stderr[-2000:]}"
+            )
         record = Record(
             family=trial.family,
             settings=trial.settings,
