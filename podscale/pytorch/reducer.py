@@ -90,6 +90,7 @@ class FlatReducer:
         self.module = model
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._overlap = overlap
+        self.all_reduce = all_reduce
         self._lane = build_lane(all_reduce, world.device)
         # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
         backwards = list(reversed(self._parameters))

@@ -11,9 +11,11 @@ from podscale import models, schedules
 from podscale.checkpoint import Checkpoints
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
+from podscale.config.model import AllReduceSection
 from podscale.errors import InputError, PodscaleError
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.order import build_order
+from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import Progress, State
 from podscale.pytorch.control import Control, Word
@@ -24,7 +26,7 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.monitor import Monitor
 from podscale.pytorch.optim import build_optimizer
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
-from podscale.pytorch.reducer import Reducer, build_reducer
+from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
 from podscale.pytorch.statistics import RunningStatistics
 from podscale.pytorch.step import Step
 from podscale.pytorch.stop import StopRequest
@@ -167,6 +169,7 @@ def build_session(
     precision = build_precision(train, world)
     optimizer = build_optimizer(train.optimizer, model, spec)
     reducer = build_reducer(train.all_reduce, model, world, extra=1 + len(statistics))
+    report_wire(train.all_reduce, reducer, world, monitor)
     feed = Feed(config.input, world, channels_last=train.channels_last)
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
     return Session(
@@ -203,6 +206,14 @@ def build_session(
         steps=steps,
         steps_per_epoch=steps_per_epoch,
     )
+
+
+def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monitor: Monitor) -> None:
+    """Measures what short messages cost in accuracy, where the document asks for them, and says so in the log."""
+    wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
+    if set(wires.values()) != {"fp32"} and isinstance(reducer, FlatReducer):
+        error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))
+        monitor.event("all_reduce_error", relative=error, algorithm=section.algorithm, ranks=world.size, **wires)
 
 
 def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
