@@ -141,6 +141,11 @@ def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     mesh = world.mesh()
     bucket = contribution(world.rank, 203)
     Torus2D(mesh, world.device)(bucket)
+    ring, whole, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
+    assert isinstance(ring, HalvedAllReduce)
+    ring(whole)
+    ring.all_gather(ring.reduce_scatter(contribution(world.rank, 64)), gathered)
+    assert torch.equal(whole, gathered)
     named = mesh.device_mesh("cpu")
     assert torch.distributed.get_process_group_ranks(named.get_group("row")) == sorted(mesh.row.ranks)
     return (mesh.shape, mesh.row.ranks, mesh.column.ranks, world.line().ranks), bucket
