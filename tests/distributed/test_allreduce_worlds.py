@@ -46,7 +46,7 @@ def cases(size: int) -> Iterator[Case]:
 def short_messages() -> Iterator[None]:
     """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "SEGMENT", 7)
+        patch.setitem(collectives.SEGMENT, "cpu", 7)
         patch.setitem(torus2d.SLICE, "cpu", 32)
         yield
 

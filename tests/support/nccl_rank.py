@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from podscale.config.model import AllReduceSection
 from podscale.pytorch import hooks
 from podscale.pytorch import world as worlds
-from podscale.pytorch.allreduce import HalvedAllReduce, build_all_reduce, torus2d
+from podscale.pytorch.allreduce import HalvedAllReduce, build_all_reduce, collectives, torus2d
 from podscale.pytorch.reducer import FlatReducer
 from podscale.pytorch.world import World
 
@@ -94,7 +94,8 @@ def main() -> None:
         print(str(error).strip().splitlines()[-1])
         sys.stdout.flush()
         raise SystemExit(REFUSED) from None
-    torus2d.SLICE["cuda"] = torus2d.SLICE["cpu"] = 16_384  # several slices in a bucket, so that both axes are at work
+    for table in (torus2d.SLICE, collectives.SEGMENT):  # several of each in a bucket, so that all axes are at work
+        table.update(dict.fromkeys(table, 16_384))
     torch.save(dict(family(world)) | dict(training(world)), Path(sys.argv[1]))
     dist.barrier()
     worlds.leave()
