@@ -1,5 +1,6 @@
 """Which all-reduce, and buckets of which size, for a model's gradients over given links."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -19,20 +20,19 @@ class Choice:
     seconds: float
 
 
-def choose(fabric: Fabric, gradient_bytes: int) -> Choice:
-    """The fastest combination by the cost model.
+def choose(fabric: Fabric, gradient_bytes: int, algorithms: Sequence[str]) -> Choice:
+    """The fastest combination of one of `algorithms` and a size of buckets, by the cost model.
 
     Many small buckets pay for latency, few large ones leave a long last bucket after backward has ended: what is
     minimised is the time of all buckets plus that of one. Between equals the larger bucket wins.
     """
     candidates = [
         Choice(name, bucket, _exposed(fabric, name, bucket, gradient_bytes))
-        for name in ALGORITHMS
-        if name != "ring"  # the backend's own is one, too
+        for name in algorithms
         for bucket in reversed(BUCKETS_MB)
     ]
-    own = min((choice for choice in candidates if choice.algorithm == "flat"), key=_seconds)
     best = min(candidates, key=_seconds)
+    own = min((choice for choice in candidates if choice.algorithm == "flat"), key=_seconds, default=best)
     return best if best.seconds <= ADVANTAGE * own.seconds else own
 
 

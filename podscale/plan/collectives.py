@@ -9,7 +9,7 @@ the other in slices, BlueConnect (Cho 2019). NCCL chooses by formulas of the sam
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -72,6 +72,13 @@ class Fabric:
     """Of a bucket whose phases go one behind the other; and how many slices at most."""
     most_slices: int = 8
 
+    def carrying(self, row: float, column: float) -> "Fabric":
+        """The same links for shorter messages: shares of fp32 along rows, and along columns and through all ranks."""
+        shares = {"row": row, "column": column, "world": column}
+        axes = {name: getattr(self, name) for name in shares}
+        lighter = {name: axis._replace(per_byte=axis.per_byte * shares[name]) for name, axis in axes.items()}
+        return replace(self, **lighter)
+
     @property
     def alone(self) -> Axis:
         """Between nodes, one rank of each at a time: the ring through all ranks crosses the same links like that."""
@@ -99,14 +106,21 @@ def hierarchical(fabric: Fabric, size: float) -> float:
     """
     row, across = fabric.row, fabric.alone.all_reduce()
     way = row.steps(row.ranks - 1, 1.0 if row.ranks > 1 else 0.0)
-    return _in_slices(fabric, size, [way, across, way], busiest=max(way, across, key=_slope))
+    own = way + Line(0.0, _crossing_share(fabric) * row.per_byte)
+    return _in_slices(fabric, size, [way, across, way], busiest=max(own, across, key=_slope))
 
 
 def torus2d(fabric: Fabric, size: float) -> float:
     """Reduce-scatter in the row, all-reduce of 1/p of the bytes in the column, all-gather in the row."""
     row = fabric.row.reduce_scatter()
-    column = fabric.column.all_reduce().of_share(1 / fabric.row.ranks)
-    return _in_slices(fabric, size, [row, column, row], busiest=max(row + row, column, key=_slope))
+    across = fabric.column.all_reduce().of_share(1 / fabric.row.ranks)
+    own = row + row + Line(0.0, _crossing_share(fabric) / fabric.row.ranks * fabric.row.per_byte)
+    return _in_slices(fabric, size, [row, across, row], busiest=max(own, across, key=_slope))
+
+
+def _crossing_share(fabric: Fabric) -> float:
+    """Of the bytes, what one ring across rows sends: it passes the sender's own link, too."""
+    return 2 * (fabric.column.ranks - 1) / fabric.column.ranks
 
 
 def _in_slices(fabric: Fabric, size: float, phases: list[Line], busiest: Line) -> float:

@@ -7,7 +7,7 @@ algorithm would add in another order, and the resumed run would not have the bit
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,20 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from podscale import models
+from podscale.config import RunConfig
 from podscale.config.model import AllReduceSection
 from podscale.files import write_json
 from podscale.plan.choice import Choice, choose
 from podscale.plan.collectives import Axis, Fabric
 from podscale.plan.fit import fit_axis
+from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.mesh import Axis as Group
 from podscale.pytorch.world import World
 
+OWN_CHOICES = ("flat", "tree", "hierarchical", "torus2d")
+"""What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
+WITH_ROWS = ("hierarchical", "torus2d")
 PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 2), (2**22, 1), (2**25, 1))
 """Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
 AXIS_SECONDS = 0.8
@@ -53,13 +59,35 @@ class Settled:
         return found
 
 
+def settle_all_reduce(
+    config: RunConfig,
+    world: World,
+    classes: int,
+    keep: Path,
+    fence: Callable[[], None] | None,
+    report: Callable[..., None],
+) -> RunConfig:
+    """The document with `auto` replaced by what was chosen; every rank must call this at the same time.
+
+    keep: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
+    """
+    if world.first and fence is not None:
+        fence()
+    asked = config.train.all_reduce
+    settled = settle(asked, world, 4 * models.spec(config.model, classes).size, keep)
+    report(settled.facts(), kept=settled.kept)
+    train = config.train.model_copy(update={"all_reduce": settled.section(asked)})
+    return config.model_copy(update={"train": train})
+
+
 def settle(section: AllReduceSection, world: World, gradient_bytes: int, keep: Path) -> Settled:
-    """The choice for buckets of this run, from `keep` where an earlier launch left one for the same ranks.
+    """The choice for gradients of so many bytes, from `keep` where an earlier launch left one for the same ranks.
 
     Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
     """
     mesh = world.mesh(section.row)
-    key = {"ranks": world.size, "rows": list(mesh.rows), "bytes": gradient_bytes, "device": world.device.type}
+    wires = [section.wire_row, section.wire_column]
+    key = [world.size, mesh.rows, gradient_bytes, world.device.type, wires]
     answer: list[Any] = [_kept(keep, key) if world.first else None]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     if answer[0] is not None:
@@ -67,12 +95,18 @@ def settle(section: AllReduceSection, world: World, gradient_bytes: int, keep: P
     fabric = measure(world, mesh.row, mesh.column)
     found: list[Any] = [None]
     if world.first:
-        choice = choose(fabric, gradient_bytes)
+        row, column = (WIRES[wire].itemsize / 4 for wire in wires)
+        choice = choose(fabric.carrying(row, column), gradient_bytes, _fitting(section))
         found = [{"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}]
         keep.parent.mkdir(parents=True, exist_ok=True)
         write_json(keep, found[0])
     dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
     return _settled(found[0], kept=False)
+
+
+def _fitting(section: AllReduceSection) -> Sequence[str]:
+    """Algorithms that the rest of the section allows: a format for rows is of use only to those with rows."""
+    return OWN_CHOICES if section.wire_row == "fp32" else [name for name in OWN_CHOICES if name in WITH_ROWS]
 
 
 def measure(world: World, row: Group, column: Group) -> Fabric:
@@ -118,7 +152,7 @@ def _timed(world: World, operation: Callable[[], None]) -> float:
     return float(slowest)
 
 
-def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+def _kept(path: Path, key: list[Any]) -> dict[str, Any] | None:
     """What an earlier launch left for the same ranks, if it can be read."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
