@@ -5,7 +5,7 @@ It never waits for the device: losses come with the control words, after the fac
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,11 @@ class Monitor:
             loss=found.loss,
             images_per_second=round(found.images / max(found.seconds, 1e-9), 2),
         )
+
+    def settled(self, facts: Mapping[str, str], *, kept: bool) -> None:
+        """Reports what `all_reduce.algorithm: auto` came to; kept: from an earlier launch of this run."""
+        self._metrics.all_reduce(facts)
+        self.event("all_reduce", kept=kept, **facts)
 
     def saved(self, report: Saved | Passed) -> None:
         """Reports a checkpoint that is whole on disk, or one that could not be used; from the writer's thread."""

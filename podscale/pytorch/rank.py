@@ -22,6 +22,7 @@ from podscale.evaluate import predictions
 from podscale.files import write_json
 from podscale.input import open_shard_set
 from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce.auto import settle_all_reduce
 from podscale.pytorch.export import WEIGHTS, load_weights
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.monitor import monitoring
@@ -142,6 +143,9 @@ def run_training(place: Place, world: World, shard_set: ShardSet, run: RunDirect
             fence=may_write,
             listener=monitor.saved,
         )
+        if config.train.all_reduce.algorithm == "auto":
+            classes, keep = len(shard_set.classes), run.all_reduce
+            config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, stop)
         try:
             train(session)
