@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+    from podscale.config.model import RunConfig, TrainSection
 
 SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
 
@@ -34,8 +34,7 @@ def check_sections(config: RunConfig) -> None:
             "train.schedule.warmup_epochs",
             f"a warm-up of {schedule.warmup_epochs} epochs does not end within the run of {train.epochs} epochs",
         )
-    if train.optimizer.nesterov and train.optimizer.momentum == 0:
-        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    check_update(train)
     smallest = min(config.input.image_size, config.eval_image_size)
     if model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
         raise conflict(
@@ -49,6 +48,32 @@ def check_sections(config: RunConfig) -> None:
         raise conflict(
             "input.groups",
             f"train.global_batch {train.global_batch} is not divisible by input.groups {config.input.groups}",
+        )
+
+
+def check_update(train: TrainSection) -> None:
+    """Raises where optimizer, precision and the way of updating do not go together."""
+    optimizer = train.optimizer
+    if optimizer.nesterov and optimizer.momentum == 0:
+        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
+        key = "nesterov" if optimizer.nesterov else "momentum_form"
+        raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
+    if train.precision == "fp16" and train.loss_scale <= 1:
+        raise conflict(
+            "train.loss_scale",
+            f"fp16 without loss scaling loses small gradients, and train.loss_scale is {train.loss_scale:g}; leave it "
+            "at 65536, which adapts by itself, or use bf16, which needs none",
+        )
+    if train.weight_gather == "bf16" and train.weight_update != "sharded":
+        raise conflict(
+            "train.weight_gather", "only a sharded update gathers weights; set train.weight_update=sharded or fp32"
+        )
+    if train.all_reduce.algorithm == "ddp" and (train.weight_update == "sharded" or train.precision == "bf16-pure"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
+            "fp32, bf16 or fp16; choose another algorithm",
         )
 
 
