@@ -18,7 +18,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.model import AllReduceSection
-from podscale.pytorch.allreduce import AllReduce, build_all_reduce
+from podscale.errors import InputError
+from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_lane
 from podscale.pytorch.world import World
@@ -31,7 +32,7 @@ class Reducer(Protocol):
     """What the forward pass calls."""
     buffer: GradientBuffer
     """Where the averages are after `finish`; its `extra` is written before the last backward pass of an update."""
-    gather: AllReduce | None
+    gather: HalvedAllReduce | None
     """What collects the shards of a sharded update; None where every rank holds all averages."""
 
     def begin(self) -> None:
@@ -82,21 +83,19 @@ class FlatReducer:
         extra: int = 1,
         sharded: bool = False,
     ) -> None:
-        sharded = sharded and all_reduce.shards > 1
-        self.module, self._all_reduce = model, all_reduce
-        self.gather = all_reduce if sharded else None
-        self._overlap = overlap
+        self.module, self._all_reduce, self._overlap = model, all_reduce, overlap
+        self.gather = _shards_of(all_reduce) if sharded else None
         self.buffer = GradientBuffer(
             model,
             world.device,
             bucket_elements=int(bucket_mb * 2**20) // 4,
             multiple=world.size,  # can be cut into the shards of any algorithm
             extra=extra,
-            shards=all_reduce.shards if sharded else 1,
-            shard=all_reduce.shard if sharded else 0,
+            shards=self.gather.shards if self.gather else 1,
+            shard=self.gather.shard if self.gather else 0,
         )
         self._buckets = self.buffer.buckets
-        self._own = dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if sharded else {}
+        self._own = dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if self.gather else {}
         self._lane = build_lane(self._average, world.device)
         parameters = list(self.buffer.parameters.values())
         numbers = reversed(self.buffer.layout.buckets[:-1])
@@ -166,10 +165,20 @@ class FlatReducer:
     def _average(self, bucket: Tensor) -> None:
         """Averages a bucket in place: all of it, or this rank's shard."""
         own = self._own.get(id(bucket))
-        if own is None:
+        if self.gather is None or own is None:
             self._all_reduce(bucket)
         else:
-            own.copy_(self._all_reduce.reduce_scatter(bucket))
+            own.copy_(self.gather.reduce_scatter(bucket))
+
+
+def _shards_of(all_reduce: AllReduce) -> HalvedAllReduce | None:
+    """What scatters and gathers; None where one rank has everything, so that there is nothing to share."""
+    if not isinstance(all_reduce, HalvedAllReduce):
+        raise InputError(
+            "train.weight_update=sharded needs an all-reduce that stops half way: set train.all_reduce.algorithm to "
+            "torus2d, flat or ring, or train.weight_update=replicated"
+        )
+    return all_reduce if all_reduce.shards > 1 else None
 
 
 class DdpReducer:
@@ -182,7 +191,7 @@ class DdpReducer:
             model, device_ids=devices, bucket_cap_mb=bucket_mb, broadcast_buffers=False, gradient_as_bucket_view=True
         )
         self.buffer = GradientBuffer(model, world.device, bucket_elements=1, extra=extra)
-        self.gather: AllReduce | None = None
+        self.gather: HalvedAllReduce | None = None
         self._ranks = world.size
 
     def begin(self) -> None:

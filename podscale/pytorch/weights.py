@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce import AllReduce
+from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.layout import view_like
 
@@ -31,7 +31,7 @@ class Weights:
     def __init__(
         self,
         buffer: GradientBuffer,
-        gather: AllReduce | None = None,
+        gather: HalvedAllReduce | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         cast: Callable[[], None] = lambda: None,

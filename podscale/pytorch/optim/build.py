@@ -7,7 +7,7 @@ from torch import Tensor
 from podscale import models
 from podscale.config.model import OptimizerSection
 from podscale.errors import InputError
-from podscale.pytorch.allreduce import AllReduce
+from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.optim.base import Optimizer
 from podscale.pytorch.optim.lamb import Lamb
@@ -46,7 +46,7 @@ def build_share(
     buffer: GradientBuffer,
     masters: Tensor,
     spec: models.ModelSpec,
-    gather: AllReduce | None = None,
+    gather: HalvedAllReduce | None = None,
 ) -> Share:
     """What this rank updates; `gather` is what collects shards, None where every rank updates everything."""
     return Share(
@@ -82,7 +82,7 @@ class RowSum:
     the weights of two rows would come to differ in their last bits.
     """
 
-    def __init__(self, gather: AllReduce) -> None:
+    def __init__(self, gather: HalvedAllReduce) -> None:
         self._gather = gather
 
     def __call__(self, values: Tensor) -> Tensor:
