@@ -228,7 +228,9 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
         sides = []
         for compiled in (False, True):
             torch.manual_seed(0)
-            model = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), BatchNorm(5), nn.ReLU()).to(memory_format=torch.channels_last)
+            model = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), BatchNorm(5), nn.ReLU()).to(
+                memory_format=torch.channels_last
+            )
             span_groups(model, world, span)
             statistics = RunningStatistics(model)
             forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
