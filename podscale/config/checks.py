@@ -30,6 +30,11 @@ def check_sections(config: RunConfig) -> None:
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
     check_phases(train)
+    if config.telemetry.mlperf_log and train.target_top1 is None:
+        raise conflict(
+            "telemetry.mlperf_log",
+            "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
+        )
     if train.optimizer.nesterov and train.optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     smallest = min(config.input.image_size, config.eval_image_size)
