@@ -5,17 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pydantic_core import PydanticCustomError
+from podscale.config.conflict import conflict
+from podscale.config.spans import batch_norm_span, check_span
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig, TrainSection
 
 SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
-
-
-def conflict(key: str, message: str) -> PydanticCustomError:
-    """An error of a cross-section check; `key` is the dotted field a person should change first."""
-    return PydanticCustomError("conflict", "{message}", {"key": key, "message": message})
+SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
 
 
 def check_sections(config: RunConfig) -> None:
@@ -29,6 +26,7 @@ def check_sections(config: RunConfig) -> None:
             "train.global_batch",
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
+    check_span(config)
     check_phases(train)
     if config.telemetry.mlperf_log and train.target_top1 is None:
         raise conflict(
@@ -38,7 +36,9 @@ def check_sections(config: RunConfig) -> None:
     if train.optimizer.nesterov and train.optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     smallest = min(config.input.image_size, config.eval_image_size)
-    if model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
+    if model.name == "alexnet":
+        check_alexnet(config, smallest)
+    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
         raise conflict(
             "model.stem",
             f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
@@ -50,6 +50,18 @@ def check_sections(config: RunConfig) -> None:
         raise conflict(
             "input.groups",
             f"train.global_batch {train.global_batch} is not divisible by input.groups {config.input.groups}",
+        )
+
+
+def check_alexnet(config: RunConfig, smallest: int) -> None:
+    """Raises where the document asks of AlexNet what it does not have."""
+    if config.model.stem != "imagenet":
+        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
+    if smallest < SMALLEST_ALEXNET:
+        raise conflict(
+            "input.image_size",
+            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
+            "raise input.image_size and evaluate.image_size, or take a resnet",
         )
 
 
@@ -88,11 +100,7 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
             f"train.global_batch {train.global_batch} is not divisible by ranks x accumulation = "
             f"{ranks} x {train.accumulation}",
         )
-    group = config.model.batch_norm.group
-    if ranks % group:
-        raise conflict(
-            "model.batch_norm.group", f"batch-norm groups of {group} ranks do not divide the {ranks} ranks of the run"
-        )
+    batch_norm_span(config, ranks)
     row = train.all_reduce.row
     if row is not None and ranks % row:
         raise conflict("train.all_reduce.row", f"rows of {row} ranks do not divide the {ranks} ranks of the run")

@@ -132,16 +132,35 @@ class BatchNormSection(Section):
         return self
 
 
+class AlexNetSection(Section):
+    """Read where model.name is alexnet. What stands in the place of local response normalisation is batch norm or
+    nothing; the published network's own is not offered.
+
+    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two
+    the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
+    """
+
+    groups: Literal[1, 2] = result(
+        2, "Groups of convolutions 2, 4 and 5: 2 = the two towers of Krizhevsky 2012, 1 = whole convolutions."
+    )
+    convolution_norm: bool = result(True, "Batch norm after each convolution, in the place of its bias (You 2017).")
+    pool5_norm: bool = result(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
+    dropout: float = result(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
+
+
 class ModelSection(Section):
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = result(
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet"] = result(
         "resnet50", "Architecture, by its name in the catalogue."
     )
     stem: Literal["imagenet", "small"] = result(
         "imagenet", "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px."
     )
-    width: int = result(64, "Channels of the first stage; 64 is the published network.", ge=4, multiple_of=4)
+    width: int = result(
+        64, "Channels of the first stage; 64 is the published network (of AlexNet too).", ge=4, multiple_of=4
+    )
     zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
     batch_norm: BatchNormSection = BatchNormSection()
+    alexnet: AlexNetSection = AlexNetSection()
 
 
 class OptimizerSection(Section):
@@ -211,14 +230,38 @@ class PhaseSection(Section):
 
 
 class AllReduceSection(Section):
-    algorithm: Literal["flat", "torus2d", "ddp"] = placement(
+    """How gradients are averaged over the ranks (docs/all-reduce.md)."""
+
+    algorithm: Literal["flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
         "flat",
-        "`flat`: the backend's all-reduce on our buckets. `torus2d`: reduce-scatter in the row, all-reduce in the "
-        "column, all-gather in the row. `ddp`: torch's DistributedDataParallel, as a baseline.",
+        "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
+        "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
+        "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
+        "large ones. `ddp`: torch's DistributedDataParallel, as a baseline.",
     )
-    row: int | None = placement(None, "Ranks in a row of the torus; default: the ranks of one node.", ge=1)
+    row: int | None = placement(None, "Ranks in a row of the grid (fast links); default: the ranks of one node.", ge=1)
     bucket_mb: float = placement(25.0, "Size of one gradient bucket in MiB.", gt=0)
     overlap: bool = placement(True, "Reduce buckets while backward is still running.")
+    wire_row: Literal["fp32", "bf16", "fp16"] = result("fp32", "Format of messages along the rows.")
+    wire_column: Literal["fp32", "bf16", "fp16"] = result(
+        "fp32", "Format of messages along the columns; of all messages of flat, ring and tree, which know no rows."
+    )
+    hybrid_mb: float = placement(
+        8.0, "`hybrid`: buckets of fewer MiB go hierarchical (our value; the published threshold is not known).", ge=0
+    )
+    backend: Literal["auto", "nccl"] = placement(
+        "auto", "`auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "AllReduceSection":
+        if self.bucket_mb * 2**20 < 4:
+            raise ValueError(f"bucket_mb: a bucket of {self.bucket_mb} MiB is smaller than one fp32 element (4 bytes)")
+        if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):
+            raise ValueError(f"wire_row: {self.algorithm} knows no rows; set wire_column, the format of all it sends")
+        if self.algorithm == "ddp" and (self.wire_row, self.wire_column) != ("fp32", "fp32"):
+            raise ValueError("wire_column: ddp sends fp32; choose another algorithm for shorter messages")
+        return self
 
 
 class TrainSection(Section):
@@ -246,6 +289,17 @@ class TrainSection(Section):
     precision: Literal["fp32", "bf16", "fp16"] = result("fp32", "Arithmetic of forward and backward (autocast).")
     loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16.", gt=0)
     channels_last: bool = placement(True, "Activations in NHWC memory order.")
+    stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement(
+        "plain",
+        "How the first convolution is computed, with the same parameters and results: `padded4` with a fourth channel "
+        "of zeros, `space_to_depth` with blocks of pixels folded into channels.",
+    )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = placement(
+        "off", "Mode of torch.compile for forward and backward; the optimizer and the reduction stay as they are."
+    )
+    cuda_graph: bool = placement(
+        False, "Record the whole update once, collectives and optimizer included, and replay it (GPU)."
+    )
     all_reduce: AllReduceSection = AllReduceSection()
     max_nonfinite: int = result(10, "Fail after this many masked non-finite updates in a row.", ge=0)
     deterministic: bool = placement(False, "Ask the framework for deterministic kernels (GPU).")

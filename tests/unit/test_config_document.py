@@ -78,6 +78,14 @@ def test_all_wrong_values_are_told_at_once():
         ("train: {global_batch: 9, accumulation: 2}\n", "global_batch 9 is not divisible by train.accumulation 2"),
         ("model: {batch_norm: {group: 3}}\nlaunch: {processes: 4}\n", "batch-norm groups of 3 ranks do not divide the "
          "4 ranks"),
+        ("model: {batch_norm: {group: 2, span: 64}}\n", "model.batch_norm: span: 64 images and group: 2 ranks both"),
+        ("model: {batch_norm: {span: 96}}\n", "span of 96 images does not divide the 256 images of one pass"),
+        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192, accumulation: 3}\n", "does not divide the 64 "
+         "images of one pass (train.global_batch 192 / train.accumulation 3)"),
+        ("model: {batch_norm: {span: 48}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n", "span of 48 images "
+         "does not divide the 64 images of one rank and pass (192 / (3 x 1))"),
+        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n", "span of 96 images "
+         "is no multiple of the 64 images of one rank and pass"),
         ("train: {all_reduce: {row: 3}}\nlaunch: {processes: 4}\n", "rows of 3 ranks do not divide the 4 ranks"),
         ("input: {image_size: 16}\n", "run.yaml: images of 16 px are too small for the imagenet stem"),
         ("evaluate: {image_size: 16}\n", "images of 16 px are too small"),
