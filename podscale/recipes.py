@@ -105,6 +105,7 @@ def setting(name: str, batch: int) -> Setting:
         "train.optimizer.weight_decay": row.weight_decay,
         "train.optimizer.decay_all": False,
         "train.optimizer.trust_coefficient": 0.001,
+        "train.optimizer.momentum_form": "unscaled",
         "train.optimizer.eps": 0.0,
         "train.schedule.name": "polynomial",
         "train.schedule.power": 2.0,

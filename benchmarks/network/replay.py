@@ -127,4 +127,3 @@ def pieces(size: int, largest: int = 2**19) -> Trace:
         shapes.append(torch.Size([min(elements, largest)]))
         elements -= shapes[-1].numel()
     return Trace(tuple(shapes), (0.0,) * len(shapes), 0.0, 0.0)
-

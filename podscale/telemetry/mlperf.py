@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig
+from podscale.config.spans import batch_norm_span
 
 
 class MlperfLog:
@@ -129,12 +130,10 @@ class MlperfLog:
 def hyper_parameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
     """The keys that the rules ask for, with the document's values; LARS and SGD have names of their own."""
     train, optimizer, schedule = config.train, config.train.optimizer, config.train.schedule
-    norm = config.model.batch_norm
-    images_per_rank = train.global_batch // (ranks * train.accumulation)
     yield "seed", config.run.seed
     yield "global_batch_size", train.global_batch
     yield "gradient_accumulation_steps", train.accumulation
-    yield "model_bn_span", norm.span or norm.group * images_per_rank
+    yield "model_bn_span", batch_norm_span(config, ranks).total
     yield "opt_name", optimizer.name
     own = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
     yield f"{own}_base_learning_rate", schedule.learning_rate
@@ -142,7 +141,7 @@ def hyper_parameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> I
     yield f"{own}_weight_decay", optimizer.weight_decay
     yield f"{'lars_opt' if own == 'lars_opt' else 'opt'}_learning_rate_warmup_epochs", schedule.warmup_epochs
     if optimizer.name == "lars":
-        yield "lars_epsilon", optimizer.eps
+        yield "lars_epsilon", optimizer.added_eps
     if schedule.name == "polynomial":
         decay = schedule.decay_epochs or train.epochs - schedule.warmup_epochs
         yield f"{own}_end_learning_rate", schedule.end_learning_rate
