@@ -6,7 +6,7 @@ from podscale.config.preflight import find_problems, processes_per_node, shard_s
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
-FLOAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 UNKNOWN = "known once the shards are made"
 
 

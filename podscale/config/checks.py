@@ -28,13 +28,12 @@ def check_sections(config: RunConfig) -> None:
         )
     check_span(config)
     check_phases(train)
+    check_update(train)
     if config.telemetry.mlperf_log and train.target_top1 is None:
         raise conflict(
             "telemetry.mlperf_log",
             "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
         )
-    if train.optimizer.nesterov and train.optimizer.momentum == 0:
-        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     smallest = min(config.input.image_size, config.eval_image_size)
     if model.name == "alexnet":
         check_alexnet(config, smallest)
@@ -50,6 +49,39 @@ def check_sections(config: RunConfig) -> None:
         raise conflict(
             "input.groups",
             f"train.global_batch {train.global_batch} is not divisible by input.groups {config.input.groups}",
+        )
+
+
+def check_update(train: TrainSection) -> None:
+    """Raises where optimizer, precision and the way of updating do not go together."""
+    optimizer = train.optimizer
+    if optimizer.nesterov and optimizer.momentum == 0:
+        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
+        key = "nesterov" if optimizer.nesterov else "momentum_form"
+        raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
+    schedules = [train.schedule, *(phase.schedule for phase in train.phases if phase.schedule)]
+    if optimizer.form != "unscaled" and any(schedule.momentum_correction for schedule in schedules):
+        raise conflict(
+            "train.optimizer.momentum_form",
+            "train.schedule.momentum_correction is for buffers that hold the learning rate inside; set "
+            "train.optimizer.name=sgd or lars and train.optimizer.momentum_form=unscaled",
+        )
+    if train.precision == "fp16" and train.loss_scale <= 1:
+        raise conflict(
+            "train.loss_scale",
+            f"fp16 without loss scaling loses small gradients, and train.loss_scale is {train.loss_scale:g}; leave it "
+            "at 65536, which adapts by itself, or use bf16, which needs none",
+        )
+    if train.weight_gather == "bf16" and train.weight_update != "sharded":
+        raise conflict(
+            "train.weight_gather", "only a sharded update gathers weights; set train.weight_update=sharded or fp32"
+        )
+    if train.all_reduce.algorithm == "ddp" and (train.weight_update == "sharded" or train.precision == "bf16-pure"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
+            "fp32, bf16 or fp16; choose another algorithm",
         )
 
 

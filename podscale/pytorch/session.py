@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale import models, schedules
 from podscale.checkpoint import Checkpoints
-from podscale.config import RunConfig
+from podscale.config import RunConfig, TrainSection
 from podscale.config.checks import check_ranks
 from podscale.config.spans import batch_norm_span
 from podscale.errors import InputError, PodscaleError
@@ -23,12 +23,13 @@ from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.monitor import Monitor
-from podscale.pytorch.optim import build_optimizer
+from podscale.pytorch.optim import Optimizer, build_optimizer, build_share
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import Reducer, build_reducer
 from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
 from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.weights import GATHERED, Weights
 from podscale.pytorch.world import World
 from podscale.shards.shardset import ShardSet
 
@@ -137,8 +138,9 @@ class Session:
         """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
         with self.monitor.phase("checkpoint"):
             self.heed(self.control.drain())  # what is known of every update so far belongs to the state
-            if self.world.first:
-                self.checkpoints.save(self.state.capture(self.world), top1=self.state.progress.top1)
+            snapshot = self.state.capture(self.world)
+            if snapshot is not None:
+                self.checkpoints.save(snapshot, top1=self.state.progress.top1)
                 if wait:
                     self.checkpoints.wait()
             if wait:
@@ -148,9 +150,10 @@ class Session:
         """Waits for the last checkpoint and writes the final model."""
         self.heed(self.control.drain())
         progress = self.state.progress
+        tensors = self.state.model_tensors()
         if self.world.first:
             self.checkpoints.wait()
-            export(self.state.model, Trained(self.config, self.classes, progress), self.model_directory)
+            export(tensors, Trained(self.config, self.classes, progress), self.model_directory)
         self.world.barrier()
         self.monitor.event("done", step=progress.step, skipped_updates=progress.skipped, **progress.evaluation)
 
@@ -182,8 +185,7 @@ def build_session(
     span_groups(model, world, batch_norm_span(config, world.size))
     statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
     precision = build_precision(train, world)
-    optimizer = build_optimizer(train.optimizer, model, spec)
-    reducer = build_reducer(train.all_reduce, model, world, extra=1 + len(statistics))
+    reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
     feed = Feed(config.input, world, channels_last=train.channels_last)
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
     return Session(
@@ -192,10 +194,11 @@ def build_session(
         classes=shard_set.classes,
         spec=spec,
         model_directory=model_directory,
-        state=State(model, optimizer, precision, Progress()),
+        state=State(model, weights, optimizer, precision, Progress()),
         step=Step(
             reducer,
             optimizer,
+            weights,
             precision,
             statistics,
             schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
@@ -221,6 +224,18 @@ def build_session(
         steps=steps,
         steps_per_epoch=steps_per_epoch,
     )
+
+
+def build_update(
+    train: TrainSection, model: torch.nn.Module, spec: models.ModelSpec, precision: Precision, world: World, extra: int
+) -> tuple[Reducer, Weights, Optimizer]:
+    """What averages gradients and updates the weights, over one flat layout."""
+    reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
+    weights = Weights(
+        reducer.buffer, reducer.gather, dtype=GATHERED[train.weight_gather], cast=lambda: precision.cast(model)
+    )
+    share = build_share(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
+    return reducer, weights, build_optimizer(train.optimizer, share)
 
 
 def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
