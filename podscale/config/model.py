@@ -305,6 +305,9 @@ class TrainSection(Section):
     epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
     global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
     accumulation: int = placement(1, "Forward-backward passes per update.", ge=1)
+    target_top1: float | None = result(
+        None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
+    )
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
@@ -371,6 +374,11 @@ class TelemetrySection(Section):
     linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
     log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
     log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
+    mlperf_log: bool = display(
+        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
+    )
+    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
+    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
 
 
 class ResourcesSection(Section):

@@ -75,6 +75,8 @@ class Session:
             global_batch=self.config.train.global_batch,
             steps_per_epoch=round(self.steps_per_epoch, 3),
             device=device_name(self.world),
+            train_images=round(self.steps_per_epoch * self.config.train.global_batch),
+            validation_images=self.evaluator.count,
             parameters=self.spec.size,
             training_flops_per_image=3 * self.spec.flops(self.config.input.image_size),
         )
@@ -102,6 +104,17 @@ class Session:
             self.stopping = self.stopping or word.stop
         return self.stopping
 
+    @property
+    def target_reached(self) -> bool:
+        """Whether the state, as it is, was measured to be as good as the document asks; the same on all ranks."""
+        target, top1 = self.config.train.target_top1, self.state.progress.top1
+        return target is not None and top1 is not None and top1 >= target
+
+    @property
+    def end(self) -> int:
+        """The updates of the whole run, as far as is known: those of the document, or those that were enough."""
+        return self.state.progress.step if self.target_reached else self.steps
+
     def evaluation_due(self) -> bool:
         step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
         return step == self.steps or schedules.crosses(step, every)
@@ -110,16 +123,18 @@ class Session:
         """Measures accuracy over the validation split and keeps it in the progress."""
         progress = self.state.progress
         self.heed(self.control.drain())
+        self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
             found = self.evaluator.measure(self.state.model, untimed)
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
-        self.monitor.evaluated(progress.step, found, epoch=progress.step / self.steps_per_epoch)
+        epoch = progress.step / self.steps_per_epoch
+        self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
 
     def checkpoint_due(self) -> bool:
         step, settings = self.state.progress.step, self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
-        return step == self.steps or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+        return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
 
     def save(self, *, wait: bool = False) -> None:
         """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
