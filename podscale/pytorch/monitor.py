@@ -94,6 +94,11 @@ class Monitor:
             slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
         )
 
+    def sampled(self, seconds: dict[str, float]) -> None:
+        """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
+        self._metrics.sampled(seconds)
+        self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
+
     def evaluated(self, step: int, found: Evaluation, *, epoch: float) -> None:
         """Reports an evaluation."""
         if self._log is None:

@@ -67,6 +67,7 @@ class TrainMetrics(Collector):
         self._checkpoints = dict.fromkeys(CHECKPOINT_OPS, (0, 0.0))
         self._checkpoint_failures = 0
         self._gauges: dict[str, float] = {}
+        self._sampled: dict[str, float] = {}
         self._lap = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
         registry.register(self)
 
@@ -86,6 +87,10 @@ class TrainMetrics(Collector):
     ) -> None:
         """Sets what is known of the state of training."""
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate)
+
+    def sampled(self, seconds: Mapping[str, float]) -> None:
+        """Sets the times on the device of the newest sampled update, by phase."""
+        self._sampled = dict(seconds)
 
     def world(self, size: int, global_batch: int) -> None:
         self._set(train_world_size=size, train_global_batch_size=global_batch)
@@ -132,6 +137,8 @@ class TrainMetrics(Collector):
         yield from self._checkpoint_metrics()
         for name, value in list(self._gauges.items()):
             yield _add(GaugeMetricFamily(f"podscale_{name}", GAUGES[name], labels=[*self._labels]), self._labels, value)
+        if self._sampled:
+            yield self._sampled_phases()
         info = {**self._labels, **self._info}
         yield _add(GaugeMetricFamily("podscale_train_run_info", "What is trained; always 1.", labels=[*info]), info, 1)
 
@@ -161,6 +168,16 @@ class TrainMetrics(Collector):
         family = CounterMetricFamily(f"podscale_{name}", text, labels=[*self._labels, label])
         for key, value in values.items():
             _add(family, {**self._labels, label: key}, value)
+        return family
+
+    def _sampled_phases(self) -> Metric:
+        family = GaugeMetricFamily(
+            "podscale_train_sampled_phase_seconds",
+            "Device time of a phase in the newest sampled update (of a CUDA graph).",
+            labels=[*self._labels, "phase"],
+        )
+        for name, seconds in self._sampled.items():
+            _add(family, {**self._labels, "phase": name}, seconds)
         return family
 
     def _histogram(self) -> Metric:
