@@ -95,7 +95,7 @@ class Step:
                 loss = smoothed_cross_entropy(logits, batch.labels[start:stop], self._label_smoothing) / parts
                 loss_slot += loss.detach()
                 if last:
-                    statistics_slot.copy_(self._statistics.flat)
+                    self._statistics.contribute(statistics_slot)
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
     def _update(self) -> StepResult:

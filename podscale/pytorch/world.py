@@ -10,21 +10,19 @@ import torch
 from torch import distributed as dist
 
 from podscale.errors import HangDetected, PeerLost, PodscaleError
+from podscale.pytorch.mesh import Axis, Mesh, build_line, build_mesh
 
 
 @dataclass(frozen=True)
 class World:
-    """One rank of a run. A `row` is a run of consecutive ranks (fast links), a column one rank of every row."""
+    """One rank of a run; `local_rank` of `local_size` on machine number `node`."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     device: torch.device
-
-    @property
-    def node(self) -> int:
-        return self.rank // self.local_size
+    node: int = 0
 
     @property
     def first(self) -> bool:
@@ -35,17 +33,26 @@ class World:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    def mesh(self, row: int | None = None) -> Mesh:
+        """The ranks as a grid, see `mesh.build_mesh`. Every rank must call this, in one order."""
+        return build_mesh(self, row)
+
+    def line(self) -> Axis:
+        """All ranks in order of their nodes. Every rank must call this, in one order."""
+        return build_line(self)
+
+    def nodes(self) -> tuple[int, ...]:
+        """The node of every rank. Every rank must call this at the same time."""
+        nodes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(nodes, torch.tensor([self.node]))
+        return tuple(int(node) for node in nodes)
+
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
         """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
         assert self.size % ranks == 0, (self.size, ranks)
-        return self._group([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
+        return self.group_of([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
 
-    def column_group(self, row: int) -> dist.ProcessGroup:
-        """The ranks at this rank's place in rows of `row` ranks. Every rank must call this, in one order."""
-        assert self.size % row == 0, (self.size, row)
-        return self._group([list(range(place, self.size, row)) for place in range(row)])
-
-    def _group(self, partition: list[list[int]]) -> dist.ProcessGroup:
+    def group_of(self, partition: list[list[int]]) -> dist.ProcessGroup:
         """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it."""
         groups = [dist.new_group(ranks) for ranks in partition]
         mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
@@ -82,7 +89,8 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ) ->
         dist.init_process_group(
             backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
         )
-    return World(rank, size, local_rank, local_size, device)
+    node = int(environment.get("GROUP_RANK", rank // local_size))
+    return World(rank, size, local_rank, local_size, device, node)
 
 
 def leave() -> None:

@@ -171,8 +171,15 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
 
     streams = {}
     for size, more in (
-        (2, {"train__precision": "bf16", "model__batch_norm": {"group": 2}}),
-        (4, {"train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05}, "train__accumulation": 2}),
+        (2, {"train__precision": "bf16", "model__batch_norm": {"span": 4}}),  # half a rank's batch
+        (
+            4,
+            {
+                "train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05},
+                "train__accumulation": 2,
+                "model__batch_norm": {"span": 4},  # two ranks
+            },
+        ),
     ):
         straight = document(tmp_path / f"straight{size}", **more)
         halted = document(tmp_path / f"halted{size}", **more)
