@@ -17,6 +17,7 @@ from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Loader
 from podscale.order import evaluation_steps
 from podscale.pytorch.feed import DeviceBatch, Feed, Phase
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 
@@ -50,8 +51,18 @@ class Evaluator:
     losses are without label smoothing.
     """
 
-    def __init__(self, loader: Loader, count: int, batch: int, feed: Feed, precision: Precision, world: World) -> None:
-        self._loader, self._feed, self._precision, self._world = loader, feed, precision, world
+    def __init__(
+        self,
+        loader: Loader,
+        count: int,
+        batch: int,
+        feed: Feed,
+        normalise: Normalise,
+        precision: Precision,
+        world: World,
+    ) -> None:
+        self._loader, self._feed, self._normalise = loader, feed, normalise
+        self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
         self.count, self._batch = count, batch
         self._report = progress.from_environment() if world.first else progress.silent
@@ -90,7 +101,7 @@ class Evaluator:
             ticker = progress.Ticker("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
-                    logits = model(batch.images)
+                    logits = model(self._normalise(batch.images))
                 yield batch, answers_of(logits, batch.labels)
                 ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()

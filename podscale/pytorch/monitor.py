@@ -105,6 +105,11 @@ class Monitor:
         if self._mlperf is not None:
             self._mlperf.evaluating(step)
 
+    def sampled(self, seconds: dict[str, float]) -> None:
+        """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
+        self._metrics.sampled(seconds)
+        self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
+
     def evaluated(self, step: int, found: Evaluation, *, epoch: float, target_reached: bool = False) -> None:
         """Reports an evaluation, and whether it ends the run."""
         if self._mlperf is not None:

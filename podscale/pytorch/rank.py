@@ -164,8 +164,7 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
     precision = build_precision(config.train, world)
     precision.cast(model)
     load_weights(model, run.model / WEIGHTS)
-    feed = Feed(config.input, world, channels_last=config.train.channels_last)
-    loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
+    loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), precision)
     world.barrier()  # so that rank 0 does not count the time in which others are still starting
     started = time.perf_counter()
     try:

@@ -19,14 +19,18 @@ from podscale.order import build_order
 from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import Progress, State
+from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.control import Control, Word
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
+from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.monitor import Monitor
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import Optimizer, build_optimizer, build_share
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
 from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
@@ -46,7 +50,7 @@ class Session:
     spec: models.ModelSpec
     model_directory: Path
     state: State
-    step: Step
+    step: Step | GraphedStep
     reducer: Reducer
     feed: Feed
     loader: Loader
@@ -78,7 +82,7 @@ class Session:
             train_images=round(self.steps_per_epoch * self.config.train.global_batch),
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
-            training_flops_per_image=3 * self.spec.flops(self.config.input.image_size),
+            training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
         )
 
     def heed(self, words: list[Word]) -> bool:
@@ -189,8 +193,20 @@ def build_session(
     precision = build_precision(train, world)
     reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
     report_wire(train.all_reduce, reducer, world, monitor)
-    feed = Feed(config.input, world, channels_last=train.channels_last)
+    feed, normalise = Feed(world), Normalise(config.input, world, channels_last=train.channels_last)
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
+    step = Step(
+        reducer,
+        optimizer,
+        weights,
+        precision,
+        statistics,
+        schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
+        label_smoothing=train.label_smoothing,
+        accumulation=train.accumulation,
+        forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
+        randomness=Randomness(model, config.run.seed, world),
+    )
     return Session(
         config=config,
         world=world,
@@ -198,16 +214,7 @@ def build_session(
         spec=spec,
         model_directory=model_directory,
         state=State(model, weights, optimizer, precision, Progress()),
-        step=Step(
-            reducer,
-            optimizer,
-            weights,
-            precision,
-            statistics,
-            schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
-            label_smoothing=train.label_smoothing,
-            accumulation=train.accumulation,
-        ),
+        step=GraphedStep(step, world, sampled=monitor.sampled) if train.cuda_graph else step,
         reducer=reducer,
         feed=feed,
         loader=build_loader(
@@ -265,7 +272,8 @@ def build_evaluator(
     """The evaluator over the validation split, and its loader, which the caller closes."""
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, rank=world.rank, world=world.size, device=str(world.device))
-    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, precision, world)
+    normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
+    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world)
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:
@@ -275,6 +283,8 @@ def check_world(config: RunConfig, world: World, samples: int) -> None:
     except PydanticCustomError as error:
         raise InputError(error.message()) from None
     train = config.train
+    if train.cuda_graph and not world.on_gpu:
+        raise InputError("train.cuda_graph: torch sees no CUDA device here; set train.cuda_graph=false")
     if train.global_batch > samples:
         raise InputError(
             f"train.global_batch {train.global_batch} is larger than the training split of {samples} images; "

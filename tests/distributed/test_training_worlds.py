@@ -329,7 +329,7 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         shard_set = ShardSet.open(shards)
         model = build_placed_model(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        feed = Feed(config.input, world, channels_last=True)
+        feed = Feed(world)
         loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
         found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
         loader.close()
