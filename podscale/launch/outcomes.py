@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from podscale.errors import ExitCode
 from podscale.files import write_json
@@ -80,11 +82,11 @@ def judge(ending: Ending) -> Verdict:
     if ending.killed:
         return Verdict(int(ExitCode.FAILED), _not_stopped(ending))
     stopped = _first(ending.reports, ExitCode.PREEMPTED)
-    if stopped:
+    if stopped and (ending.stopped or ending.lost is None):  # torchrun asks the peers of a lost rank to stop
         return stopped
-    if ending.lost is not None:
-        return _judge_lost(ending.lost)
     peer_lost = _first(ending.reports, ExitCode.PEER_LOST)
+    if ending.lost is not None:
+        return _judge_lost(ending.lost, peer_lost)
     if peer_lost:
         return peer_lost
     if ending.stopped and not ending.reports:
@@ -100,6 +102,19 @@ def outcome_path(rank_dir: Path, rank: int) -> Path:
 
 def write_rank_outcome(rank_dir: Path, rank: int, outcome: RankOutcome) -> None:
     write_json(outcome_path(rank_dir, rank), asdict(outcome))
+
+
+def end_process(rank_dir: Path, rank: int, outcome: RankOutcome) -> NoReturn:
+    """Records how this rank ended and ends its process at once.
+
+    After a lost peer an ordinary shutdown would wait for threads that wait for the peer.
+    """
+    write_rank_outcome(rank_dir, rank, outcome)
+    if outcome.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's log people see, and the verdict
+        print(outcome.error, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(outcome.exit_code)
 
 
 def read_rank_outcomes(rank_dir: Path) -> dict[int, RankOutcome]:
@@ -141,11 +156,15 @@ def _first_failure(reports: Mapping[int, RankOutcome]) -> Verdict | None:
     return None
 
 
-def _judge_lost(lost: LostRank) -> Verdict:
-    """A crash of the rank itself is a failure; one that was taken from outside is worth a restart."""
+def _judge_lost(lost: LostRank, noticed: Verdict | None) -> Verdict:
+    """A crash of the rank itself is a failure; one that was taken from outside is worth a restart.
+
+    noticed: how a peer that waited for it put it; the first line says in which collective.
+    """
     crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASHES)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST
-    return Verdict(int(code), f"{lost}; the same command continues from the newest checkpoint")
+    witness = f" ({noticed.error.splitlines()[0]})" if noticed is not None else ""
+    return Verdict(int(code), f"{lost}{witness}; the same command continues from the newest checkpoint")
 
 
 def _not_stopped(ending: Ending) -> str:

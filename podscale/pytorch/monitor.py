@@ -16,6 +16,7 @@ from podscale.checkpoint import Passed, Saved
 from podscale.config import RunConfig
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
+from podscale.pytorch.pulse import Whereabouts
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog
@@ -30,8 +31,11 @@ class Monitor:
     the host's times: queued work shows where the host first waits for it.
     """
 
-    def __init__(self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int) -> None:
+    def __init__(
+        self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int, whereabouts: Whereabouts | None = None
+    ) -> None:
         self._metrics, self._log, self._log_every = metrics, log, log_every
+        self._whereabouts = whereabouts or Whereabouts()
         self._step_started = time.perf_counter()
         self._last_step, self._ranks = 0, 1
         self._laps: dict[int, Lap] = {}
@@ -41,6 +45,7 @@ class Monitor:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (names in telemetry.phases)."""
+        self._whereabouts.enter(name)
         if name == "data_wait":
             self._step_started = time.perf_counter()
         elif name == "allreduce_wait":
@@ -52,6 +57,7 @@ class Monitor:
     ) -> None:
         """The training begins after `step` updates."""
         self._last_step, self._ranks = total_steps, ranks
+        self._whereabouts.updated(step)
         self._metrics.world(ranks, global_batch)
         self._metrics.lap()
         self.event(
@@ -65,6 +71,7 @@ class Monitor:
 
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
+        self._whereabouts.updated(step)
         self._metrics.step(images, time.perf_counter() - self._step_started)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
@@ -124,7 +131,12 @@ class Monitor:
 
 @contextmanager
 def monitoring(
-    config: RunConfig, world: World, run: RunDirectory, rank_directory: Path, fence: Callable[[], None] | None
+    config: RunConfig,
+    world: World,
+    run: RunDirectory,
+    rank_directory: Path,
+    fence: Callable[[], None] | None,
+    whereabouts: Whereabouts | None = None,
 ) -> Iterator[Monitor]:
     """The monitor of one rank; its metrics are written beside training until the end of the block."""
     registry = CollectorRegistry()
@@ -138,7 +150,7 @@ def monitoring(
     log = EventLog(run.metrics, fence) if world.first else None
     try:
         with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
-            yield Monitor(metrics, log, log_every=config.telemetry.log_every)
+            yield Monitor(metrics, log, log_every=config.telemetry.log_every, whereabouts=whereabouts)
     finally:
         if log is not None:
             log.close()
