@@ -73,10 +73,9 @@ def judge(ending: Ending) -> Verdict:
     """The exit code of the stage and the culprit's own words.
 
     A rank's own error explains more than the loss of a peer that follows from it, so the order is: bad input, other
-    errors, a hang, a requested stop, a lost rank, `peer lost`.
+    errors, a requested stop, a lost rank, a hang, `peer lost`.
     """
     culprit = _first(ending.reports, ExitCode.BAD_INPUT) or _first_failure(ending.reports)
-    culprit = culprit or _first(ending.reports, ExitCode.HANG)
     if culprit:
         return culprit
     if ending.killed:
@@ -84,11 +83,11 @@ def judge(ending: Ending) -> Verdict:
     stopped = _first(ending.reports, ExitCode.PREEMPTED)
     if stopped and (ending.stopped or ending.lost is None):  # torchrun asks the peers of a lost rank to stop
         return stopped
-    peer_lost = _first(ending.reports, ExitCode.PEER_LOST)
+    witness = _first(ending.reports, ExitCode.HANG) or _first(ending.reports, ExitCode.PEER_LOST)
     if ending.lost is not None:
-        return _judge_lost(ending.lost, peer_lost)
-    if peer_lost:
-        return peer_lost
+        return _judge_lost(ending.lost, witness)
+    if witness:
+        return witness
     if ending.stopped and not ending.reports:
         return Verdict(int(ExitCode.PREEMPTED), "stopped on request before any rank had started")
     if ending.status != 0 and not ending.reports:

@@ -191,16 +191,17 @@ class _Attempt:
     def _end_aftermath(self) -> None:
         if self._spec.rendezvous.nodes > 1 and self._spec.max_restarts:
             return  # torchrun starts the ranks again itself
-        failed = self._first_lost is not None or any(
-            report.exit_code not in (ExitCode.DONE, ExitCode.PREEMPTED)
-            for report in read_rank_outcomes(self._rank_dir).values()
-        )
-        if failed and self._failed_since is None:
+        if self._failed_since is None and (self._first_lost is not None or self._has_failed()):
             self._failed_since = time.monotonic()
         since = self._failed_since
         if since is not None and time.monotonic() - since > AFTERMATH_SECONDS and not self._hastened:
             self._hastened = True
             orphans.end_all(self._rank_dir)
+
+    def _has_failed(self) -> bool:
+        """Whether a rank has reported its failure."""
+        fine = (ExitCode.DONE, ExitCode.PREEMPTED)
+        return any(report.exit_code not in fine for report in read_rank_outcomes(self._rank_dir).values())
 
     def _unreported(self) -> list[int]:
         reports = read_rank_outcomes(self._rank_dir)
@@ -208,16 +209,14 @@ class _Attempt:
 
     def _find_lost(self) -> None:
         """Remembers the first rank that is gone without a report; later ones are lost because of it."""
-        if self._first_lost is None and not self._killed and not self._hastened:
-            pids = registered_ranks(self._rank_dir)
-            gone = {rank: pid for rank, pid in pids.items() if not orphans.alive(pid)}
-            reports = read_rank_outcomes(
-                self._rank_dir
-            )  # after the look at the processes: a report comes before the end
-            for rank, pid in gone.items():
-                if rank not in reports:
-                    self._first_lost = LostRank(rank, pid)
-                    return
+        if self._first_lost is not None or self._killed or self._hastened:
+            return
+        pids = registered_ranks(self._rank_dir)
+        gone = {rank: pid for rank, pid in pids.items() if not orphans.alive(pid)}
+        reports = read_rank_outcomes(self._rank_dir)  # after the look at the processes: a report comes before the end
+        hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # then it was killed for that
+        lost = [LostRank(rank, pid) for rank, pid in gone.items() if rank not in reports]
+        self._first_lost = lost[0] if lost and not hang else None
 
     def _ending(self, status: int) -> Ending:
         launcher = self._launcher_output()

@@ -10,7 +10,8 @@ from torch import distributed as dist
 
 from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 from podscale.pytorch.meeting import Meeting
-from podscale.pytorch.pulse import Census, Pulse, Whereabouts
+from podscale.pytorch.notes import Census, Whereabouts
+from podscale.pytorch.pulse import Pulse
 
 WAITS = {
     "allreduce": "the average of a gradient bucket",
@@ -68,11 +69,13 @@ def watched(
 def _told(
     kind: type[PodscaleError], collective: str, reason: str, meeting: Meeting, at: Whereabouts, census: Census
 ) -> PodscaleError:
-    hang, seconds = kind is HangDetected, meeting.timeout_seconds
+    """kind: as the backend has it, which cannot tell a peer that is stopped from one that left because of another."""
+    hang = kind is HangDetected if census.hang is None else census.hang
     what = "waited in vain for its peers" if hang else "lost a peer"
+    seconds = meeting.timeout_seconds
     advice = f" Raise launch.timeout_seconds (now {seconds:g}) if a step can take that long." if hang else ""
-    return kind(
-        f"rank {meeting.rank} of {meeting.size} {what} in {collective} ({at.place}): {census}\n{reason}\n"
+    return (HangDetected if hang else PeerLost)(
+        f"rank {meeting.rank} of {meeting.size} {what} in {collective} ({at}): {census}\n{reason}\n"
         f"The newest checkpoint is kept: start the same command again.{advice}"
     )
 

@@ -16,7 +16,7 @@ from podscale.checkpoint import Passed, Saved
 from podscale.config import RunConfig
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
-from podscale.pytorch.pulse import Whereabouts
+from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog

@@ -27,8 +27,8 @@ from podscale.pytorch.failure import watched
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.meeting import Meeting, meet
 from podscale.pytorch.monitor import monitoring
+from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.precision import build_precision, set_numerics
-from podscale.pytorch.pulse import Whereabouts
 from podscale.pytorch.session import build_evaluator, build_placed_model, build_session, untimed
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import train
