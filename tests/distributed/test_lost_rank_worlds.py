@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from podscale.errors import PodscaleError
+from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce import Flat
 from podscale.pytorch.batchnorm import BatchNorm, span_groups
 from podscale.pytorch.control import Control
@@ -102,23 +103,24 @@ def lose(
 
 
 @pytest.mark.parametrize(
-    ("build", "victim", "collective"),
+    ("build", "victim", "number", "collective"),
     [
-        (bucket, 2, "in the average of gradient bucket 1"),
-        (batch_norm, 2, "in the statistics of batch norm"),
-        (control, 2, "in the control word"),
-        (barrier, 2, "in a barrier"),
-        (bucket, 0, "in the average of gradient bucket 1"),
+        (bucket, 2, signal.SIGSTOP, "in the average of gradient bucket 1"),
+        (bucket, 2, signal.SIGKILL, "in the average of gradient bucket 1"),
+        (batch_norm, 2, signal.SIGSTOP, "in the statistics of batch norm"),
+        (control, 2, signal.SIGSTOP, "in the control word"),
+        (barrier, 2, signal.SIGSTOP, "in a barrier"),
+        (bucket, 0, signal.SIGSTOP, "in the average of gradient bucket 1"),
+        (bucket, 0, signal.SIGKILL, "in the average of gradient bucket 1"),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_the_others_name_the_rank_and_the_collective(
     run_world: Any,
     tmp_path: Path,
     build: Callable[[World], Update],
     victim: int,
-    collective: str,
     number: signal.Signals,
+    collective: str,
 ) -> None:
     stopped = number is signal.SIGSTOP
     for rank, (code, text, seconds) in lose(run_world, tmp_path, build, number, victim).items():
@@ -132,3 +134,68 @@ def test_the_others_name_the_rank_and_the_collective(
         assert f"last seen in forward_backward of update {DIES_AT + 1})" in first
         assert [f"rank {other} " in first.partition("): ")[2] for other in range(4) if other != victim] == [False] * 3
         assert seconds < TIMEOUT + 10
+
+
+def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
+    """Rank 1 is in its data; the others wait for it in vain."""
+
+    def body(world: World) -> str:
+        meeting = meet(TIMEOUT)
+        try:
+            with watched(meeting, lambda error: None, seconds=BEAT) as whereabouts:
+                whereabouts.updated(7)
+                world.barrier()
+                if world.rank == 1:
+                    whereabouts.enter("data_wait")
+                    time.sleep(TIMEOUT + 8 * BEAT)
+                    return ""
+                whereabouts.updated(8)
+                world.barrier()
+        except PodscaleError as error:
+            return str(error).splitlines()[0]
+        raise AssertionError("nobody was missed")
+
+    said = run_world(3, body, timeout_seconds=TIMEOUT)
+    for rank in (0, 2):
+        assert said[rank].endswith("no rank is missing; the furthest behind is rank 1, in data_wait of update 8")
+
+
+def test_who_ends_by_itself_says_why(run_world: Any) -> None:
+    def body(world: World) -> str:
+        try:
+            with watched(meet(TIMEOUT), lambda error: None, seconds=BEAT):
+                world.barrier()
+                if world.rank == 2:
+                    raise ValueError("index 3 is out of bounds")
+                world.barrier()
+        except ValueError:
+            worlds.leave()
+            return ""
+        except PodscaleError as error:
+            return str(error).splitlines()[0]
+        raise AssertionError("nobody was missed")
+
+    for said in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
+        assert said.endswith("rank 2 ended: index 3 is out of bounds")
+
+
+def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: Any) -> None:
+    """As with NCCL, whose collectives wait on the device: the main thread hears nothing, the pulse does."""
+
+    def body(world: World) -> tuple[int, str]:
+        ended: list[PodscaleError] = []
+        started = time.monotonic()
+        with watched(meet(TIMEOUT), ended.append, seconds=BEAT, deaf=True) as whereabouts:
+            whereabouts.enter("allreduce_wait")
+            if world.rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return 0, ""  # continued by rank 0
+            while not ended and time.monotonic() < started + 20:
+                time.sleep(0.05)
+        os.kill(int(str(ended[0]).partition("(process ")[2].partition(" ")[0]), signal.SIGCONT)
+        return int(ended[0].exit_code), str(ended[0]).splitlines()[0]
+
+    code, text = run_world(2, body, timeout_seconds=60)[0]
+    assert code == 76
+    assert text.startswith("rank 0 of 2 waited in vain for its peers in phase allreduce_wait")
+    assert "rank 1 is stopped" in text
