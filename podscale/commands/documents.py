@@ -13,8 +13,11 @@ from podscale.pipelines import presets
 
 
 def load(document: str | None, changes: Sequence[str]) -> RunConfig:
-    """The run document that a person named, with the changes of the command line."""
-    return config.load(presets.resolve(document), changes)
+    """The run document that a person named, with the changes of the command line; tells what a recipe filled in."""
+    resolved = config.load(presets.resolve(document), changes)
+    if resolved.train.recipe_origin:
+        print(f"recipe {resolved.train.recipe_origin}", file=sys.stderr)
+    return resolved
 
 
 def show(document: str | None, changes: Sequence[str], *, as_json: bool, schema: bool) -> None:

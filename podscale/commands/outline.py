@@ -57,7 +57,8 @@ def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
 
 
 def _model_row(config: RunConfig, classes: int | None) -> str:
-    name = f"{config.model.name} (width {config.model.width}, {config.model.stem} stem)"
+    stem = "" if config.model.name == models.ALEXNET else f", {config.model.stem} stem"
+    name = f"{config.model.name} (width {config.model.width}{stem})"
     if classes is None:
         return f"{name}, number of classes {UNKNOWN}"
     spec = models.spec(config.model, classes)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pydantic_core import PydanticCustomError
+from podscale.config.conflict import conflict
+from podscale.config.spans import batch_norm_span, check_span
 
 if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+    from podscale.config.model import RunConfig, TrainSection
 
 SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
-
-
-def conflict(key: str, message: str) -> PydanticCustomError:
-    """An error of a cross-section check; `key` is the dotted field a person should change first."""
-    return PydanticCustomError("conflict", "{message}", {"key": key, "message": message})
+SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
 
 
 def check_sections(config: RunConfig) -> None:
@@ -28,16 +26,14 @@ def check_sections(config: RunConfig) -> None:
             "train.global_batch",
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
-    schedule = train.schedule
-    if schedule.warmup_epochs >= train.epochs:
-        raise conflict(
-            "train.schedule.warmup_epochs",
-            f"a warm-up of {schedule.warmup_epochs} epochs does not end within the run of {train.epochs} epochs",
-        )
+    check_span(config)
+    check_phases(train)
     if train.optimizer.nesterov and train.optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     smallest = min(config.input.image_size, config.eval_image_size)
-    if model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
+    if model.name == "alexnet":
+        check_alexnet(config, smallest)
+    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
         raise conflict(
             "model.stem",
             f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
@@ -52,6 +48,43 @@ def check_sections(config: RunConfig) -> None:
         )
 
 
+def check_alexnet(config: RunConfig, smallest: int) -> None:
+    """Raises where the document asks of AlexNet what it does not have."""
+    if config.model.stem != "imagenet":
+        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
+    if smallest < SMALLEST_ALEXNET:
+        raise conflict(
+            "input.image_size",
+            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
+            "raise input.image_size and evaluate.image_size, or take a resnet",
+        )
+
+
+def check_phases(train: TrainSection) -> None:
+    """Raises where phases do not follow each other, or a warm-up does not end within its schedule."""
+    starts = [0.0, *(phase.start for phase in train.phases), train.epochs]
+    for number, (before, start) in enumerate(pairwise(starts[:-1])):
+        if start <= before:
+            raise conflict(
+                f"train.phases.{number}.start", f"phases must begin one after the other, got {start} after {before}"
+            )
+    if train.phases and starts[-2] >= train.epochs:
+        raise conflict(
+            f"train.phases.{len(train.phases) - 1}.start",
+            f"a phase from epoch {starts[-2]} on never begins: the run ends after {train.epochs} epochs",
+        )
+    schedules = [("train", 0.0, train.schedule)]
+    schedules += [(f"train.phases.{i}", p.start, p.schedule) for i, p in enumerate(train.phases) if p.schedule]
+    ends = [*(start for _, start, _ in schedules[1:]), train.epochs]
+    for (key, start, schedule), end in zip(schedules, ends, strict=True):
+        if schedule.warmup_epochs >= end - start:
+            whole = "the run" if len(schedules) == 1 else "its schedule"
+            raise conflict(
+                f"{key}.schedule.warmup_epochs",
+                f"a warm-up of {schedule.warmup_epochs} epochs does not end within {whole} of {end - start:g} epochs",
+            )
+
+
 def check_ranks(config: RunConfig, ranks: int) -> None:
     """Raises where the document does not fit a world of `ranks` processes; called again once that number is known."""
     train = config.train
@@ -62,11 +95,7 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
             f"train.global_batch {train.global_batch} is not divisible by ranks x accumulation = "
             f"{ranks} x {train.accumulation}",
         )
-    group = config.model.batch_norm.group
-    if ranks % group:
-        raise conflict(
-            "model.batch_norm.group", f"batch-norm groups of {group} ranks do not divide the {ranks} ranks of the run"
-        )
+    batch_norm_span(config, ranks)
     row = train.all_reduce.row
     if row is not None and ranks % row:
         raise conflict("train.all_reduce.row", f"rows of {row} ranks do not divide the {ranks} ranks of the run")

@@ -93,9 +93,8 @@ class FlatReducer:
         self._lane = build_lane(all_reduce, world.device)
         # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
         backwards = list(reversed(self._parameters))
-        layout = plan_layout(
-            [p.numel() for p in backwards] + [extra], int(bucket_mb * 2**20) // 4, _multiple(all_reduce, world)
-        )
+        # A multiple of the world's size can be cut into the shards of any algorithm.
+        layout = plan_layout([p.numel() for p in backwards] + [extra], int(bucket_mb * 2**20) // 4, world.size)
         self.layout = layout
         self.flat = torch.zeros(layout.length, dtype=torch.float32, device=world.device)
         self._buckets = [self.flat[start:stop] for start, stop in layout.bounds]
@@ -158,12 +157,6 @@ class FlatReducer:
         while self._next < until:
             self._lane.submit(self._buckets[self._next])
             self._next += 1
-
-
-def _multiple(all_reduce: AllReduce, world: World) -> int:
-    """Buckets can be cut for this algorithm, and for any other one over the same ranks."""
-    assert world.size % all_reduce.shards == 0
-    return world.size
 
 
 class DdpReducer:

@@ -11,6 +11,7 @@ from podscale import models, schedules
 from podscale.checkpoint import Checkpoints
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
+from podscale.config.spans import batch_norm_span
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.order import build_order
@@ -20,12 +21,12 @@ from podscale.pytorch.control import Control, Word
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
-from podscale.pytorch.models import build_model
+from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.monitor import Monitor
 from podscale.pytorch.optim import build_optimizer
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import Reducer, build_reducer
-from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.world import World
@@ -58,7 +59,7 @@ class Session:
     """All ranks have agreed to stop."""
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the update after `step` updates."""
+        """The learning rate of the update after `step` updates, for the log."""
         return schedules.learning_rate(self.config.train, step, self.steps_per_epoch)
 
     def started(self, resumed: bool) -> None:
@@ -183,7 +184,8 @@ def build_session(
     steps = schedules.total_steps(train, len(training_split))
     spec = models.spec(config.model, len(shard_set.classes))
     model = build_placed_model(config, world, len(shard_set.classes))
-    statistics = RunningStatistics(model)
+    span_groups(model, world, batch_norm_span(config, world.size))
+    statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
     precision = build_precision(train, world)
     optimizer = build_optimizer(train.optimizer, model, spec)
     reducer = build_reducer(train.all_reduce, model, world, extra=1 + len(statistics))
@@ -201,6 +203,7 @@ def build_session(
             optimizer,
             precision,
             statistics,
+            schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
             label_smoothing=train.label_smoothing,
             accumulation=train.accumulation,
         ),
@@ -226,11 +229,11 @@ def build_session(
 
 
 def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
-    """The network with the run's initial weights, on the device, in its memory order and batch-norm groups."""
+    """The network with the run's initial weights, on the device, in its memory order."""
     torch.manual_seed(config.run.seed)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
-    span_groups(model, world, config.model.batch_norm.group)
+    choose_stem(model, config.train.stem_compute)
     assert isinstance(model, torch.nn.Module)
     return model.train()
 
@@ -256,7 +259,7 @@ def check_world(config: RunConfig, world: World, samples: int) -> None:
             f"train.global_batch {train.global_batch} is larger than the training split of {samples} images; "
             "lower it, or bring more images"
         )
-    if train.global_batch // (world.size * train.accumulation) * config.model.batch_norm.group < 2:
+    if batch_norm_span(config, world.size).total < 2:
         raise InputError(
             f"train.global_batch {train.global_batch} leaves one image per rank and pass ({world.size} ranks, "
             f"accumulation {train.accumulation}), of which batch norm has no variance; use at least 2 each"

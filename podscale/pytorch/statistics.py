@@ -1,22 +1,29 @@
 """The running statistics of batch norm, kept equal on all ranks.
 
 Each rank sees its own batches, so plain running statistics drift apart. The field averages them over the ranks before
-an evaluation or a checkpoint (flax's ImageNet example, timm's `--dist-bn reduce`). A running average is linear, so
-doing it at every update gives the same values, and then there is one truth at every step: a checkpoint holds one copy,
-restores at any world size, and a run stopped anywhere resumes to the bit. It costs no message: the values travel with
-the gradients (see reducer). As in the field, the variance is the mean of the ranks' variances.
+an evaluation or a checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's `--dist-bn reduce`).
+A running average is linear, so doing it at every update gives the same values, and then there is one truth at every
+step: a checkpoint holds one copy, restores at any world size, and a run stopped anywhere resumes to the bit. It costs
+no message: the values travel with the gradients (see reducer). As in the field, the variance is the mean of the ranks'
+variances. Google's TensorFlow entry to v0.6 does not synchronise them; taking those of the first rank stands for that.
 """
 
 import torch
 from torch import Tensor, nn
 
+from podscale.config.model import BatchNormSection
 from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.world import World
 
 
 class RunningStatistics:
-    """All running means and variances of a model as views of one flat fp32 tensor."""
+    """All running means and variances of a model as views of one flat fp32 tensor.
 
-    def __init__(self, model: nn.Module) -> None:
+    share: weight of this rank's values in the average over the ranks (1 each: their mean).
+    """
+
+    def __init__(self, model: nn.Module, *, share: float = 1.0) -> None:
+        self._share = share
         modules = [module for module in model.modules() if isinstance(module, BatchNorm)]
         pairs = [(module, name) for module in modules for name in ("running_mean", "running_var")]
         self.flat = torch.cat([getattr(module, name) for module, name in pairs])
@@ -32,6 +39,17 @@ class RunningStatistics:
         """Keeps the values from before a forward pass, to go back to if the update is masked."""
         self._before.copy_(self.flat)
 
+    def contribute(self, to_average: Tensor) -> None:
+        """Writes what this rank brings to the average over the ranks."""
+        torch.mul(self.flat, self._share, out=to_average)
+
     def settle(self, averaged: Tensor, finite: Tensor) -> None:
         """Takes over the averaged values, or the remembered ones where the update is not finite."""
         torch.where(finite, averaged, self._before, out=self.flat)
+
+
+def running_share(section: BatchNormSection, world: World) -> float:
+    """This rank's weight: the same for all ranks, or everything for the first."""
+    if section.running == "mean":
+        return 1.0
+    return float(world.size) if world.first else 0.0

@@ -1,4 +1,8 @@
-"""One update: forward, backward, average over the ranks, masked parameter update. Nothing here waits for the device."""
+"""One update: forward, backward, average over the ranks, masked parameter update.
+
+Nothing here waits for the device, and nothing depends on a number of the host that changes from step to step: the
+schedule lies on the device as a table, and so does the number of the update that indexes it.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,7 +12,7 @@ from torch import Tensor
 
 from podscale.pytorch.feed import DeviceBatch, Phase
 from podscale.pytorch.loss import smoothed_cross_entropy
-from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.optim import Hyper, Optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import Reducer, accumulating
 from podscale.pytorch.statistics import RunningStatistics
@@ -35,21 +39,28 @@ class Step:
         precision: Precision,
         statistics: RunningStatistics,
         *,
+        schedule: Tensor,
         label_smoothing: float,
         accumulation: int = 1,
     ) -> None:
+        """`schedule`: fp32 [updates, schedules.COLUMNS], on the device."""
         assert len(reducer.extra) == 1 + len(statistics)
         self._reducer, self._optimizer = reducer, optimizer
         self._precision, self._statistics = precision, statistics
+        self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._label_smoothing, self._accumulation = label_smoothing, accumulation
 
-    def __call__(self, batch: DeviceBatch, learning_rate: float, phase: Phase) -> StepResult:
+    def seek(self, number: int) -> None:
+        """The next update is the one after `number` updates: what a resumed run begins with."""
+        self._number.fill_(number)
+
+    def __call__(self, batch: DeviceBatch, phase: Phase) -> StepResult:
         with phase("forward_backward"):
             self._forward_backward(batch)
         with phase("allreduce_wait"):
             self._reducer.finish()
         with phase("optimizer"):
-            return self._update(learning_rate)
+            return self._update()
 
     def _forward_backward(self, batch: DeviceBatch) -> None:
         reducer, parts = self._reducer, self._accumulation
@@ -65,22 +76,27 @@ class Step:
                 loss = smoothed_cross_entropy(logits, batch.labels[start:stop], self._label_smoothing) / parts
                 loss_slot += loss.detach()
                 if last:
-                    statistics_slot.copy_(self._statistics.flat)
+                    self._statistics.contribute(statistics_slot)
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
-    def _update(self, learning_rate: float) -> StepResult:
+    def _update(self) -> StepResult:
         """Masks a non-finite update: a NaN of any rank is in everybody's averages, so all decide alike, unasked."""
         reducer = self._reducer
         loss = reducer.extra[0].clone()
         finite = all_finite(reducer.buffers)
         for buffer in reducer.buffers:
             buffer.masked_fill_(~finite, 0.0)
-        self._statistics.settle(reducer.extra[1:], finite)
-        gradients = reducer.gradients
-        self._precision.unscale(gradients)
+        self._precision.unscale(reducer.gradients)
+        finite = self._optimizer.step(self._next_hyper(), finite)
         self._precision.update(finite)
-        self._optimizer.step(gradients, learning_rate, finite)
+        self._statistics.settle(reducer.extra[1:], finite)
         return StepResult(loss, finite)
+
+    def _next_hyper(self) -> Hyper:
+        """The schedule's row of this update; a masked one uses up its row."""
+        row = self._schedule.index_select(0, self._number)[0]
+        self._number += 1
+        return Hyper(*row.unbind())
 
 
 def all_finite(buffers: list[Tensor]) -> Tensor:

@@ -23,13 +23,14 @@ def train(session: Session) -> TrainResult:
     """
     monitor, control, progress = session.monitor, session.control, session.state.progress
     resumed = restore_or_start(session.checkpoints, session.config.checkpoint.resume, session.state, session.world)
+    session.step.seek(progress.step)
     session.started(resumed)
     if resumed and session.evaluation_due():
         session.settle()  # the former launch was asked to stop before it had measured this state
 
     batches = session.loader.batches(progress.step, session.steps)
     for batch in session.feed(batches, monitor.phase):
-        result = session.step(batch, session.learning_rate(progress.step), monitor.phase)
+        result = session.step(batch, monitor.phase)
         progress.step += 1
         control.send(progress.step, result, busy=monitor.busy, stop=session.stop.requested)
         monitor.updated(progress.step, len(batch.labels), session.loader.bad_records)

@@ -10,25 +10,24 @@ import torch
 from torch import distributed as dist
 
 from podscale.pytorch.meeting import Meeting, meet
+from podscale.pytorch.mesh import Axis, Mesh, build_line, build_mesh
 
 NCCL_GRACE_SECONDS = 30.0
+"""Longer than everybody else NCCL's watchdog waits: it ends a process without a word, ours (see pulse) with one."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One rank of a run. A `row` is a run of consecutive ranks (fast links), a column one rank of every row."""
+    """One rank of a run; `local_rank` of `local_size` on machine number `node`."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     device: torch.device
+    node: int = 0
     timeout_seconds: float = 300.0
     """The longest wait in a collective."""
-
-    @property
-    def node(self) -> int:
-        return self.rank // self.local_size
 
     @property
     def first(self) -> bool:
@@ -39,17 +38,26 @@ class World:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    def mesh(self, row: int | None = None) -> Mesh:
+        """The ranks as a grid, see `mesh.build_mesh`. Every rank must call this, in one order."""
+        return build_mesh(self, row)
+
+    def line(self) -> Axis:
+        """All ranks in order of their nodes. Every rank must call this, in one order."""
+        return build_line(self)
+
+    def nodes(self) -> tuple[int, ...]:
+        """The node of every rank. Every rank must call this at the same time."""
+        nodes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(nodes, torch.tensor([self.node]))
+        return tuple(int(node) for node in nodes)
+
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
         """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
         assert self.size % ranks == 0, (self.size, ranks)
-        return self._group([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
+        return self.group_of([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
 
-    def column_group(self, row: int) -> dist.ProcessGroup:
-        """The ranks at this rank's place in rows of `row` ranks. Every rank must call this, in one order."""
-        assert self.size % row == 0, (self.size, row)
-        return self._group([list(range(place, self.size, row)) for place in range(row)])
-
-    def _group(self, partition: list[list[int]]) -> dist.ProcessGroup:
+    def group_of(self, partition: list[list[int]]) -> dist.ProcessGroup:
         """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it."""
         timeout = timedelta(seconds=self.timeout_seconds)  # torch's own default, half an hour, is not the world's
         groups = [dist.new_group(ranks, timeout=timeout) for ranks in partition]
@@ -80,12 +88,12 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, me
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # NCCL's own watchdog ends the process without a word, so ours (see pulse) gets to speak before it.
     patience = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
     dist.init_process_group(
         backend, store=meeting.store, rank=meeting.rank, world_size=meeting.size, timeout=timedelta(seconds=patience)
     )
-    return World(meeting.rank, meeting.size, local_rank, local_size, device, patience)
+    node = int(environment.get("GROUP_RANK", meeting.rank // local_size))
+    return World(meeting.rank, meeting.size, local_rank, local_size, device, node, patience)
 
 
 def leave() -> None:

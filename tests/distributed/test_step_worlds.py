@@ -2,13 +2,14 @@
 
 import copy
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from podscale.config.model import BatchNormSection
 from podscale.input.batch import Batch
 from podscale.pytorch.allreduce import Flat
 from podscale.pytorch.batchnorm import BatchNorm
@@ -16,7 +17,7 @@ from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.optim import Sgd, Slot
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import FlatReducer
-from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
 from podscale.pytorch.world import World
 
@@ -36,14 +37,18 @@ def batch(rank: int) -> DeviceBatch:
     return DeviceBatch(images, labels, Batch(None, labels.numpy(), nothing, np.ones(8, np.float32), 0))
 
 
-def one_update(world: World) -> dict[str, Any]:
+def one_update(world: World, running: Literal["mean", "first"] = "mean") -> dict[str, Any]:
     model = network()
-    statistics = RunningStatistics(model)
+    statistics = RunningStatistics(model, share=running_share(BatchNormSection(running=running), world))
     reducer = FlatReducer(model, Flat(world), world, extra=1 + len(statistics), bucket_mb=0.001)
-    optimizer = Sgd([Slot(n, p, True) for n, p in model.named_parameters()], momentum=0, nesterov=False, weight_decay=0)
+    optimizer = Sgd([Slot(n, p, decays=True, adapts=True) for n, p in model.named_parameters()], nesterov=False)
     precision = Precision("fp32", world.device)
-    step = Step(reducer, optimizer, precision, statistics, label_smoothing=SMOOTHING, accumulation=PARTS)
-    result = step(batch(world.rank), RATE, lambda name: nullcontext())
+    schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
+    step = Step(
+        reducer, optimizer, precision, statistics, schedule=schedule, label_smoothing=SMOOTHING, accumulation=PARTS
+    )
+    step.seek(1)
+    result = step(batch(world.rank), lambda name: nullcontext())
     reducer.close()
     return {**copy.deepcopy(dict(model.state_dict())), "loss": result.loss, "finite": result.finite}
 
@@ -71,3 +76,12 @@ def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, si
         assert found.keys() == want.keys()
         for name, value in want.items():
             np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_running_statistics_of_the_first_rank_can_stand_for_all(run_world: Any) -> None:
+    alone = run_world(1, one_update)[0]
+    mean = run_world(2, one_update)[0]
+    for found in run_world(2, lambda world: one_update(world, "first")):
+        for name in ("1.running_mean", "1.running_var"):
+            np.testing.assert_allclose(found[name].numpy(), alone[name].numpy(), rtol=1e-6)
+            assert not np.allclose(found[name].numpy(), mean[name].numpy(), rtol=1e-2)

@@ -78,31 +78,36 @@ def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare
             session.close()
 
 
+def before_every_step(session: Session, act: Callable[[Any], None]) -> None:
+    """`act(batch)` before each update."""
+    step = session.step
+
+    class Disturbed:
+        seek = step.seek
+
+        def __call__(self, batch: Any, phase: Any) -> Any:
+            act(batch)
+            return step(batch, phase)
+
+    session.step = Disturbed()  # type: ignore[assignment]
+
+
 def stop_after(step: int, rank: int) -> Prepare:
     """One rank is asked to stop while it works on update `step`."""
 
     def prepare(session: Session) -> None:
-        original = session.learning_rate
-
-        def learning_rate(at: int) -> float:
-            if at == step and session.world.rank == rank:
+        def ask(batch: Any) -> None:
+            if batch.source.step == step and session.world.rank == rank:
                 session.stop.requested = True
-            return original(at)
 
-        session.learning_rate = learning_rate  # type: ignore[method-assign]
+        before_every_step(session, ask)
 
     return prepare
 
 
 def keys_of(session: Session, found: dict[int, list[int]]) -> None:
     """Records the sample keys of every update."""
-    step = session.step
-
-    def recorded(batch: Any, learning_rate: float, phase: Any) -> Any:
-        found[batch.source.step] = batch.source.keys.tolist()
-        return step(batch, learning_rate, phase)
-
-    session.step = recorded  # type: ignore[assignment]
+    before_every_step(session, lambda batch: found.update({batch.source.step: batch.source.keys.tolist()}))
 
 
 def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
@@ -165,8 +170,15 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
 
     streams = {}
     for size, more in (
-        (2, {"train__precision": "bf16", "model__batch_norm": {"group": 2}}),
-        (4, {"train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05}, "train__accumulation": 2}),
+        (2, {"train__precision": "bf16", "model__batch_norm": {"span": 4}}),  # half a rank's batch
+        (
+            4,
+            {
+                "train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05},
+                "train__accumulation": 2,
+                "model__batch_norm": {"span": 4},  # two ranks
+            },
+        ),
     ):
         straight = document(tmp_path / f"straight{size}", **more)
         halted = document(tmp_path / f"halted{size}", **more)
@@ -203,14 +215,11 @@ def poison(steps: range, rank: int) -> Prepare:
     """One rank sees images that are not a number."""
 
     def prepare(session: Session) -> None:
-        step = session.step
-
-        def poisoned(batch: Any, learning_rate: float, phase: Any) -> Any:
+        def spoil(batch: Any) -> None:
             if batch.source.step in steps and session.world.rank == rank:
                 batch.images[0] = float("nan")
-            return step(batch, learning_rate, phase)
 
-        session.step = poisoned  # type: ignore[assignment]
+        before_every_step(session, spoil)
 
     return prepare
 

@@ -88,13 +88,16 @@ def train_here(world: Any, config: RunConfig, shards: Path, stop: int | None) ->
             run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=True, fence=None, listener=monitor.saved
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, request)
-        rate = session.learning_rate
+        step = session.step
 
-        def learning_rate(step: int) -> float:
-            request.requested = step == stop
-            return rate(step)
+        class Stopping:
+            seek = step.seek
 
-        session.learning_rate = learning_rate  # type: ignore[method-assign]
+            def __call__(self, batch: Any, phase: Any) -> Any:
+                request.requested = batch.source.step == stop
+                return step(batch, phase)
+
+        session.step = Stopping()  # type: ignore[assignment]
         try:
             train(session)
         finally:

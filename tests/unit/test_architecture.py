@@ -18,6 +18,7 @@ FLOORS = {
     "podscale.devices": 0,
     "podscale.keyed": 0,
     "podscale.processes": 0,
+    "podscale.recipes": 0,
     "podscale.progress": 0,
     "podscale.text": 0,
     "podscale.stopping": 1,

@@ -78,6 +78,14 @@ def test_all_wrong_values_are_told_at_once():
         ("train: {global_batch: 9, accumulation: 2}\n", "global_batch 9 is not divisible by train.accumulation 2"),
         ("model: {batch_norm: {group: 3}}\nlaunch: {processes: 4}\n", "batch-norm groups of 3 ranks do not divide the "
          "4 ranks"),
+        ("model: {batch_norm: {group: 2, span: 64}}\n", "model.batch_norm: span: 64 images and group: 2 ranks both"),
+        ("model: {batch_norm: {span: 96}}\n", "span of 96 images does not divide the 256 images of one pass"),
+        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192, accumulation: 3}\n", "does not divide the 64 "
+         "images of one pass (train.global_batch 192 / train.accumulation 3)"),
+        ("model: {batch_norm: {span: 48}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n", "span of 48 images "
+         "does not divide the 64 images of one rank and pass (192 / (3 x 1))"),
+        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n", "span of 96 images "
+         "is no multiple of the 64 images of one rank and pass"),
         ("train: {all_reduce: {row: 3}}\nlaunch: {processes: 4}\n", "rows of 3 ranks do not divide the 4 ranks"),
         ("input: {image_size: 16}\n", "run.yaml: images of 16 px are too small for the imagenet stem"),
         ("evaluate: {image_size: 16}\n", "images of 16 px are too small"),
@@ -182,3 +190,43 @@ def test_round_trip(epochs: float, seed: int, source: str, scale: tuple[float, f
     )
     assert loads(dumps(config)) == config
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+PHASES = """
+train:
+  epochs: 10
+  phases:
+    - start: {first}
+      schedule: {{learning_rate: 0.1, warmup_epochs: {warmup}}}
+    - start: {second}
+      crop: {{short_side: 0.875}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warmup", "place", "text"),
+    [
+        (6, 4, 1, "d.yaml:7", "phases must begin one after the other"),
+        (6, 10, 1, "d.yaml:7", "from epoch 10.0 on never begins"),
+        (6, 9, 4, "d.yaml:6", "a warm-up of 4.0 epochs does not end within its schedule of 4 epochs"),
+        (0, 9, 1, "d.yaml:5", "greater than 0"),
+    ],
+)
+def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, text):
+    with pytest.raises(InputError, match=text) as caught:
+        loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
+    assert str(caught.value).startswith(place)
+
+
+def test_phases_are_read_written_and_suggested():
+    text = PHASES.format(first=6, second=8, warmup=1)
+    config = loads(text)
+    assert loads(dumps(config)) == config
+    assert config.train.phases[1].crop.short_side == 0.875
+    assert config.train.phases[1].schedule is None
+    by_option = ["train.epochs=10", "train.phases=[{start: 6, weight_decay: 2e-4}]"]
+    assert loads("", overrides=by_option).train.phases[0].weight_decay == 2e-4
+    with pytest.raises(InputError, match=r"unknown key train\.phases\.1\.crops; did you mean train\.phases\.1\.crop\?"):
+        loads(text.replace("crop:", "crops:"))
+    with pytest.raises(InputError, match=r"phases\.0\.schedule\.warmup; did you mean .*schedule\.warmup_start"):
+        loads(text.replace("warmup_epochs", "warmup"))

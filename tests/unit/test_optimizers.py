@@ -10,7 +10,7 @@ from podscale.config import ModelSection
 from podscale.config.model import OptimizerSection
 from podscale.models import spec
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Lars, Sgd, Slot, build_optimizer
+from podscale.pytorch.optim import Hyper, Lars, Optimizer, Sgd, Slot, build_optimizer
 
 SHAPES = {"conv": (8, 4, 3, 3), "gamma": (8,), "fc": (5, 8), "zero": (6, 6)}
 DECAYS = {"conv": True, "gamma": False, "fc": True, "zero": True}
@@ -35,7 +35,19 @@ def rate(step: int) -> float:
 
 
 def slots() -> list[Slot]:
-    return [Slot(name, torch.from_numpy(weight), DECAYS[name]) for name, weight in start().items()]
+    return [
+        Slot(name, torch.from_numpy(weight), decays=DECAYS[name], adapts=DECAYS[name])
+        for name, weight in start().items()
+    ]
+
+
+def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2) -> Hyper:
+    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay)))
+
+
+def give(optimizer: Optimizer, gradients: dict[str, Any]) -> None:
+    for slot in optimizer.slots:
+        slot.weight.grad = torch.from_numpy(gradients[slot.name])
 
 
 def sgd_oracle(momentum: float, nesterov: bool, decay: float) -> dict[str, np.ndarray[Any, Any]]:
@@ -67,16 +79,17 @@ def lars_oracle(momentum: float, nesterov: bool, decay: float, eta: float, eps: 
     return weights
 
 
-def carry_out(optimizer: Sgd | Lars) -> dict[str, Any]:
+def carry_out(optimizer: Optimizer, decay: float) -> dict[str, Any]:
     for step in range(STEPS):
-        optimizer.step([torch.from_numpy(g) for g in gradients(step).values()], rate(step), FINITE)
-    return {slot.name: slot.parameter.numpy() for slot in optimizer.slots}
+        give(optimizer, gradients(step))
+        assert optimizer.step(hyper(rate(step), decay=decay), FINITE)
+    return {slot.name: slot.weight.numpy() for slot in optimizer.slots}
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 1e-2])
 def test_sgd_follows_its_oracle(nesterov: bool, decay: float) -> None:
-    found = carry_out(Sgd(slots(), momentum=0.9, nesterov=nesterov, weight_decay=decay))
+    found = carry_out(Sgd(slots(), nesterov=nesterov), decay)
     for name, want in sgd_oracle(0.9, nesterov, decay).items():
         np.testing.assert_allclose(found[name], want, rtol=2e-5, atol=2e-5, err_msg=name)
 
@@ -84,39 +97,44 @@ def test_sgd_follows_its_oracle(nesterov: bool, decay: float) -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("decay", "eps"), [(0.0, 0.0), (1e-2, 1e-5)])
 def test_lars_follows_its_oracle(nesterov: bool, decay: float, eps: float) -> None:
-    optimizer = Lars(slots(), momentum=0.9, nesterov=nesterov, weight_decay=decay, trust_coefficient=0.02, eps=eps)
-    found = carry_out(optimizer)
+    found = carry_out(Lars(slots(), nesterov=nesterov, trust_coefficient=0.02, eps=eps), decay)
     for name, want in lars_oracle(0.9, nesterov, decay, 0.02, eps).items():
         np.testing.assert_allclose(found[name], want, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
 def test_sgd_is_torchs_own() -> None:
     ours = slots()
-    theirs = [slot.parameter.clone().requires_grad_() for slot in ours]
+    theirs = [slot.weight.clone().requires_grad_() for slot in ours]
     groups = [
         {"params": [w], "weight_decay": 1e-2 if slot.decays else 0.0} for w, slot in zip(theirs, ours, strict=True)
     ]
     reference = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
-    optimizer = Sgd(ours, momentum=0.9, nesterov=True, weight_decay=1e-2)
+    optimizer = Sgd(ours, nesterov=True)
     for step in range(10):
         for w, g in zip(theirs, gradients(step).values(), strict=True):
             w.grad = torch.from_numpy(g)
         reference.step()
-        optimizer.step([torch.from_numpy(g) for g in gradients(step).values()], 0.1, FINITE)
+        give(optimizer, gradients(step))
+        optimizer.step(hyper(0.1), FINITE)
     for slot, w in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(slot.parameter, w.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(slot.weight, w.detach(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_masked_update_changes_nothing_to_the_bit(name: str, nesterov: bool) -> None:
-    options: dict[str, Any] = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 1e-2}
-    optimizer = Sgd(slots(), **options) if name == "sgd" else Lars(slots(), trust_coefficient=0.02, eps=0.0, **options)
-    optimizer.step([torch.from_numpy(g) for g in gradients(0).values()], 0.1, FINITE)
-    before = [(slot.parameter.clone(), slot.momentum.clone()) for slot in optimizer.slots]
-    optimizer.step([torch.zeros(shape) for shape in SHAPES.values()], 0.1, NOT_FINITE)
-    for slot, (parameter, momentum) in zip(optimizer.slots, before, strict=True):
-        assert torch.equal(slot.parameter, parameter)
+    optimizer: Optimizer = (
+        Sgd(slots(), nesterov=nesterov)
+        if name == "sgd"
+        else Lars(slots(), nesterov=nesterov, trust_coefficient=0.02, eps=0.0)
+    )
+    give(optimizer, gradients(0))
+    assert optimizer.step(hyper(0.1), FINITE)
+    before = [(slot.weight.clone(), slot.momentum.clone()) for slot in optimizer.slots]
+    give(optimizer, {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+    assert not optimizer.step(hyper(0.1), NOT_FINITE)
+    for slot, (weight, momentum) in zip(optimizer.slots, before, strict=True):
+        assert torch.equal(slot.weight, weight)
         assert torch.equal(slot.momentum, momentum)
         assert momentum.any()
 
@@ -134,4 +152,4 @@ def test_batch_norm_and_biases_neither_decay_nor_scale() -> None:
 
 def test_momentum_lies_as_its_parameter() -> None:
     filters = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)
-    assert Slot("conv", filters, True).momentum.is_contiguous(memory_format=torch.channels_last)
+    assert Slot("conv", filters, decays=True, adapts=True).momentum.is_contiguous(memory_format=torch.channels_last)

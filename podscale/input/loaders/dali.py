@@ -85,7 +85,7 @@ class DaliLoader:
     def _feed(self, step: int) -> Feed:
         request = self._requests.at(step)
         rows, epochs = request.rows[: request.real], request.epochs[: request.real]
-        views = self._requests.views(rows, epochs)
+        views = self._requests.views(step, rows, epochs)
         columns = {
             "anchor": _pairs(views.top, views.left, np.int32),
             "shape": _pairs(views.height, views.width, np.int32),

@@ -1,0 +1,73 @@
+"""Over how many images batch norm takes its statistics, and which ranks hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from podscale.config.conflict import conflict
+
+if TYPE_CHECKING:
+    from podscale.config.model import RunConfig
+
+
+@dataclass(frozen=True)
+class Span:
+    """Who is normalised together: `images` images of each of `ranks` consecutive ranks, in one forward pass.
+
+    With one rank, `images` may be less than its batch: the batch is then normalised in parts of so many.
+    """
+
+    ranks: int
+    images: int
+
+    @property
+    def total(self) -> int:
+        """Images behind one set of statistics: `model_bn_span` in MLPerf's logs."""
+        return self.ranks * self.images
+
+
+def batch_norm_span(config: RunConfig, ranks: int) -> Span:
+    """What a document's batch_norm section means in a world of `ranks`; raises a conflict where it does not fit.
+
+    The batch that counts is that of one forward pass of one rank: global batch / (ranks x accumulation).
+    """
+    section, train = config.model.batch_norm, config.train
+    batch = train.global_batch // (ranks * train.accumulation)
+    if section.span is None:
+        if ranks % section.group:
+            raise conflict(
+                "model.batch_norm.group",
+                f"batch-norm groups of {section.group} ranks do not divide the {ranks} ranks of the run",
+            )
+        return Span(section.group, batch)
+    held = f"{batch} images of one rank and pass ({train.global_batch} / ({ranks} x {train.accumulation}))"
+    if section.span <= batch:
+        if batch % section.span:
+            raise conflict(
+                "model.batch_norm.span",
+                f"a batch-norm span of {section.span} images does not divide the {held}; use a divisor or a multiple",
+            )
+        return Span(1, section.span)
+    group, rest = divmod(section.span, batch)
+    if rest:
+        raise conflict(
+            "model.batch_norm.span",
+            f"a batch-norm span of {section.span} images is no multiple of the {held}; use a multiple or a divisor",
+        )
+    assert ranks % group == 0, "check_span saw that the span divides a pass"
+    return Span(group, batch)
+
+
+def check_span(config: RunConfig) -> None:
+    """What holds for the batch_norm section at any number of ranks."""
+    section, train = config.model.batch_norm, config.train
+    if section.span is None:
+        return
+    images = train.global_batch // train.accumulation
+    if images % section.span:
+        raise conflict(
+            "model.batch_norm.span",
+            f"a batch-norm span of {section.span} images does not divide the {images} images of one pass "
+            f"(train.global_batch {train.global_batch} / train.accumulation {train.accumulation})",
+        )

@@ -1,0 +1,52 @@
+"""What a document's batch-norm span or group means in worlds of different sizes."""
+
+from typing import Any
+
+import pytest
+from pydantic_core import PydanticCustomError
+
+from podscale.config import RunConfig
+from podscale.config.spans import Span, batch_norm_span
+
+
+def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"train": {"global_batch": batch, "accumulation": accumulation}, "model": {"batch_norm": batch_norm}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "want"),
+    [
+        (document(256), 4, Span(1, 64)),
+        (document(256, group=2), 4, Span(2, 64)),
+        (document(256, accumulation=2, group=4), 4, Span(4, 32)),
+        (document(256, span=64), 4, Span(1, 64)),
+        (document(256, span=64), 1, Span(1, 64)),
+        (document(256, span=64), 16, Span(4, 16)),
+        (document(256, span=64), 256, Span(64, 1)),
+        (document(256, accumulation=4, span=64), 4, Span(4, 16)),
+        (document(256, span=256), 8, Span(8, 32)),
+        (document(32768, span=128), 2048, Span(8, 16)),  # Google, MLPerf v0.6 on 2048 cores: groups of 8 x 16 images
+        (document(32768, span=64), 8192, Span(16, 4)),
+        (document(32768, span=32), 64, Span(1, 32)),
+    ],
+)
+def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: Span):
+    found = batch_norm_span(config, ranks)
+    assert found == want
+    if config.model.batch_norm.span is not None:
+        assert found.total == config.model.batch_norm.span
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "message"),
+    [
+        (document(192, span=48), 3, "does not divide the 64 images of one rank and pass \\(192 / \\(3 x 1\\)\\)"),
+        (document(192, span=96), 3, "is no multiple of the 64 images"),
+        (document(256, group=3), 4, "groups of 3 ranks do not divide the 4 ranks"),
+    ],
+)
+def test_a_span_that_does_not_fit_is_refused(config: RunConfig, ranks: int, message: str):
+    with pytest.raises(PydanticCustomError, match=message):
+        batch_norm_span(config, ranks)
