@@ -13,7 +13,7 @@ from podscale.config import RunConfig, TrainSection
 from podscale.config.checks import check_ranks
 from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.order import build_order
 from podscale.pytorch.allreduce.selftest import relative_error
@@ -120,16 +120,23 @@ class Session:
         return self.state.progress.step if self.target_reached else self.steps
 
     def evaluation_due(self) -> bool:
+        """Whether the state is to be measured and was not yet, which a stop may have prevented before."""
+        if self.state.progress.evaluated == self.state.progress.step:
+            return False
         step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
         return step == self.steps or schedules.crosses(step, every)
 
     def evaluate(self) -> None:
-        """Measures accuracy over the validation split and keeps it in the progress."""
+        """Measures accuracy over the validation split and keeps it in the progress; gives up when asked to stop."""
         progress = self.state.progress
-        self.heed(self.control.drain())
+        if self.heed(self.control.drain()):
+            return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.evaluator.measure(self.state.model, untimed)
+            found = self.evaluator.measure(self.state.model, untimed, lambda: self.stop.requested)
+        if found is None:
+            self.stopping = True
+            return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
@@ -139,6 +146,19 @@ class Session:
         step, settings = self.state.progress.step, self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
         return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+
+    def settle(self) -> None:
+        """What is due between two updates. Raises Preempted where all ranks are to stop, once the state is saved."""
+        if not self.stopping and self.evaluation_due():
+            self.evaluate()
+        if self.stopping:
+            self.save(wait=True)
+            raise Preempted(
+                f"stopped on request after update {self.state.progress.step} of {self.steps}; the state is saved: "
+                "the same command continues"
+            )
+        if self.checkpoint_due():
+            self.save()
 
     def save(self, *, wait: bool = False) -> None:
         """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
