@@ -45,10 +45,10 @@ def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
         images, labels = data(rank, part)
         with accumulating(reducer, last=part == parts - 1):
             loss = nn.functional.cross_entropy(reducer.module(images), labels) / parts
-            reducer.extra += torch.tensor([rank, 1.0, loss.item()])
+            reducer.buffer.extra += torch.tensor([rank, 1.0, loss.item()])
             reducer.backward(loss, last=part == parts - 1)
     reducer.finish()
-    return [g.clone() for g in reducer.gradients] + [reducer.extra.clone()]
+    return [g.clone() for g in reducer.buffer.views] + [reducer.buffer.extra.clone()]
 
 
 ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp")
@@ -128,7 +128,7 @@ def early_reduction(world: World) -> int:
     reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
     during_backward = len(submitted)
     reducer.finish()
-    assert len(submitted) == len(reducer.layout.bounds) > 3
+    assert len(submitted) == len(reducer.buffer.layout.bounds) > 3
     assert during_backward >= len(submitted) - 1, "only the bucket with `extra` may wait for the end"
     reducer.close()
     return early
@@ -144,7 +144,7 @@ def parameters_without_gradient(world: World) -> list[Tensor]:
     reducer.begin()
     reducer.backward(model["used"](torch.ones(2, 4) * (world.rank + 1)).sum(), last=True)
     reducer.finish()
-    return copy.deepcopy(reducer.gradients)
+    return copy.deepcopy(reducer.buffer.views)
 
 
 def test_parameters_without_a_gradient_do_not_stall(run_world: Any) -> None:

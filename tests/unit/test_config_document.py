@@ -221,6 +221,13 @@ def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, t
     assert str(caught.value).startswith(place)
 
 
+def test_momentum_is_not_corrected_twice():
+    told = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
+    assert "momentum_form=unscaled" in told
+    loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {momentum_form: unscaled}}")
+    loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {name: lars}}")
+
+
 def test_phases_are_read_written_and_suggested():
     text = PHASES.format(first=6, second=8, warmup=1)
     config = loads(text)
