@@ -53,9 +53,9 @@ def cases(world: int) -> list[Case]:
     found = [
         Case(ranks, 4, channels, 4, uneven, dtype, last)
         for ranks, channels, uneven, dtype, last in product(
-            groups, (1, 5, 64) if world < 8 else (5,), (False, True), (torch.float32, torch.float64), (False, True)
+            groups, (1, 5, 64), (False, True), (torch.float32, torch.float64), (False, True)
         )
-        if not (uneven and ranks == 1)
+        if not (uneven and ranks == 1) and (channels == 5 or (dtype == torch.float32 and world == 2))
     ]
     found += [Case(ranks, 4, 5, 4, False, torch.bfloat16, last) for ranks in groups for last in (False, True)]
     if world > 2:
@@ -172,7 +172,7 @@ def test_a_large_mean_does_not_eat_the_variance(run_world: Any) -> None:
     for (x, y, mean, var), (other, _, _, _) in zip(*run_world(2, far_from_zero), strict=True):
         both = torch.cat([x, other]).double()
         want_var, want_mean = torch.var_mean(both, dim=(0, 2, 3))
-        np.testing.assert_allclose(var.numpy(), want_var.numpy(), rtol=5e-4)
+        np.testing.assert_allclose(var.numpy(), want_var.numpy(), rtol=1e-5)
         np.testing.assert_allclose(mean.numpy(), want_mean.numpy(), rtol=2e-7)
         want = (x.double() - want_mean.view(1, -1, 1, 1)) / (both.var((0, 2, 3), correction=0) + 1e-5).sqrt().view(
             1, -1, 1, 1
@@ -228,7 +228,9 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
         sides = []
         for compiled in (False, True):
             torch.manual_seed(0)
-            model = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), BatchNorm(5), nn.ReLU()).to(memory_format=torch.channels_last)
+            model = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), BatchNorm(5), nn.ReLU()).to(
+                memory_format=torch.channels_last
+            )
             span_groups(model, world, span)
             statistics = RunningStatistics(model)
             forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
@@ -245,6 +247,7 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_compiled_network_normalises_alike(run_world: Any) -> None:
     import torch._dynamo  # once, before the processes fork: it takes 10 s
 
