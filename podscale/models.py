@@ -1,14 +1,16 @@
 """The catalogue of models: canonical names, shapes and roles of everything a network owns, and what it costs.
 
 Engines define the layers; the catalogue says what they are called. A checkpoint, an optimizer's skip list and the
-planner go by these names, so they hold for every engine. Names and shapes are torchvision's: convolutions are OIHW,
-linear layers (out, in). Nothing here imports a framework.
+planner go by these names, so they hold for every engine. Shapes are torchvision's: convolutions are OIHW, linear
+layers (out, in); so are the names of residual networks. AlexNet has names of its own, because torchvision numbers its
+layers and batch norm would shift the numbers. Nothing here imports a framework.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from podscale.config import ModelSection
 
@@ -27,6 +29,15 @@ RESNETS: dict[str, tuple[str, tuple[int, int, int, int]]] = {
     "resnet152": (BOTTLENECK, (3, 8, 36, 3)),
 }
 """Kind of block and blocks per stage (He 2015, table 1)."""
+
+ALEXNET = "alexnet"
+ALEXNET_CONVOLUTIONS, ALEXNET_HIDDEN = (96, 256, 384, 384, 256), 4096
+"""Output channels of conv1 to conv5, units of fc6 and fc7 (Krizhevsky 2012, section 3.5)."""
+ALEXNET_KERNELS = (11, 5, 3, 3, 3)
+ALEXNET_GROUPED, ALEXNET_POOLED = (2, 4, 5), (1, 2, 5)
+"""Convolutions that see their own tower alone, and those that an overlapping max-pool follows."""
+ALEXNET_CELLS = 6
+"""Side of what fc6 sees, in pixels: pool5's output for an image of 224."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +61,54 @@ class Buffer:
     shape: Shape
 
 
+class Window(NamedTuple):
+    """A convolution or pooling that changes the side of an image, in pixels."""
+
+    kernel: int
+    stride: int
+    padding: int
+
+    def side(self, before: int) -> int:
+        return (before + 2 * self.padding - self.kernel) // self.stride + 1
+
+
+HALVE = Window(1, 2, 0)
+"""What every stride of 2 with same padding does to a side, whatever its kernel: half, rounded up."""
+ALEXNET_FIRST, ALEXNET_POOL = Window(11, 4, 2), Window(3, 2, 0)
+
+Path = tuple[Window, ...]
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One convolution (kernel > 0, followed by batch norm) or the linear layer at the end (kernel 0).
+    """One thing with parameters: a convolution, a linear layer, or a batch norm that stands alone.
 
-    `halvings` counts the strides of 2 between the image and this layer's output.
+    norm: name of the batch norm that follows, "" where none does. path: the windows between the image and this
+    layer's output, in order, without those that leave the side as it is.
     """
 
     name: str
+    kind: Literal["convolution", "linear", "norm"]
     inputs: int
     outputs: int
-    kernel: int
-    halvings: int
+    kernel: int = 1
+    groups: int = 1
+    bias: bool = False
     norm: str = ""
+    path: Path = ()
+
+    def pixels(self, image_size: int) -> int:
+        """Positions of the output for an image of this side; 1 for a linear layer."""
+        if self.kind == "linear":
+            return 1
+        side = reduce(lambda before, window: window.side(before), self.path, image_size)
+        return side * side
+
+    def multiplications(self, image_size: int) -> int:
+        """Multiply-adds of one image's forward pass; batch norm is not counted, as the field does not."""
+        if self.kind == "norm":
+            return 0
+        return self.inputs // self.groups * self.outputs * self.kernel**2 * self.pixels(image_size)
 
 
 @dataclass(frozen=True)
@@ -80,78 +126,120 @@ class ModelSpec:
         return sum(parameter.size for parameter in self.parameters)
 
     def flops(self, image_size: int) -> int:
-        """Floating-point operations of one image's forward pass, 2 per multiply-add; training costs about 3 times it.
+        """Floating-point operations of one image's forward pass, 2 per multiply-add.
 
-        Counts convolutions and the linear layer, as the field does; `image_size` is the side in pixels.
+        Counts convolutions and linear layers, as the field does; `image_size` is the side in pixels.
         """
-        return sum(
-            2 * layer.inputs * layer.outputs * max(layer.kernel, 1) ** 2 * _pixels(layer, image_size)
-            for layer in self.layers
-        )
+        return 2 * sum(layer.multiplications(image_size) for layer in self.layers)
+
+    def training_flops(self, image_size: int) -> int:
+        """Those of forward and backward: backward is two more passes, but nobody needs the gradient of the pixels."""
+        return 3 * self.flops(image_size) - 2 * self.layers[0].multiplications(image_size)
 
     def activations(self, image_size: int) -> int:
-        """Elements of all convolution outputs of one image: what sets the memory and the traffic of training."""
-        return sum(layer.outputs * _pixels(layer, image_size) for layer in self.layers)
+        """Elements of all layers' outputs of one image: what sets the memory and the traffic of training."""
+        return sum(layer.outputs * layer.pixels(image_size) for layer in self.layers if layer.kind != "norm")
 
 
 def spec(model: ModelSection, classes: int) -> ModelSpec:
     """The catalogue entry of a document's model section for a number of classes."""
-    layers = tuple(_resnet_layers(model, classes))
+    layers = tuple(_alexnet_layers(model, classes) if model.name == ALEXNET else _resnet_layers(model, classes))
+    norms = [(layer.norm or layer.name, layer.outputs) for layer in layers if layer.norm or layer.kind == "norm"]
     return ModelSpec(
         model.name,
         layers,
         tuple(parameter for layer in layers for parameter in _parameters(layer)),
         tuple(
-            Buffer(f"{layer.norm}.{statistic}", (layer.outputs,))
-            for layer in layers
-            if layer.norm
+            Buffer(f"{name}.{statistic}", (channels,))
+            for name, channels in norms
             for statistic in ("running_mean", "running_var")
         ),
     )
 
 
-def _pixels(layer: Layer, image_size: int) -> int:
-    """Positions of a layer's output; each halving rounds up, as a padded stride of 2 does."""
-    if layer.kernel == 0:
-        return 1
-    side: int = -(-image_size // 2**layer.halvings)
-    return side * side
-
-
 def _parameters(layer: Layer) -> Iterator[Parameter]:
-    if layer.kernel == 0:
+    if layer.kind == "linear":
         yield Parameter(f"{layer.name}.weight", (layer.outputs, layer.inputs), "weight")
+    elif layer.kind == "convolution":
+        shape = (layer.outputs, layer.inputs // layer.groups, layer.kernel, layer.kernel)
+        yield Parameter(f"{layer.name}.weight", shape, "weight")
+    if layer.bias:
         yield Parameter(f"{layer.name}.bias", (layer.outputs,), "bias")
-        return
-    yield Parameter(f"{layer.name}.weight", (layer.outputs, layer.inputs, layer.kernel, layer.kernel), "weight")
-    yield Parameter(f"{layer.norm}.weight", (layer.outputs,), "norm")
-    yield Parameter(f"{layer.norm}.bias", (layer.outputs,), "norm")
+    if norm := layer.name if layer.kind == "norm" else layer.norm:
+        yield Parameter(f"{norm}.weight", (layer.outputs,), "norm")
+        yield Parameter(f"{norm}.bias", (layer.outputs,), "norm")
 
 
 def _resnet_layers(model: ModelSection, classes: int) -> Iterator[Layer]:
     """He 2015; the bottleneck strides in its 3x3 convolution (version 1.5, Goyal 2017)."""
     block, depths = RESNETS[model.name]
     imagenet = model.stem == "imagenet"
-    yield Layer("conv1", 3, model.width, 7 if imagenet else 3, 1 if imagenet else 0, "bn1")
-    channels, halvings = model.width, 2 if imagenet else 0
+    halves: Path = (HALVE,) if imagenet else ()
+    yield Layer("conv1", "convolution", 3, model.width, 7 if imagenet else 3, norm="bn1", path=halves)
+    channels, path = model.width, halves + halves  # the max-pool halves too
     for stage, depth in enumerate(depths):
         inner = model.width * 2**stage
         for number in range(depth):
             stride = 2 if stage > 0 and number == 0 else 1
-            yield from _block(f"layer{stage + 1}.{number}", block, channels, inner, halvings, stride)
-            channels, halvings = inner * EXPANSION[block], halvings + (stride == 2)
-    yield Layer("fc", channels, classes, 0, halvings)
+            yield from _block(f"layer{stage + 1}.{number}", block, channels, inner, path, stride)
+            channels, path = inner * EXPANSION[block], _strided(path, stride)
+    yield Layer("fc", "linear", channels, classes, bias=True)
 
 
-def _block(name: str, block: str, channels: int, inner: int, halvings: int, stride: int) -> Iterator[Layer]:
-    after = halvings + (stride == 2)
+def _block(name: str, block: str, channels: int, inner: int, path: Path, stride: int) -> Iterator[Layer]:
+    after = _strided(path, stride)
     outputs = inner * EXPANSION[block]
+
+    def convolution(part: str, inputs: int, outputs: int, kernel: int, path: Path, norm: str) -> Layer:
+        return Layer(f"{name}.{part}", "convolution", inputs, outputs, kernel, norm=f"{name}.{norm}", path=path)
+
     if block == BASIC:
-        yield Layer(f"{name}.conv1", channels, inner, 3, after, f"{name}.bn1")
-        yield Layer(f"{name}.conv2", inner, inner, 3, after, f"{name}.bn2")
+        yield convolution("conv1", channels, inner, 3, after, "bn1")
+        yield convolution("conv2", inner, inner, 3, after, "bn2")
     else:
-        yield Layer(f"{name}.conv1", channels, inner, 1, halvings, f"{name}.bn1")
-        yield Layer(f"{name}.conv2", inner, inner, 3, after, f"{name}.bn2")
-        yield Layer(f"{name}.conv3", inner, outputs, 1, after, f"{name}.bn3")
+        yield convolution("conv1", channels, inner, 1, path, "bn1")
+        yield convolution("conv2", inner, inner, 3, after, "bn2")
+        yield convolution("conv3", inner, outputs, 1, after, "bn3")
     if stride != 1 or channels != outputs:
-        yield Layer(f"{name}.downsample.0", channels, outputs, 1, after, f"{name}.downsample.1")
+        yield convolution("downsample.0", channels, outputs, 1, after, "downsample.1")
+
+
+def _strided(path: Path, stride: int) -> Path:
+    return (*path, HALVE) if stride == 2 else path
+
+
+def alexnet_channels(model: ModelSection) -> tuple[tuple[int, ...], int]:
+    """Output channels of the five convolutions, and units of the two hidden linear layers, at the section's width."""
+    scaled = [size * model.width // 64 for size in (*ALEXNET_CONVOLUTIONS, ALEXNET_HIDDEN)]
+    return tuple(scaled[:-1]), scaled[-1]
+
+
+def _alexnet_layers(model: ModelSection, classes: int) -> Iterator[Layer]:
+    """Krizhevsky 2012, section 3.5 and figure 2; the options' sources stand in `config.model.AlexNetSection`.
+
+    In full width at 1000 classes: 60,965,224 parameters, 244 MB in fp32, with two groups and without batch norm
+    (62,378,344 with whole convolutions). Padding follows torchvision's network: 224 px give 55 x 55 after conv1.
+    """
+    options, (channels, hidden) = model.alexnet, alexnet_channels(model)
+    inputs = 3
+    path: Path = (ALEXNET_FIRST,)
+    for number, outputs in enumerate(channels, start=1):
+        yield Layer(
+            f"conv{number}",
+            "convolution",
+            inputs,
+            outputs,
+            ALEXNET_KERNELS[number - 1],
+            groups=options.groups if number in ALEXNET_GROUPED else 1,
+            bias=not options.convolution_norm,
+            norm=f"bn{number}" if options.convolution_norm else "",
+            path=path,
+        )
+        inputs = outputs
+        if number in ALEXNET_POOLED:
+            path = (*path, ALEXNET_POOL)
+    if options.pool5_norm:
+        yield Layer("bn_pool5", "norm", inputs, inputs, path=path)
+    yield Layer("fc6", "linear", inputs * ALEXNET_CELLS**2, hidden, bias=True)
+    yield Layer("fc7", "linear", hidden, hidden, bias=True)
+    yield Layer("fc8", "linear", hidden, classes, bias=True)

@@ -3,18 +3,45 @@
 A step is one update, from 0. An epoch is one pass over the training split; it need not be a whole number of steps,
 because the sample order is one continuous stream. A schedule follows the position in that stream, so a masked
 (non-finite) update uses up its step.
+
+A run is a row of phases. The first one is the document's own schedule and begins at 0; each entry of `train.phases`
+begins with the first update whose images all lie at or after its epoch. What a phase does not set goes on as before:
+its schedule, weight decay, momentum and crop. A phase with a schedule of its own counts its steps from its own
+beginning; a schedule lasts until the next phase that brings one, or until the end of the run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from podscale.config import TrainSection
+from podscale.config.model import CropSection, ScheduleSection, TrainSection
 
-COLUMNS: Sequence[str] = ("learning_rate",)
+COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
 """Columns of `table`."""
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of a run with all its values, those that go on from the phase before included.
+
+    start: epoch at which it begins. crop: None where the document's own augmentation holds. schedule_start,
+    schedule_end: the epochs between which its schedule runs, which may have begun in an earlier phase. reset: whether
+    the momentum of its first update is 0, which empties the buffer.
+    """
+
+    start: float
+    schedule: ScheduleSection
+    schedule_start: float
+    schedule_end: float
+    momentum: float
+    weight_decay: float
+    crop: CropSection | None
+    reset: bool = False
 
 
 def steps_per_epoch(train: TrainSection, samples: int) -> float:
@@ -24,41 +51,137 @@ def steps_per_epoch(train: TrainSection, samples: int) -> float:
 
 def total_steps(train: TrainSection, samples: int) -> int:
     """Updates of the whole run: every image of the last (part of an) epoch is seen, so the last batch rounds up."""
-    exact = train.epochs * steps_per_epoch(train, samples)
-    return max(1, math.ceil(exact - 1e-9))
+    return max(1, first_step(train.epochs, steps_per_epoch(train, samples)))
+
+
+def first_step(epoch: float, steps_per_epoch: float) -> int:
+    """The first update whose images all lie at or after `epoch`."""
+    return math.ceil(epoch * steps_per_epoch - 1e-9)
+
+
+def phases(train: TrainSection) -> list[Phase]:
+    """The phases of a run in order; the first begins at epoch 0."""
+    own = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
+    optimizer = train.optimizer
+    current = Phase(0.0, train.schedule, 0.0, own[1], optimizer.momentum, optimizer.weight_decay, None)
+    found = [current]
+    for section in train.phases:
+        renewed = section.schedule is not None
+        current = Phase(
+            start=section.start,
+            schedule=section.schedule or current.schedule,
+            schedule_start=section.start if renewed else current.schedule_start,
+            schedule_end=own[own.index(section.start) + 1] if renewed else current.schedule_end,
+            momentum=current.momentum if section.momentum is None else section.momentum,
+            weight_decay=current.weight_decay if section.weight_decay is None else section.weight_decay,
+            crop=section.crop or current.crop,
+            reset=section.reset_momentum,
+        )
+        found.append(current)
+    return found
+
+
+def crops(train: TrainSection, samples: int) -> Iterator[tuple[int, CropSection | None]]:
+    """(first update, augmentation) of each phase in order; None stands for the document's own (`input.crop`)."""
+    per_epoch = steps_per_epoch(train, samples)
+    return ((first_step(phase.start, per_epoch), phase.crop) for phase in phases(train))
 
 
 def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:
-    """The learning rate of update `step`: linear warm-up (Goyal 2017, section 2.2), then the named decay.
-
-    The decay runs from the end of the warm-up to the end of the run; milestones of the step schedule count from the
-    start of the run.
-    """
-    schedule = train.schedule
-    warmup = schedule.warmup_epochs * steps_per_epoch
-    if step < warmup:
-        return schedule.warmup_start + (schedule.learning_rate - schedule.warmup_start) * step / warmup
-    progress = min(1.0, (step - warmup) / (train.epochs * steps_per_epoch - warmup))
-    match schedule.name:
-        case "constant":
-            return schedule.learning_rate
-        case "step":
-            passed = sum(step >= milestone * steps_per_epoch for milestone in schedule.milestones)
-            return float(schedule.learning_rate * schedule.gamma**passed)
-        case "cosine":
-            remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
-        case "polynomial":
-            remaining = (1.0 - progress) ** schedule.power
-    return schedule.end_learning_rate + (schedule.learning_rate - schedule.end_learning_rate) * remaining
+    """The learning rate of update `step`."""
+    return float(values(train, np.array([step]), steps_per_epoch)[0, 0])
 
 
 def table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Every step's values as float32 [steps, columns], for engines that keep the step on the device."""
+    steps = np.arange(total_steps(train, samples))
+    return values(train, steps, steps_per_epoch(train, samples)).astype(np.float32)
+
+
+def values(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> Values:
+    """The columns at these updates, float64 [steps, columns]."""
+    found = np.empty((len(steps), len(COLUMNS)))
+    for phase in phases(train):
+        first = first_step(phase.start, steps_per_epoch)
+        inside = steps >= first  # the phases after it write over its tail
+        local = steps[inside] - first_step(phase.schedule_start, steps_per_epoch)
+        span = (phase.schedule_end - phase.schedule_start) * steps_per_epoch
+        found[inside, 0] = _rates(phase.schedule, local, span, steps_per_epoch)
+        found[inside, 1] = _momenta(phase.schedule, phase.momentum, local, span, steps_per_epoch)
+        found[inside, 2] = phase.weight_decay
+        if phase.reset:
+            found[steps == first, 1] = 0.0
+    return found
+
+
+def sketch(train: TrainSection, samples: int, points: int = 240) -> tuple[Values, Values]:
+    """What a drawing needs: (epochs float64 [n], columns float64 [n, columns]) at about `points` updates.
+
+    The last update before each jump and the first one after it are among them.
+    """
     per_epoch = steps_per_epoch(train, samples)
-    rates = [learning_rate(train, step, per_epoch) for step in range(total_steps(train, samples))]
-    return np.asarray(rates, dtype=np.float32).reshape(-1, len(COLUMNS))
+    last = total_steps(train, samples) - 1
+    epochs = [phase.start for phase in phases(train)]
+    epochs += [phase.schedule_start + phase.schedule.warmup_epochs for phase in phases(train)]
+    jumps = np.array([first_step(epoch, per_epoch) for epoch in epochs])
+    even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
+    steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
+    return steps / per_epoch, values(train, steps, per_epoch)
 
 
 def crosses(step: int, period: float) -> bool:
     """Whether the `step`-th update (counted from 1) completes another `period` of updates; never for a period of 0."""
     return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)
+
+
+def _rates(schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float) -> Values:
+    """Learning rates at steps counted from the schedule's beginning: linear warm-up (Goyal 2017, section 2.2), decay.
+
+    The decay is a function of its progress from 0 to 1. It counts from the end of the warm-up or, with
+    `decay_from: start`, from the beginning of the schedule, so that it is under way when the warm-up ends; with
+    `decay_epochs` above the schedule's length it is cut before its end (both as in Codreanu 2017, whose code calls
+    this `poly_cyc`).
+    """
+    warmup = schedule.warmup_epochs * steps_per_epoch
+    begin = warmup if schedule.decay_from == "warmup" else 0.0
+    length = span - begin if schedule.decay_epochs is None else schedule.decay_epochs * steps_per_epoch
+    peak = schedule.learning_rate
+    progress = np.clip((local - begin) / length, 0.0, 1.0)
+    match schedule.name:
+        case "constant":
+            decayed = np.full(len(local), peak)
+        case "step":
+            milestones = np.array(schedule.milestones) * steps_per_epoch
+            decayed = peak * schedule.gamma ** np.searchsorted(milestones, local, side="right")
+        case "cosine":
+            decayed = _between(schedule.end_learning_rate, peak, 0.5 * (1.0 + np.cos(np.pi * progress)))
+        case "polynomial":
+            decayed = _between(schedule.end_learning_rate, peak, (1.0 - progress) ** schedule.power)
+    rising = _between(schedule.warmup_start, peak, local / max(warmup, 1e-9))
+    return np.where(local < warmup, rising, decayed)
+
+
+def _momenta(
+    schedule: ScheduleSection, momentum: float, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
+) -> Values:
+    """Momentum: linear from `momentum_start` over the warm-up, then linear to `momentum_end` at the schedule's end.
+
+    With the momentum correction of Goyal 2017, section 3, and Codreanu 2017, multiplied by rate(t) / rate(t - 1)
+    during the warm-up: a buffer that holds learning rates inside then behaves as one that does not. At the first step
+    of a schedule, and after a rate of 0, there is nothing to correct.
+    """
+    warmup = schedule.warmup_epochs * steps_per_epoch
+    start = momentum if schedule.momentum_start is None else schedule.momentum_start
+    end = momentum if schedule.momentum_end is None else schedule.momentum_end
+    rising = _between(start, momentum, local / max(warmup, 1e-9))
+    later = _between(momentum, end, np.clip((local - warmup) / max(span - warmup, 1e-9), 0.0, 1.0))
+    found = np.where(local < warmup, rising, later)
+    if not schedule.momentum_correction:
+        return found
+    now, before = (_rates(schedule, steps, span, steps_per_epoch) for steps in (local, local - 1))
+    corrected = (local > 0) & (local < warmup) & (before > 0)
+    return np.where(corrected, found * now / np.where(corrected, before, 1.0), found)
+
+
+def _between(low: float, high: float, share: Values) -> Values:
+    return low + (high - low) * share

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from podscale.config import RunConfig
+from podscale.config.document import section_of
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
@@ -33,8 +34,21 @@ def _section(name: str, info: FieldInfo) -> str:
     model = info.annotation
     assert isinstance(model, type)
     assert issubclass(model, BaseModel)
-    rows = [f"| `{option}` | {kind} | {default} | {text} |" for option, kind, default, text in _rows(name, model)]
-    return "\n".join([f"## {name}\n", "| option | class | default | meaning |", "|---|---|---|---|", *rows, ""])
+    tables = [f"## {name}\n", *_table(name, model)]
+    for field_name, field_info in model.model_fields.items():
+        if (entry := _entry(field_info)) is not None:
+            tables += [f"Each entry of `{name}.{field_name}`:\n", *_table(f"{name}.{field_name}[]", entry)]
+    return "\n".join(tables)
+
+
+def _table(prefix: str, model: type[BaseModel]) -> list[str]:
+    rows = [f"| `{option}` | {kind} | {default} | {text} |" for option, kind, default, text in _rows(prefix, model)]
+    return ["| option | class | default | meaning |", "|---|---|---|---|", *rows, ""]
+
+
+def _entry(info: FieldInfo) -> type[BaseModel] | None:
+    """The section of which a list of sections is made."""
+    return section_of(info.annotation) if get_origin(info.annotation) is tuple else None
 
 
 def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -46,7 +60,8 @@ def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, 
         choices = [argument for argument in get_args(info.annotation) if isinstance(argument, str)]
         listed = f" ({', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
         text = f"{info.description}{listed}".replace("|", "\\|")
-        yield f"{prefix}.{name}", extra["x-class"], f"`{json.dumps(info.default)}`", text
+        default = "required" if info.is_required() else f"`{json.dumps(info.default)}`"
+        yield f"{prefix}.{name}", extra["x-class"], default, text
 
 
 if __name__ == "__main__":

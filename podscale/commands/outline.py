@@ -6,7 +6,7 @@ from podscale.config.preflight import find_problems, processes_per_node, shard_s
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
-FLOAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 UNKNOWN = "known once the shards are made"
 
 
@@ -57,7 +57,8 @@ def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
 
 
 def _model_row(config: RunConfig, classes: int | None) -> str:
-    name = f"{config.model.name} (width {config.model.width}, {config.model.stem} stem)"
+    stem = "" if config.model.name == models.ALEXNET else f", {config.model.stem} stem"
+    name = f"{config.model.name} (width {config.model.width}{stem})"
     if classes is None:
         return f"{name}, number of classes {UNKNOWN}"
     spec = models.spec(config.model, classes)
@@ -78,6 +79,8 @@ def _process_row(config: RunConfig) -> str:
 
 def _training_row(config: RunConfig, images: int | None) -> str:
     text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
+    if config.train.target_top1 is not None:
+        text = f"until {config.train.target_top1:.2%} top-1, at most {text}"
     if images is None:
         return f"{text}, updates {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from podscale.config.conflict import conflict
 from podscale.config.spans import batch_norm_span, check_span
 
 if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+    from podscale.config.model import RunConfig, TrainSection
 
 SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
+SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
 
 
 def check_sections(config: RunConfig) -> None:
@@ -24,17 +26,19 @@ def check_sections(config: RunConfig) -> None:
             "train.global_batch",
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
+    check_step(config)
     check_span(config)
-    schedule = train.schedule
-    if schedule.warmup_epochs >= train.epochs:
+    check_phases(train)
+    check_update(train)
+    if config.telemetry.mlperf_log and train.target_top1 is None:
         raise conflict(
-            "train.schedule.warmup_epochs",
-            f"a warm-up of {schedule.warmup_epochs} epochs does not end within the run of {train.epochs} epochs",
+            "telemetry.mlperf_log",
+            "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
         )
-    if train.optimizer.nesterov and train.optimizer.momentum == 0:
-        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     smallest = min(config.input.image_size, config.eval_image_size)
-    if model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
+    if model.name == "alexnet":
+        check_alexnet(config, smallest)
+    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
         raise conflict(
             "model.stem",
             f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
@@ -47,6 +51,106 @@ def check_sections(config: RunConfig) -> None:
             "input.groups",
             f"train.global_batch {train.global_batch} is not divisible by input.groups {config.input.groups}",
         )
+
+
+def check_update(train: TrainSection) -> None:
+    """Raises where optimizer, precision and the way of updating do not go together."""
+    optimizer = train.optimizer
+    if optimizer.nesterov and optimizer.momentum == 0:
+        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
+        key = "nesterov" if optimizer.nesterov else "momentum_form"
+        raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
+    schedules = [train.schedule, *(phase.schedule for phase in train.phases if phase.schedule)]
+    if optimizer.form != "unscaled" and any(schedule.momentum_correction for schedule in schedules):
+        raise conflict(
+            "train.optimizer.momentum_form",
+            "train.schedule.momentum_correction is for buffers that hold the learning rate inside; set "
+            "train.optimizer.name=sgd or lars and train.optimizer.momentum_form=unscaled",
+        )
+    if train.precision == "fp16" and train.loss_scale <= 1:
+        raise conflict(
+            "train.loss_scale",
+            f"fp16 without loss scaling loses small gradients, and train.loss_scale is {train.loss_scale:g}; leave it "
+            "at 65536, which adapts by itself, or use bf16, which needs none",
+        )
+    if train.weight_gather == "bf16" and train.weight_update != "sharded":
+        raise conflict(
+            "train.weight_gather", "only a sharded update gathers weights; set train.weight_update=sharded or fp32"
+        )
+    if train.all_reduce.algorithm == "ddp" and (train.weight_update == "sharded" or train.precision == "bf16-pure"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
+            "fp32, bf16 or fp16; choose another algorithm",
+        )
+
+
+def check_step(config: RunConfig) -> None:
+    """Raises where the ways to carry out an update exclude each other."""
+    train = config.train
+    if train.cuda_graph and train.all_reduce.algorithm == "ddp":
+        raise conflict(
+            "train.cuda_graph",
+            "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole update; set "
+            "train.all_reduce.algorithm to one of ours, or train.cuda_graph=false",
+        )
+    if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
+        raise conflict(
+            "train.compile",
+            f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
+            "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
+        )
+    if train.stem_compute == "space_to_depth" and config.model.stem == "small":
+        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
+
+
+def check_alexnet(config: RunConfig, smallest: int) -> None:
+    """Raises where the document asks of AlexNet what it does not have."""
+    if config.model.stem != "imagenet":
+        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
+    if smallest < SMALLEST_ALEXNET:
+        raise conflict(
+            "input.image_size",
+            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
+            "raise input.image_size and evaluate.image_size, or take a resnet",
+        )
+
+
+def check_phases(train: TrainSection) -> None:
+    """Raises where phases do not follow each other, or their schedules do not fit."""
+    starts = [0.0, *(phase.start for phase in train.phases), train.epochs]
+    for number, (before, start) in enumerate(pairwise(starts[:-1])):
+        if start <= before:
+            raise conflict(
+                f"train.phases.{number}.start", f"phases must begin one after the other, got {start} after {before}"
+            )
+    if train.phases and starts[-2] >= train.epochs:
+        raise conflict(
+            f"train.phases.{len(train.phases) - 1}.start",
+            f"a phase from epoch {starts[-2]} on never begins: the run ends after {train.epochs} epochs",
+        )
+    check_schedules(train)
+
+
+def check_schedules(train: TrainSection) -> None:
+    """Raises where a warm-up does not end within its schedule, or the schedule does not fit the optimizer."""
+    schedules = [("train", 0.0, train.schedule)]
+    schedules += [(f"train.phases.{i}", p.start, p.schedule) for i, p in enumerate(train.phases) if p.schedule]
+    ends = [*(start for _, start, _ in schedules[1:]), train.epochs]
+    for (key, start, schedule), end in zip(schedules, ends, strict=True):
+        if schedule.warmup_epochs >= end - start:
+            whole = "the run" if len(schedules) == 1 else "its schedule"
+            raise conflict(
+                f"{key}.schedule.warmup_epochs",
+                f"a warm-up of {schedule.warmup_epochs} epochs does not end within {whole} of {end - start:g} epochs",
+            )
+        if schedule.momentum_correction and train.optimizer.form != "unscaled":
+            raise conflict(
+                f"{key}.schedule.momentum_correction",
+                f"momentum correction is for a buffer that holds the learning rate, and that of {train.optimizer.name} "
+                f"is {train.optimizer.form} here: set train.optimizer.momentum_form=unscaled, or leave it out",
+            )
 
 
 def check_ranks(config: RunConfig, ranks: int) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -159,8 +159,8 @@ def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | No
         )
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _record(item, prefix, origins, seen)
+        for number, item in enumerate(node.value):
+            _record(item, f"{prefix}{number}.", origins, seen)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -235,14 +235,23 @@ def _suggestion(key: str) -> str:
 
 
 def _keys_under(section: str) -> list[str]:
+    """The keys of a section; the number of an entry in a list of sections is passed over."""
     model: type[BaseModel] = RunConfig
     for part in section.split(".") if section else ():
-        field_info = model.model_fields.get(part)
-        annotation = field_info.annotation if field_info else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        if part.isdigit():
+            continue
+        found = section_of(model.model_fields[part].annotation) if part in model.model_fields else None
+        if found is None:
             return []
-        model = annotation
+        model = found
     return list(model.model_fields)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, alone, as an option or in a list; None where it holds a value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for found in map(section_of, get_args(annotation)) if found is not None), None)
 
 
 def options() -> list[str]:

@@ -5,12 +5,13 @@ editors and the chart use is generated from here. Checks inside one section stan
 sections stand in `checks`.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.fields import display, placement, result
+from podscale.config.recipe import fill_recipe
 
 
 class Section(BaseModel):
@@ -67,6 +68,13 @@ class CropSection(Section):
     scale: tuple[float, float] = result((0.08, 1.0), "Share of the image's area that a random crop keeps.")
     ratio: tuple[float, float] = result((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
     flip: float = result(0.5, "Probability of a horizontal mirror.", ge=0, le=1)
+    short_side: float | None = result(
+        None,
+        "Instead of a random scale and ratio: a square whose side is this share of the image's short side, anywhere "
+        "in the image; 0.875 is a crop of 224 from a short side of 256.",
+        gt=0,
+        le=1,
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "CropSection":
@@ -124,26 +132,74 @@ class BatchNormSection(Section):
         return self
 
 
+class AlexNetSection(Section):
+    """Read where model.name is alexnet. What stands in the place of local response normalisation is batch norm or
+    nothing; the published network's own is not offered.
+
+    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two
+    the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
+    """
+
+    groups: Literal[1, 2] = result(
+        2, "Groups of convolutions 2, 4 and 5: 2 = the two towers of Krizhevsky 2012, 1 = whole convolutions."
+    )
+    convolution_norm: bool = result(True, "Batch norm after each convolution, in the place of its bias (You 2017).")
+    pool5_norm: bool = result(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
+    dropout: float = result(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
+
+
 class ModelSection(Section):
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = result(
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet"] = result(
         "resnet50", "Architecture, by its name in the catalogue."
     )
     stem: Literal["imagenet", "small"] = result(
         "imagenet", "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px."
     )
-    width: int = result(64, "Channels of the first stage; 64 is the published network.", ge=4, multiple_of=4)
+    width: int = result(
+        64, "Channels of the first stage; 64 is the published network (of AlexNet too).", ge=4, multiple_of=4
+    )
     zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
     batch_norm: BatchNormSection = BatchNormSection()
+    alexnet: AlexNetSection = AlexNetSection()
 
 
 class OptimizerSection(Section):
-    name: Literal["sgd", "lars"] = result("sgd", "Update rule.")
-    momentum: float = result(0.9, "Momentum of the gradient average.", ge=0, lt=1)
-    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum.")
+    name: Literal["sgd", "lars", "lamb"] = result("sgd", "Update rule.")
+    momentum: float = result(0.9, "Momentum of the gradient average (LAMB: beta 1).", ge=0, lt=1)
+    momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result(
+        None,
+        "Where the learning rate stands: `unscaled` inside the momentum buffer (the default of LARS), `scaled` outside "
+        "(the default of SGD), LARS's ratio with it; `ratio_inside`: the ratio inside, the learning rate outside.",
+    )
+    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD and LARS.")
     weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
+    adapt_all: bool = result(False, "LARS and LAMB: scale batch norm and biases too, although they do not decay.")
+    skip: tuple[str, ...] = result(
+        (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
+    )
+    trust: Literal["sum_of_norms", "norm_of_sum"] = result(
+        "sum_of_norms", "LARS: what the weight's norm is set against, |g| + decay |w| (You 2017) or |g + decay w|."
+    )
     trust_coefficient: float = result(0.001, "LARS eta (You 2017).", gt=0)
-    eps: float = result(0.0, "LARS: added to the denominator of the trust ratio.", ge=0)
+    trust_clip: bool = result(
+        False, "LARS: no layer moves faster than the learning rate (LARC). LAMB: no ratio is above 1."
+    )
+    eps: float | None = result(
+        None, "LARS: added to the denominator of the ratio (default 0). LAMB: to that of the update (1e-6).", ge=0
+    )
+    beta2: float = result(0.999, "LAMB: decay of the average of squared gradients.", ge=0, lt=1)
+    clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
+
+    @property
+    def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
+        """The momentum form in use."""
+        return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
+
+    @property
+    def added_eps(self) -> float:
+        """The epsilon in use."""
+        return self.eps if self.eps is not None else (1e-6 if self.name == "lamb" else 0.0)
 
 
 class ScheduleSection(Section):
@@ -155,6 +211,28 @@ class ScheduleSection(Section):
     power: float = result(2.0, "Exponent of the polynomial decay.", gt=0)
     milestones: tuple[float, ...] = result((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")
     gamma: float = result(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
+    decay_from: Literal["warmup", "start"] = result(
+        "warmup",
+        "Where cosine and polynomial decay begin to count: at the end of the warm-up, or at the start of the "
+        "schedule, so that they are under way when the warm-up ends (Codreanu 2017).",
+    )
+    decay_epochs: float | None = result(
+        None,
+        "Length of cosine and polynomial decay in epochs; default: to the end of the schedule. A longer one is cut "
+        "before its end (the poly_cyc of Codreanu 2017).",
+        gt=0,
+    )
+    momentum_start: float | None = result(
+        None, "Momentum at step 0 of the warm-up, from where it moves linearly to the phase's.", ge=0, lt=1
+    )
+    momentum_end: float | None = result(
+        None, "Momentum at the end of the schedule, to which it moves linearly after the warm-up.", ge=0, lt=1
+    )
+    momentum_correction: bool = result(
+        False,
+        "Multiply momentum by rate(t) / rate(t - 1) during the warm-up, for momentum buffers that hold the learning "
+        "rate inside (Goyal 2017, section 3; Codreanu 2017).",
+    )
 
     @model_validator(mode="after")
     def _milestones_rise(self) -> "ScheduleSection":
@@ -163,28 +241,109 @@ class ScheduleSection(Section):
         return self
 
 
-class AllReduceSection(Section):
-    algorithm: Literal["flat", "torus2d", "ddp"] = placement(
-        "flat",
-        "`flat`: the backend's all-reduce on our buckets. `torus2d`: reduce-scatter in the row, all-reduce in the "
-        "column, all-gather in the row. `ddp`: torch's DistributedDataParallel, as a baseline.",
+class PhaseSection(Section):
+    """A later part of a run; what it leaves out goes on as in the phase before."""
+
+    start: float = result(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
+    schedule: ScheduleSection | None = result(
+        None,
+        "A schedule of its own (options of train.schedule) that counts from the start of the phase; default: the one "
+        "before goes on.",
     )
-    row: int | None = placement(None, "Ranks in a row of the torus; default: the ranks of one node.", ge=1)
+    momentum: float | None = result(None, "Momentum from here on.", ge=0, lt=1)
+    weight_decay: float | None = result(None, "Weight decay from here on.", ge=0)
+    reset_momentum: bool = result(
+        False, "Begin with an empty momentum buffer, as a run started from saved weights alone does."
+    )
+    crop: CropSection | None = result(None, "Training augmentation from here on (options of input.crop).")
+
+
+class AllReduceSection(Section):
+    """How gradients are averaged over the ranks (docs/all-reduce.md)."""
+
+    algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
+        "flat",
+        "`auto`: measure the links when the run first starts, and choose algorithm and bucket_mb; kept with the run. "
+        "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
+        "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
+        "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
+        "large ones. `ddp`: torch's DistributedDataParallel, as a baseline.",
+    )
+    row: int | None = placement(None, "Ranks in a row of the grid (fast links); default: the ranks of one node.", ge=1)
     bucket_mb: float = placement(25.0, "Size of one gradient bucket in MiB.", gt=0)
     overlap: bool = placement(True, "Reduce buckets while backward is still running.")
+    wire_row: Literal["fp32", "bf16", "fp16"] = result("fp32", "Format of messages along the rows.")
+    wire_column: Literal["fp32", "bf16", "fp16"] = result(
+        "fp32", "Format of messages along the columns; of all messages of flat, ring and tree, which know no rows."
+    )
+    hybrid_mb: float = placement(
+        8.0, "`hybrid`: buckets of fewer MiB go hierarchical (our value; the published threshold is not known).", ge=0
+    )
+    backend: Literal["auto", "nccl"] = placement(
+        "auto", "`auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "AllReduceSection":
+        if self.bucket_mb * 2**20 < 4:
+            raise ValueError(f"bucket_mb: a bucket of {self.bucket_mb} MiB is smaller than one fp32 element (4 bytes)")
+        if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):
+            raise ValueError(f"wire_row: {self.algorithm} knows no rows; set wire_column, the format of all it sends")
+        if self.algorithm == "ddp" and (self.wire_row, self.wire_column) != ("fp32", "fp32"):
+            raise ValueError("wire_column: ddp sends fp32; choose another algorithm for shorter messages")
+        return self
 
 
 class TrainSection(Section):
+    recipe: Literal["mlperf-lars"] | None = result(
+        None,
+        "Published settings for the global batch: fills in epochs, label smoothing, optimizer, schedule and batch-norm "
+        "span where the document leaves them open.",
+    )
+    recipe_origin: str | None = display(None, "Written by the recipe: which published rows its values are from.")
     engine: Literal["pytorch"] = placement("pytorch", "Training engine.")
     epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
     global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
     accumulation: int = placement(1, "Forward-backward passes per update.", ge=1)
+    target_top1: float | None = result(
+        None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
+    )
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
-    precision: Literal["fp32", "bf16", "fp16"] = result("fp32", "Arithmetic of forward and backward (autocast).")
-    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16.", gt=0)
+    phases: tuple[PhaseSection, ...] = result(
+        (),
+        "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
+        "`reset_momentum`, `weight_decay`, `crop`). The part before the first is what the other options say.",
+    )
+    weight_update: Literal["replicated", "sharded"] = placement(
+        "replicated",
+        "`replicated`: every rank updates all weights. `sharded`: each updates its part and gathers the others' (Kumar "
+        "2019); needs an all-reduce that stops half way.",
+    )
+    weight_gather: Literal["fp32", "bf16"] = result(
+        "fp32",
+        "Format in which a sharded update gathers weights. `bf16` halves the volume; the model then computes with "
+        "rounded weights, batch norm's included, while the masters stay fp32.",
+    )
+    precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result(
+        "fp32",
+        "Arithmetic of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
+        "convolutions and linear layers in bf16, rounded from fp32 masters after every update.",
+    )
+    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
     channels_last: bool = placement(True, "Activations in NHWC memory order.")
+    stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement(
+        "plain",
+        "How the first convolution is computed, with the same parameters and results: `padded4` with a fourth channel "
+        "of zeros, `space_to_depth` with blocks of pixels folded into channels.",
+    )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = placement(
+        "off", "Mode of torch.compile for forward and backward; the optimizer and the reduction stay as they are."
+    )
+    cuda_graph: bool = placement(
+        False, "Record the whole update once, collectives and optimizer included, and replay it (GPU)."
+    )
     all_reduce: AllReduceSection = AllReduceSection()
     max_nonfinite: int = result(10, "Fail after this many masked non-finite updates in a row.", ge=0)
     deterministic: bool = placement(False, "Ask the framework for deterministic kernels (GPU).")
@@ -215,6 +374,11 @@ class TelemetrySection(Section):
     linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
     log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
     log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
+    mlperf_log: bool = display(
+        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
+    )
+    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
+    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
 
 
 class ResourcesSection(Section):
@@ -270,6 +434,11 @@ class RunConfig(Section):
     telemetry: TelemetrySection = TelemetrySection()
     launch: LaunchSection = LaunchSection()
     claim: ClaimSection = ClaimSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        return fill_recipe(values)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":

@@ -67,13 +67,34 @@ def training_views(
     crop: CropSection,
     size: int,
 ) -> Views:
-    """Random resized crops (Szegedy et al. 2015, section 6, with the limits and the fallback of torchvision).
+    """Random crops, resized to the square of `size`: rectangles by `crop.scale` and `crop.ratio`, or fixed squares.
 
-    Of ten draws of area and aspect ratio the first that fits into the image is taken; where none does, the largest
-    centred rectangle whose ratio is allowed.
+    With `crop.short_side` a square of that share of the short side, anywhere in the image: what cutting `size` out of
+    an image resized to a short side of size / share takes. It uses the same draws for place and mirror.
     """
     sample = keyed(seed, _PURPOSE, epochs, keys)
     draws = uniform(keyed(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
+    random_left, random_top, mirror = (draws[:, 2 * _TRIES + i] for i in range(3))
+    if crop.short_side is None:
+        width, height, found = _rectangles(draws, widths, heights, crop)
+    else:
+        width = height = np.maximum(_whole(crop.short_side * np.minimum(widths, heights)), 1)
+        found = np.full(len(keys), True)
+    free_x, free_y = widths - width, heights - height
+    left = np.where(found, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
+    top = np.where(found, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
+    target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
+    return Views(left, top, width, height, target, target, zero, zero, mirror < crop.flip)
+
+
+def _rectangles(
+    draws: npt.NDArray[np.float64], widths: Ints, heights: Ints, crop: CropSection
+) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """Random area and aspect ratio (Szegedy et al. 2015, section 6, with the limits and the fallback of torchvision).
+
+    Of ten draws the first that fits into the image is taken; where none does, the largest rectangle whose ratio is
+    allowed. Returns widths, heights, and where a draw did fit (the others are centred).
+    """
     area = draws[:, :_TRIES] * (crop.scale[1] - crop.scale[0]) + crop.scale[0]
     low, high = np.log(crop.ratio)
     ratio = np.exp(draws[:, _TRIES : 2 * _TRIES] * (high - low) + low)
@@ -82,17 +103,12 @@ def training_views(
     fits = (tried_widths <= widths[:, np.newaxis]) & (tried_heights <= heights[:, np.newaxis])
     fits &= (tried_widths > 0) & (tried_heights > 0)
     chosen = np.argmax(fits, axis=1)
-    found = fits.any(axis=1)
-    every = np.arange(len(keys))
+    found: npt.NDArray[np.bool_] = np.any(fits, axis=1)
+    every = np.arange(len(draws))
     fallback_widths, fallback_heights = _centred(widths, heights, crop.ratio)
     width = np.where(found, tried_widths[every, chosen], fallback_widths)
     height = np.where(found, tried_heights[every, chosen], fallback_heights)
-    free_x, free_y = widths - width, heights - height
-    random_left, random_top, mirror = (draws[:, 2 * _TRIES + i] for i in range(3))
-    left = np.where(found, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
-    top = np.where(found, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
-    target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
-    return Views(left, top, width, height, target, target, zero, zero, mirror < crop.flip)
+    return width, height, found
 
 
 def evaluation_views(widths: Ints, heights: Ints, *, size: int, fraction: float) -> Views:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from podscale.input.batch import Batch
 from podscale.input.crop import Views, evaluation_views, training_views
 from podscale.order import SampleOrder, evaluation_slots
+from podscale.schedules import crops
 
 if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+    from podscale.config.model import CropSection, RunConfig
     from podscale.input.guard import Guard
     from podscale.shards.shardset import Split
 
@@ -47,7 +48,7 @@ class Requests(Protocol):
 
     def at(self, step: int) -> Request: ...
 
-    def views(self, rows: Rows, epochs: Rows) -> Views: ...
+    def views(self, step: int, rows: Rows, epochs: Rows) -> Views: ...
 
     def answer(self, request: Request, images: Any) -> Batch: ...
 
@@ -59,7 +60,8 @@ class TrainingRequests:
         self, config: RunConfig, split: Split, order: SampleOrder, guard: Guard, *, rank: int, world: int
     ) -> None:
         self.split, self.size = split, config.input.image_size
-        self._seed, self._crop = config.run.seed, config.input.crop
+        self._seed = config.run.seed
+        self._crops = [(first, crop or config.input.crop) for first, crop in crops(config.train, len(split))]
         self._order, self._guard, self._rank, self._world = order, guard, rank, world
 
     def at(self, step: int) -> Request:
@@ -67,10 +69,13 @@ class TrainingRequests:
         rows = self._guard.resolve(slots.rows, slots.epochs)
         return Request(step, slots.rows, rows, slots.epochs, np.ones(len(slots), dtype=np.float32))
 
-    def views(self, rows: Rows, epochs: Rows) -> Views:
-        return training_views(
-            self._seed, epochs, self.split.keys[rows], *_sizes(self.split, rows), crop=self._crop, size=self.size
-        )
+    def views(self, step: int, rows: Rows, epochs: Rows) -> Views:
+        keys, sizes = self.split.keys[rows], _sizes(self.split, rows)
+        return training_views(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size)
+
+    def crop_at(self, step: int) -> CropSection:
+        """The augmentation of global batch `step`: that of the phase which the whole batch belongs to."""
+        return next(crop for first, crop in reversed(self._crops) if step >= first)
 
     def answer(self, request: Request, images: Any) -> Batch:
         self._guard.delivered(request.real, int(np.count_nonzero(request.rows != request.asked)))
@@ -90,7 +95,7 @@ class EvaluationRequests:
         epochs = np.zeros_like(rows)
         return Request(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
 
-    def views(self, rows: Rows, epochs: Rows) -> Views:
+    def views(self, step: int, rows: Rows, epochs: Rows) -> Views:
         return evaluation_views(*_sizes(self.split, rows), size=self.size, fraction=self._fraction)
 
     def answer(self, request: Request, images: Any) -> Batch:

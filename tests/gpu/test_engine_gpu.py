@@ -88,13 +88,16 @@ def train_here(world: Any, config: RunConfig, shards: Path, stop: int | None) ->
             run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=True, fence=None, listener=monitor.saved
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, request)
-        rate = session.learning_rate
+        step = session.step
 
-        def learning_rate(step: int) -> float:
-            request.requested = step == stop
-            return rate(step)
+        class Stopping:
+            seek = step.seek
 
-        session.learning_rate = learning_rate  # type: ignore[method-assign]
+            def __call__(self, batch: Any, phase: Any) -> Any:
+                request.requested = batch.source.step == stop
+                return step(batch, phase)
+
+        session.step = Stopping()  # type: ignore[assignment]
         try:
             train(session)
         finally:
@@ -123,7 +126,7 @@ def test_gradients_are_those_of_the_cpu(world: Any) -> None:
             loss = nn.functional.cross_entropy(on_gpu(images.to(world.device)), labels.to(world.device))
             reducer.backward(loss, last=True)
             reducer.finish()
-        for found, want in zip(reducer.gradients, expected, strict=True):
+        for found, want in zip(reducer.buffer.views, expected, strict=True):
             torch.testing.assert_close(found.double().cpu(), want, rtol=1e-4, atol=1e-6)
         reducer.close()
 
@@ -134,6 +137,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
     from podscale.config import InputSection
     from podscale.input.batch import Batch
     from podscale.pytorch.feed import Feed
+    from podscale.pytorch.normalise import Normalise
 
     generator = np.random.default_rng(0)
     batches = [
@@ -147,9 +151,10 @@ def test_feed_copies_and_normalises(world: Any) -> None:
         for step in range(20)
     ]
     section = InputSection()
-    for item in Feed(section, world, channels_last=True)(iter(batches), untimed):
+    normalise = Normalise(section, world, channels_last=True)
+    for item in Feed(world)(iter(batches), untimed):
         want = (item.source.images / 255.0 - section.mean) / section.std
-        np.testing.assert_allclose(item.images.permute(0, 2, 3, 1).cpu().numpy(), want, atol=1e-5)
+        np.testing.assert_allclose(normalise(item.images).permute(0, 2, 3, 1).cpu().numpy(), want, atol=1e-5)
 
 
 def test_control_words_arrive_late_and_right(world: Any) -> None:

@@ -96,6 +96,9 @@ def test_all_wrong_values_are_told_at_once():
         ("input: {crop: {scale: [0.9, 0.5]}}\n", "scale: needs 0 < low <= high"),
         ("input: {crop: {scale: [0.5, 1.5]}}\n", "a crop cannot keep more than the whole image"),
         ("train: {schedule: {milestones: [30, 20]}}\n", "milestones: must be positive and rising"),
+        ("train: {all_reduce: {bucket_mb: 1e-6}}\n", "1e-06 MiB is smaller than one fp32 element"),
+        ("train: {all_reduce: {algorithm: ring, wire_row: bf16}}\n", "ring knows no rows; set wire_column"),
+        ("train: {all_reduce: {algorithm: ddp, wire_column: bf16}}\n", "ddp sends fp32; choose another algorithm"),
         ("launch: {resources: {accelerators: 8}}\n", "name the resource of the 8 accelerators"),
     ],
 )  # fmt: skip
@@ -190,3 +193,50 @@ def test_round_trip(epochs: float, seed: int, source: str, scale: tuple[float, f
     )
     assert loads(dumps(config)) == config
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+PHASES = """
+train:
+  epochs: 10
+  phases:
+    - start: {first}
+      schedule: {{learning_rate: 0.1, warmup_epochs: {warmup}}}
+    - start: {second}
+      crop: {{short_side: 0.875}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warmup", "place", "text"),
+    [
+        (6, 4, 1, "d.yaml:7", "phases must begin one after the other"),
+        (6, 10, 1, "d.yaml:7", "from epoch 10.0 on never begins"),
+        (6, 9, 4, "d.yaml:6", "a warm-up of 4.0 epochs does not end within its schedule of 4 epochs"),
+        (0, 9, 1, "d.yaml:5", "greater than 0"),
+    ],
+)
+def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, text):
+    with pytest.raises(InputError, match=text) as caught:
+        loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
+    assert str(caught.value).startswith(place)
+
+
+def test_momentum_is_not_corrected_twice():
+    told = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
+    assert "momentum_form=unscaled" in told
+    loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {momentum_form: unscaled}}")
+    loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {name: lars}}")
+
+
+def test_phases_are_read_written_and_suggested():
+    text = PHASES.format(first=6, second=8, warmup=1)
+    config = loads(text)
+    assert loads(dumps(config)) == config
+    assert config.train.phases[1].crop.short_side == 0.875
+    assert config.train.phases[1].schedule is None
+    by_option = ["train.epochs=10", "train.phases=[{start: 6, weight_decay: 2e-4}]"]
+    assert loads("", overrides=by_option).train.phases[0].weight_decay == 2e-4
+    with pytest.raises(InputError, match=r"unknown key train\.phases\.1\.crops; did you mean train\.phases\.1\.crop\?"):
+        loads(text.replace("crop:", "crops:"))
+    with pytest.raises(InputError, match=r"phases\.0\.schedule\.warmup; did you mean .*schedule\.warmup_start"):
+        loads(text.replace("warmup_epochs", "warmup"))

@@ -90,3 +90,16 @@ def test_evaluation_squares_lie_inside_the_resized_image(width: int, height: int
 def test_evaluation_of_the_classic_size() -> None:
     view = evaluation_views(np.array([500]), np.array([375]), size=224, fraction=0.875)[0]
     assert (view.out_width, view.out_height, view.out_left, view.out_top) == (341, 256, 58, 16)
+
+
+def test_squares_of_the_short_side_are_those_of_a_resized_image() -> None:
+    """224 out of a short side of 256: every square has the same size, every place and no other ratio occurs."""
+    made = views(np.arange(20_000, dtype=np.uint64), 512, 256, short_side=0.875)
+    assert (made.width == 224).all()
+    assert (made.height == 224).all()
+    assert (made.left.min(), made.left.max(), made.top.min(), made.top.max()) == (0, 288, 0, 32)
+    assert made.flip.mean() == pytest.approx(0.5, abs=0.02)
+    drawn = views(np.arange(20_000, dtype=np.uint64), 512, 256)
+    assert np.array_equal(made.flip, drawn.flip), "the mirror is drawn from the same stream"
+    tiny = views(np.arange(5, dtype=np.uint64), 1, 1, short_side=0.01)
+    assert (tiny.width == 1).all()

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale import schedules
 from podscale.config import TrainSection
+from podscale.config.model import CropSection, PhaseSection, ScheduleSection
 
 
 def train(**schedule: object) -> TrainSection:
@@ -56,6 +57,159 @@ def test_table_holds_every_step() -> None:
     assert table.dtype == np.float32
     assert table.shape == (900, len(schedules.COLUMNS))
     assert table[450, 0] == np.float32(schedules.learning_rate(document, 450, 10.0))
+
+
+def test_a_decay_from_the_start_is_under_way_when_the_warm_up_ends() -> None:
+    """Caffe: base * (1 - it / max_iter) ** power, it being the global counter; linear warm-up before."""
+    document = train(
+        name="polynomial", power=1.0, learning_rate=4.8, warmup_epochs=5, warmup_start=0.1, decay_from="start"
+    )
+    table = schedules.table(document, 25_600)
+    assert len(table) == 9000
+    oracle = [0.1 + (4.8 - 0.1) * it / 500 if it < 500 else 4.8 * (1 - it / 9000) for it in range(9000)]
+    assert np.allclose(table[:, 0], oracle, rtol=1e-6)
+    assert table[499, 0] > table[500, 0] + 0.2, "the paper's rate drops where the warm-up ends"
+
+
+def test_a_cycle_is_cut_before_its_rate_is_zero() -> None:
+    """Codreanu's 64-node run: init and cyc1 of five parts, counted in iterations (312 of them an epoch)."""
+    document = TrainSection.model_validate(
+        {
+            "epochs": 37,
+            "global_batch": 4096,
+            "schedule": {
+                "name": "polynomial",
+                "power": 1.0,
+                "learning_rate": 1.6,
+                "warmup_epochs": 5,
+                "warmup_start": 0.1,
+                "decay_from": "start",
+                "decay_epochs": 60,
+            },
+            "phases": [
+                {
+                    "start": 25,
+                    "schedule": {"name": "polynomial", "power": 2, "learning_rate": 1.02, "decay_epochs": 24},
+                }
+            ],
+        }
+    )
+    table = schedules.table(document, 4096 * 312)
+    init = [0.1 + 1.5 * it / 1560 if it < 1560 else 1.6 * (1 - it / 18_720) for it in range(7800)]
+    cyc1 = [1.02 * (1 - it / 7488) ** 2 for it in range(3744)]
+    assert np.allclose(table[:, 0], [*init, *cyc1], rtol=1e-6)
+    assert table[-1, 0] > 0.2, "cut at half way"
+
+
+def test_a_phase_changes_what_it_sets_and_nothing_else() -> None:
+    crop = {"short_side": 0.875}
+    document = train(name="cosine", warmup_epochs=5).model_copy(
+        update={
+            "phases": (
+                PhaseSection(start=30, weight_decay=2e-4),
+                PhaseSection(start=60.05, momentum=0.8, crop=CropSection.model_validate(crop)),
+                PhaseSection(start=80, schedule=ScheduleSection(name="constant", learning_rate=0.01)),
+            )
+        }
+    )
+    plain = schedules.table(document.model_copy(update={"phases": ()}), 2560)
+    until = schedules.table(document.model_copy(update={"phases": (), "epochs": 80.0}), 2560)
+    table = schedules.table(document, 2560)
+    assert np.array_equal(table[:800, 0], until[:, 0]), "the first schedule ends where the next one begins"
+    assert (table[800:, 0] == np.float32(0.01)).all()
+    assert not np.array_equal(plain[:800, 0], until[:, 0])
+    assert (table[:300, 2] == np.float32(1e-4)).all()
+    assert (table[300:, 2] == np.float32(2e-4)).all()
+    assert (table[:601, 1] == np.float32(0.9)).all(), "epoch 60.05 is update 600.5, so 601 is the first beyond it"
+    assert (table[601:, 1] == np.float32(0.8)).all()
+    assert [(first, found and found.short_side) for first, found in schedules.crops(document, 2560)] == [
+        (0, None),
+        (300, None),
+        (601, 0.875),
+        (800, 0.875),
+    ]
+
+
+def test_a_phase_may_begin_with_an_empty_buffer() -> None:
+    document = train().model_copy(update={"phases": (PhaseSection(start=40, reset_momentum=True),)})
+    momenta = schedules.table(document, 2560)[:, 1]
+    assert momenta[400] == 0
+    assert (np.delete(momenta, 400) == np.float32(0.9)).all()
+
+
+def test_momentum_moves_linearly_and_the_other_way_than_the_rate() -> None:
+    document = train(name="polynomial", warmup_epochs=10, momentum_start=0.95, momentum_end=0.97)
+    momenta = schedules.table(document, 2560)[:, 1]
+    oracle = [
+        0.95 + (0.9 - 0.95) * step / 100 if step < 100 else 0.9 + (0.97 - 0.9) * (step - 100) / 800
+        for step in range(900)
+    ]
+    assert np.allclose(momenta, oracle, rtol=1e-6)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.1])
+def test_corrected_momentum_makes_a_buffer_with_the_rate_inside_equal_to_one_without(start: float) -> None:
+    """Goyal 2017, section 3: v = m (rate_t / rate_before) v + rate g is rate times u = m u + g."""
+    document = train(name="constant", warmup_epochs=5, warmup_start=start, momentum_correction=True)
+    rows = schedules.values(document, np.arange(100), 10.0)
+    rates, momenta = rows[:50, 0], rows[:50, 1]
+    inside = outside = 0.0
+    for rate, momentum, gradient in zip(rates, momenta, np.random.default_rng(0).normal(size=50), strict=True):
+        inside = momentum * inside + rate * gradient
+        outside = 0.9 * outside + gradient if rate else 0.0
+        assert inside == pytest.approx(rate * outside, rel=1e-9)
+    assert momenta[30] > 0.9
+    assert (rows[50:, 1] == 0.9).all(), "only during the warm-up (the authors' solver stops there too)"
+
+
+def test_a_schedule_that_begins_anew_has_nothing_to_correct() -> None:
+    again = ScheduleSection(learning_rate=0.2, warmup_epochs=2, warmup_start=0.05, momentum_correction=True)
+    document = train().model_copy(update={"phases": (PhaseSection(start=40, schedule=again),)})
+    momenta = schedules.table(document, 2560)[:, 1]
+    assert momenta[400] == np.float32(0.9)
+    assert momenta[401] == pytest.approx(0.9 * (0.05 + 0.15 / 20) / 0.05)
+    assert (momenta[420:] == np.float32(0.9)).all()
+
+
+@given(st.integers(7, 5000), st.integers(1, 64), st.floats(0.3, 9.0), st.floats(0.05, 0.95))
+@settings(deadline=None)
+def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: int, epochs: float, share: float) -> None:
+    document = TrainSection.model_validate(
+        {
+            "epochs": epochs,
+            "global_batch": min(batch, samples),
+            "schedule": {"name": "polynomial", "warmup_epochs": epochs * share / 2, "momentum_correction": True},
+            "phases": [{"start": epochs * share, "schedule": {"learning_rate": 0.02}}],
+        }
+    )
+    table = schedules.table(document, samples)
+    assert np.isfinite(table).all()
+    assert (table[:, 0] >= 0).all()
+    per_epoch = schedules.steps_per_epoch(document, samples)
+    for step in {0, len(table) // 2, len(table) - 1}:
+        assert table[step, 0] == np.float32(schedules.learning_rate(document, step, per_epoch))
+    first = schedules.first_step(epochs * share, per_epoch)
+    assert first * document.global_batch >= epochs * share * samples - 1e-6, "all its images lie behind the boundary"
+    assert (first - 1) * document.global_batch < epochs * share * samples
+
+
+def test_a_table_of_a_million_updates_takes_no_time() -> None:
+    document = TrainSection(epochs=90, global_batch=96)
+    assert schedules.table(document, 1_281_167).shape == (1_201_095, 3)
+
+
+def test_a_sketch_holds_both_sides_of_every_jump() -> None:
+    document = train(name="step", warmup_epochs=5, milestones=(20,)).model_copy(
+        update={"phases": (PhaseSection(start=40.03, reset_momentum=True, weight_decay=2e-4),)}
+    )
+    epochs, found = schedules.sketch(document, 25_600, points=10)
+    whole = schedules.values(document, np.arange(9000), 100.0)
+    at = np.rint(epochs * 100).astype(int)
+    assert np.array_equal(found, whole[at])
+    assert {0, 499, 500, 4002, 4003, 4004, 8999} <= set(at.tolist())
+    assert found[at == 4003, 1] == 0
+    assert (np.diff(epochs) > 0).all()
+    assert len(epochs) < 20
 
 
 @given(st.floats(0.3, 50), st.integers(1, 2000))

@@ -80,7 +80,7 @@ class TorchvisionLoader:
 
     def _begin(self, step: int) -> _Pending:
         request = self._requests.at(step)
-        views = self._requests.views(request.rows, request.epochs)
+        views = self._requests.views(step, request.rows, request.epochs)
         pending = _Pending(request, views, self._requests.size)
         for begin in range(0, pending.request.real, _CHUNK):
             part = range(begin, min(begin + _CHUNK, pending.request.real))
@@ -100,7 +100,7 @@ class TorchvisionLoader:
             if row != request.rows[slot]:
                 pending.rows[slot] = row
                 one = slice(slot, slot + 1)
-                view = self._requests.views(pending.rows[one], request.epochs[one])[0]
+                view = self._requests.views(request.step, pending.rows[one], request.epochs[one])[0]
             pending.images[slot] = cut(pixels, view, size)
 
     def _usable(self, row: int, epoch: int) -> tuple[int, Pixels]:

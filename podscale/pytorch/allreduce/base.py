@@ -1,18 +1,32 @@
 """What every all-reduce offers, whole or in its two halves."""
 
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
-from torch import distributed as dist
+
+WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Formats of messages by their names in a run document."""
 
 
 class AllReduce(Protocol):
     """Averages flat fp32 buckets over all ranks, on the calling thread and its current stream.
 
-    A bucket's length must be a multiple of `shards`. Between the halves each rank holds the mean of its own shard, so
-    an optimizer can update that shard alone and gather weights instead of gradients (Kumar 2019, section 3).
-    Contributions are divided by the number of ranks before they are added: in half precision a sum can overflow
-    where no mean does.
+    Any length of at least one element; the order of additions depends on the length and the ranks alone. Contributions
+    are divided by the number of ranks before they are added: in half precision a sum can overflow where no mean does.
+    """
+
+    def __call__(self, bucket: Tensor) -> None:
+        """Replaces the bucket by its mean over all ranks: the same bits on each."""
+        ...
+
+
+@runtime_checkable
+class HalvedAllReduce(AllReduce, Protocol):
+    """One that can stop half way, where each rank holds the mean of its own shard.
+
+    So an optimizer can update that shard alone and gather weights instead of gradients (Kumar 2019, section 3). The
+    length of a bucket must then be a multiple of `shards`. Ranks with the same `shard` hold the same bits of it.
     """
 
     shards: int
@@ -21,18 +35,9 @@ class AllReduce(Protocol):
     """The part of this rank."""
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        """This rank's shard of the mean, a new tensor; the bucket's content is used up."""
+        """This rank's shard of the mean, a new fp32 tensor; the bucket is used up."""
         ...
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
-        """Fills `out` with every rank's shard, in order."""
+        """Fills `out` with every rank's shard, in order; any dtype, moved as it is whatever the wire."""
         ...
-
-    def __call__(self, bucket: Tensor) -> None:
-        """Replaces the bucket by its mean over all ranks."""
-        ...
-
-
-# The names of torch >= 2.13, which deprecates the older ones.
-reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -1,34 +1,74 @@
-"""All-reduce on a grid of ranks: along the rows, then along the columns (Ying 2018, section 3.3).
+"""All-reduce on a grid of ranks: along the rows, along the columns, along the rows (Ying 2018; Mikami 2018).
 
 Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and gathers inside the
 row again, so a slow link between rows carries 1/row of the data. With rows inside nodes this is what NCCL's users
 call hierarchical.
 """
 
+import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from podscale.pytorch.allreduce.base import all_gather_tensor, reduce_scatter_tensor
-from podscale.pytorch.world import World
+from podscale.pytorch.allreduce.collectives import all_gather_tensor, build_collectives
+from podscale.pytorch.allreduce.order import Span, spans
+from podscale.pytorch.allreduce.pipeline import build_side, pipelined
+from podscale.pytorch.mesh import Mesh
+
+SLICE = {"cpu": 2**19, "cuda": 2**21}
+"""Elements of a slice at least, by device (2 and 8 MiB of fp32): smaller ones cost more latency than they hide."""
+MOST_SLICES = 8
+
+
+def slices_of(length: int, shape: tuple[int, int], device_type: str) -> int:
+    """Slices of a bucket that go through the two axes one behind the other; one where there is one axis only."""
+    return 1 if 1 in shape else max(1, min(MOST_SLICES, length // SLICE[device_type]))
+
+
+def sliced(length: int, row: int, slices: int) -> list[list[Span]]:
+    """For each slice its span of every shard: slices cut across shards, so a shard's bounds do not depend on them."""
+    parts = [spans(stop - start, slices, start) for start, stop in spans(length, row)]
+    return [list(cut) for cut in zip(*parts, strict=True)]
 
 
 class Torus2D:
-    """Rows of `row` consecutive ranks; rank r stands in row r // row, column r % row."""
+    """The shards of its halves are the places of the row."""
 
-    def __init__(self, world: World, row: int) -> None:
-        self.shards, self.shard = row, world.rank % row
-        self._ranks = world.size
-        self._row = world.consecutive_group(row)
-        self._column = world.column_group(row)
+    def __init__(
+        self,
+        mesh: Mesh,
+        device: torch.device,
+        wire_row: torch.dtype = torch.float32,
+        wire_column: torch.dtype = torch.float32,
+    ) -> None:
+        self.shards, self.shard = mesh.row.size, mesh.row.place
+        self._mesh = mesh
+        self._ranks = mesh.row.size * mesh.column.size
+        self._row = build_collectives(mesh.row, wire_row, device)
+        self._column = build_collectives(mesh.column, wire_column, device)
+        self._side = build_side(device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        shard = bucket.new_empty(len(bucket) // self.shards)
-        reduce_scatter_tensor(shard, bucket.mul_(1.0 / self._ranks), group=self._row)
-        dist.all_reduce(shard, group=self._column)
-        return shard
+        self._reduce(bucket, gather=False)
+        start, stop = spans(len(bucket), self.shards)[self.shard]
+        return bucket[start:stop].clone()
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
-        all_gather_tensor(out, shard, group=self._row)
+        all_gather_tensor(out, shard, group=self._mesh.row.group)
 
     def __call__(self, bucket: Tensor) -> None:
-        self.all_gather(self.reduce_scatter(bucket), bucket)
+        self._reduce(bucket, gather=True)
+
+    def _reduce(self, bucket: Tensor, *, gather: bool) -> None:
+        bucket.mul_(1.0 / self._ranks)
+        cuts = sliced(len(bucket), self.shards, slices_of(len(bucket), self._mesh.shape, bucket.device.type))
+
+        def inward(number: int) -> None:
+            self._row.reduce_scatter(bucket, cuts[number])
+
+        def across(number: int) -> None:
+            start, stop = cuts[number][self.shard]
+            self._column.all_reduce(bucket[start:stop])
+
+        def outward(number: int) -> None:
+            self._row.all_gather(bucket, cuts[number])
+
+        pipelined(self._side, len(cuts), inward, across, outward if gather else None)

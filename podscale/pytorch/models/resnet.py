@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from podscale.config import ModelSection
 from podscale.models import BASIC, BOTTLENECK, EXPANSION, RESNETS
 from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.models.stem import Stem
 
 Norm = Callable[[int], nn.Module]
 
@@ -101,7 +102,7 @@ class ResNet(nn.Module):
         small_stem: bool = False,
     ) -> None:
         super().__init__()
-        self.conv1 = conv(3, width, 3) if small_stem else conv(3, width, 7, stride=2)
+        self.conv1 = Stem(width, 3, 1, 1) if small_stem else Stem(width, 7, 2, 3)
         self.bn1 = norm(width)
         self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, stride=2, padding=1)
         self.layer1 = stage(block, width, width, depths[0], 1, norm)
@@ -110,9 +111,18 @@ class ResNet(nn.Module):
         self.layer4 = stage(block, width * block.expansion * 4, width * 8, depths[3], 2, norm)
         self.fc = nn.Linear(width * block.expansion * 8, classes)
 
+    def regions(self) -> list[Callable[[Tensor], Tensor]]:
+        """The network as functions to call one after the other."""
+        return [self.begin, self.layer1, self.layer2, self.layer3, self.layer4, self.classify]
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.begin(x)))))
+        return self.classify(x)
+
+    def begin(self, x: Tensor) -> Tensor:
+        return self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))  # type: ignore[no-any-return]
+
+    def classify(self, x: Tensor) -> Tensor:
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 

@@ -1,37 +1,40 @@
 """What an update rule is given and what it keeps."""
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 
-@dataclass
-class Slot:
-    """One parameter, whether weight decay (and LARS scaling) applies to it, and its momentum (fp32, same layout)."""
+class Hyper(NamedTuple):
+    """One row of the schedule table (`schedules.COLUMNS`): fp32 scalars on the device.
 
-    name: str
-    parameter: Tensor
-    decays: bool
-    momentum: Tensor = field(init=False)
+    Nothing in an update depends on a number of the host that changes from step to step, so that a CUDA graph can hold
+    the whole of it.
+    """
 
-    def __post_init__(self) -> None:
-        self.momentum = torch.zeros_like(self.parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+    learning_rate: Tensor
+    momentum: Tensor
+    weight_decay: Tensor
 
 
 class Optimizer(Protocol):
-    """Updates all parameters at once, on the device, without ever waiting for it.
+    """Updates this rank's share of the weights, on the device, without ever waiting for it."""
 
-    `finite` is a bool scalar on the device. Where it is False the caller has zeroed the gradients, and the update
-    leaves parameters and momentum as they are, to the bit.
-    """
+    moments: dict[str, Tensor]
+    """What the rule keeps of every weight, by name: fp32, in the order of the share (see `Share.zeros`)."""
+    scalars: dict[str, Tensor]
+    """What it keeps besides: fp32 scalars, equal on all ranks."""
 
-    slots: list[Slot]
+    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+        """Carries out one update and uses up the gradients; returns whether it was carried out, alike on all ranks.
 
-    def step(self, gradients: list[Tensor], learning_rate: float, finite: Tensor) -> None: ...
+        `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
+        has zeroed them. Where it is False on any rank, weights and moments stay as they are on every rank, to the bit.
+        """
+        ...
 
 
-def where_finite(finite: Tensor, factor: float, otherwise: float) -> Tensor:
-    """`factor` where the update is finite, else `otherwise`: a fp32 scalar on the device."""
+def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
+    """`factor` where the update is finite, else `otherwise`: fp32 on the device."""
     return torch.where(finite, factor, otherwise)

@@ -1,58 +1,78 @@
-"""Layer-wise adaptive rate scaling in the form of the MLPerf reference (You 2017; Kumar 2019, section 4).
+"""Layer-wise adaptive rate scaling (You 2017, algorithm 1) in the variants that published runs used.
 
 ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 where a norm is zero;  d = g + weight_decay * w
-m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
-The learning rate stands inside the momentum buffer. Slots that do not decay (batch norm, biases) get ratio 1.
+unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
+
+| as in                     | trust        | form         | eps  | scales and decays          | clip |
+|---------------------------|--------------|--------------|------|----------------------------|------|
+| MLPerf reference, TF 1.15 | sum_of_norms | unscaled     | 0    | all but batch norm, biases | no   |
+| Kumar 2019, "scaled"      | sum_of_norms | scaled       | 1e-5 | all but batch norm, biases | no   |
+| optax                     | norm_of_sum  | unscaled     | 0    | everything (decay_all)     | no   |
+| timm                      | sum_of_norms | ratio_inside | 1e-8 | what decays, or adapt_all  | LARC |
+
+(Kumar's eps is that of Google's MLPerf 0.6 submission from 512 cores on.)
 """
 
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Slot, where_finite
-from podscale.pytorch.optim.sgd import add_decay
+from podscale.pytorch.optim.base import Hyper
+from podscale.pytorch.optim.momentum import Form, Momentum, add_decay, factors
+from podscale.pytorch.optim.norms import Norms
+from podscale.pytorch.optim.share import Share
+
+Trust = Literal["sum_of_norms", "norm_of_sum"]
 
 
 class Lars:
-    """See the module's text. Norms are taken in fp32, of whole tensors, after averaging over the ranks."""
+    """See the module's text. Norms are those of whole fp32 tensors, after averaging over the ranks.
+
+    Segments that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
+    min(ratio / rate, 1), so that no layer moves faster than the learning rate.
+    """
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        share: Share,
         *,
-        momentum: float,
         nesterov: bool,
-        weight_decay: float,
         trust_coefficient: float,
-        eps: float,
+        eps: float = 0.0,
+        trust: Trust = "sum_of_norms",
+        form: Form = "unscaled",
+        clip: bool = False,
     ) -> None:
-        self.slots = list(slots)
-        self._momentum, self._nesterov, self._weight_decay = momentum, nesterov, weight_decay
-        self._trust_coefficient, self._eps = trust_coefficient, eps
+        self._share, self._norms = share, Norms(share)
+        self._decays = torch.tensor([float(segment.decays) for segment in share.segments], device=share.device)
+        self._trust_coefficient, self._eps, self._trust = trust_coefficient, eps, trust
+        self._form, self._clip = form, clip
+        self._momentum = Momentum(share, nesterov=nesterov)
+        self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
-    def step(self, gradients: list[Tensor], learning_rate: float, finite: Tensor) -> None:
-        weights = [slot.parameter for slot in self.slots]
-        momenta = [slot.momentum for slot in self.slots]
-        rates = self._rates(gradients, where_finite(finite, learning_rate, 0.0))
-        add_decay(self.slots, gradients, self._weight_decay)
-        torch._foreach_mul_(gradients, rates)
-        torch._foreach_mul_(momenta, where_finite(finite, self._momentum, 1.0))
-        torch._foreach_add_(momenta, gradients)
-        updates = momenta
-        if self._nesterov:
-            torch._foreach_add_(gradients, momenta, alpha=self._momentum)
-            updates = gradients
-        torch._foreach_add_(weights, torch._foreach_mul(updates, where_finite(finite, -1.0, 0.0)))
+    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+        decayed_first = self._trust == "norm_of_sum"
+        of_weights, of_gradients = list[Tensor](), list[Tensor]()
+        for group in self._share.groups:
+            if decayed_first:
+                add_decay(group, hyper.weight_decay)
+            of_weights += torch._foreach_norm(group.weights)
+            of_gradients += torch._foreach_norm(group.gradients)
+        finite, (w, g) = self._norms(finite, of_weights, of_gradients)
+        ratio = self._ratio(w, g, hyper)
+        inside, outside = factors(self._form, hyper.learning_rate, ratio)
+        decay = None if decayed_first else hyper.weight_decay
+        self._momentum.step(inside, outside, hyper.momentum, decay, finite)
+        return finite
 
-    def _rates(self, gradients: list[Tensor], rate: Tensor) -> list[Tensor]:
-        """The learning rate times the trust ratio of each slot, scalars on the device."""
-        scaled = [(slot.parameter, g) for slot, g in zip(self.slots, gradients, strict=True) if slot.decays]
-        if not scaled:
-            return [rate] * len(self.slots)
-        w = torch.stack(torch._foreach_norm([parameter for parameter, _ in scaled]))
-        g = torch.stack(torch._foreach_norm([gradient for _, gradient in scaled]))
-        ratio = self._trust_coefficient * w / (g + self._weight_decay * w + self._eps)
-        ratios = iter((rate * torch.where((w > 0) & (g > 0), ratio, 1.0)).unbind())
-        return [next(ratios) if slot.decays else rate for slot in self.slots]
+    def _ratio(self, w: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
+        """The trust ratio of each segment, fp32 [segments], from the norms of weights and gradients."""
+        below = g + self._eps
+        if self._trust == "sum_of_norms":
+            below = below + hyper.weight_decay * self._decays * w
+        ratio = torch.where((w > 0) & (g > 0), self._trust_coefficient * w / below, 1.0)
+        if self._clip:
+            ratio = (ratio / hyper.learning_rate).clamp(max=1.0)
+        return torch.where(self._share.adapts, ratio, 1.0)

@@ -1,0 +1,1 @@
+"""What a run will cost before it runs: formulas with their sources, no framework."""

@@ -1,0 +1,90 @@
+"""NCCL's own prior of its all-reduce, as far as a ring and a tree need it.
+
+Formulas and latencies of NVIDIA/nccl 2.30.7, src/graph/tuning.cc; the tree's correction by message size as that file
+had it in 2.8 (the sizes from 256 MB on are newer). It is what NCCL chooses by, not a measurement.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import log2
+from typing import Literal, NamedTuple
+
+from podscale.plan.collectives import Line
+
+Protocol = Literal["LL", "LL128", "Simple"]
+PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
+BASE = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
+"""Microseconds of any collective, by protocol."""
+HOP = {
+    "tree": {"nvlink": (0.6, 1.25, 4.0), "pci": (1.0, 1.9, 4.0), "network": (5.0, 8.5, 14.0)},
+    "ring": {"nvlink": (0.6, 1.9, 3.4), "pci": (1.0, 2.5, 5.7), "network": (2.7, 4.0, 14.0)},
+}
+"""Microseconds of one hop, by kind of link and protocol."""
+TREE_EFFICIENCY = 0.92
+PLATEAU = {False: 1.9, True: 1.4}
+"""Of a ring's latency with large messages, before and from compute capability 8.0."""
+TREE_CORRECTION: Mapping[Protocol, Sequence[float]] = {
+    "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1),
+    "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9, 1),
+    "Simple": (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, *(0.5,) * 6, 0.6, 0.6, 0.7, 0.8, 0.9),
+}
+"""Of a tree's bandwidth, for messages of 64 B, 128 B, ... 128 MB."""
+SHARE = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
+"""Of the bytes on the wire: LL sends a flag with every 4 bytes, LL128 one with every 120."""
+
+
+class Cluster(NamedTuple):
+    """Nodes of GPUs. inside: kind of link in a node. node_rate: GB/s of a node's network cards together;
+    inside_rate: GB/s of a ring inside a node; low_latency_cap: GB/s that LL reaches at most."""
+
+    nodes: int
+    gpus: int
+    inside: Literal["nvlink", "pci"]
+    inside_rate: float
+    node_rate: float
+    low_latency_cap: float
+    compute_capability: int
+
+    @property
+    def wide(self) -> bool:
+        """Whether LL128 works: from Volta on."""
+        return self.compute_capability >= 70
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.gpus
+
+
+def ring(cluster: Cluster, protocol: Protocol, size: float) -> Line:
+    """2(n-1) hops, of which 2(N-1) between nodes; a factor n / (2(n-1)) of the bus bandwidth.
+
+    Latency grows by PLATEAU where Simple carries at least 4 KiB a rank over several nodes.
+    """
+    n, nodes, which = cluster.ranks, cluster.nodes, PROTOCOLS.index(protocol)
+    hop = HOP["ring"]
+    inside, across = (2 * (n - 1) - 2 * (nodes - 1)), 2 * (nodes - 1)
+    fixed = BASE["ring"][which] + inside * hop[cluster.inside][which] + across * hop["network"][which]
+    if protocol == "Simple" and nodes > 1 and size >= n * 4096:
+        fixed *= PLATEAU[cluster.compute_capability >= 80]
+    return Line(fixed * 1e-6, 2 * (n - 1) / n / (_rate(cluster, protocol) * 1e9))
+
+
+def tree(cluster: Cluster, protocol: Protocol, size: float) -> Line:
+    """A chain inside each node, double binary trees across: 2((p-1) + log2 N) hops; each byte goes up and down."""
+    which, hop = PROTOCOLS.index(protocol), HOP["tree"]
+    across = log2(cluster.nodes) * hop["network"][which]
+    fixed = BASE["tree"][which] + 2 * ((cluster.gpus - 1) * hop[cluster.inside][which] + across)
+    corrections = TREE_CORRECTION[protocol]
+    rate = TREE_EFFICIENCY * _rate(cluster, protocol) * corrections[min(max(int(log2(size / 64)), 0), 21)]
+    return Line(fixed * 1e-6, 2 / (rate * 1e9))
+
+
+def best(cluster: Cluster, algorithm: Literal["ring", "tree"], size: float) -> float:
+    """Seconds of an all-reduce of `size` bytes with the protocol that NCCL would take."""
+    model = ring if algorithm == "ring" else tree
+    usable = [protocol for protocol in PROTOCOLS if cluster.wide or protocol != "LL128"]
+    return min(model(cluster, protocol, size)(size) for protocol in usable)
+
+
+def _rate(cluster: Cluster, protocol: Protocol) -> float:
+    rate = SHARE[protocol] * (cluster.node_rate if cluster.nodes > 1 else cluster.inside_rate)
+    return min(rate, cluster.low_latency_cap) if protocol == "LL" else rate

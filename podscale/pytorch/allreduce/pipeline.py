@@ -1,0 +1,69 @@
+"""Two axes at work at once: while one slice of a bucket crosses the columns, the next is on its way along the rows.
+
+The phases of a slice depend on each other, the slices do not (Cho 2019, BlueConnect, pipelines the dimensions of a
+network in this way). Each axis keeps one fixed order of slices, so results do not depend on timing.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+Phase = Callable[[int], None]
+"""Carries out one phase of the slice with this number."""
+
+
+class Side(Protocol):
+    """A second place to work, in the order of submission."""
+
+    def submit(self, phase: Phase, number: int) -> Callable[[], object]:
+        """Begins once what the caller has begun so far is done; what it returns waits for the end."""
+        ...
+
+
+class ThreadSide:
+    """A thread that waits for CPU messages."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce-columns")
+
+    def submit(self, phase: Phase, number: int) -> Callable[[], object]:
+        future: Future[None] = self._thread.submit(phase, number)
+        return future.result
+
+
+class StreamSide:
+    """A stream of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device, priority=-1)
+
+    def submit(self, phase: Phase, number: int) -> Callable[[], object]:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            phase(number)
+            done = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(done)
+
+
+def build_side(device: torch.device) -> Side:
+    """The side of a device."""
+    return StreamSide(device) if device.type == "cuda" else ThreadSide()
+
+
+def pipelined(side: Side, slices: int, inward: Phase, across: Phase, outward: Phase | None) -> None:
+    """Takes every slice inward, across (beside) and outward; returns when all are done."""
+    crossing: deque[Callable[[], object]] = deque()
+    for number in range(slices):
+        inward(number)
+        crossing.append(side.submit(across, number))
+        if number:
+            crossing.popleft()()
+            if outward is not None:
+                outward(number - 1)
+    crossing.popleft()()
+    if outward is not None:
+        outward(slices - 1)

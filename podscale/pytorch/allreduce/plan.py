@@ -1,0 +1,155 @@
+"""Collectives along an axis as rounds of messages: what one place sends and receives, in which order.
+
+A plan is data, made once for each length. Its rounds match across places: what one sends in round t another receives
+in its round t. A round's sends carry what the rounds before it have left, except that they may be sent `slack` rounds
+early, since data that old has long been complete; so links do not idle while a place adds.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from podscale.pytorch.allreduce.order import Span, mirrored, ring_part, spans, tree_children, tree_parent
+
+
+class Send(NamedTuple):
+    """Elements [start, stop) go to place `peer`."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+class Receive(NamedTuple):
+    """Elements [start, stop) of place `peer` come; they are added where `adds`, else they replace."""
+
+    peer: int
+    start: int
+    stop: int
+    adds: bool
+
+
+class Round(NamedTuple):
+    sends: tuple[Send, ...]
+    receives: tuple[Receive, ...]
+
+
+class Plan(NamedTuple):
+    rounds: tuple[Round, ...]
+    slack: int
+
+
+@cache
+def ring_reduce_scatter(place: int, parts: tuple[Span, ...], segment: int) -> Plan:
+    """Afterwards parts[place] holds the sum. size - 1 steps, (size - 1)/size of the data a link and direction.
+
+    Parts travel in segments of `segment` elements: while one is added the next is on its way.
+    """
+    size = len(parts)
+    steps = [(ring_part(place, step, size), ring_part(place - 1, step, size)) for step in range(size - 1)]
+    return _ring(place, parts, segment, steps, adds=True)
+
+
+@cache
+def ring_all_gather(place: int, parts: tuple[Span, ...], segment: int) -> Plan:
+    """Afterwards every place holds every part. Steps and data as in the reduce-scatter."""
+    size = len(parts)
+    steps = [((place - s) % size, (place - 1 - s) % size) for s in range(size - 1)]
+    return _ring(place, parts, segment, steps, adds=False)
+
+
+def _ring(place: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool) -> Plan:
+    """steps: the part sent and the part received in each."""
+    size = len(parts)
+    after, before = (place + 1) % size, (place - 1) % size
+    count = max(-(-(stop - start) // segment) for start, stop in parts)
+    rounds = []
+    for sent, received in steps:
+        for number in range(count):
+            sends = [Send(after, *span) for span in _segment(parts[sent], number, segment)]
+            receives = [Receive(before, *span, adds) for span in _segment(parts[received], number, segment)]
+            rounds.append(Round(tuple(sends), tuple(receives)))
+    return Plan(tuple(rounds), count - 1)
+
+
+def _segment(part: Span, number: int, segment: int) -> Iterator[Span]:
+    """Segment `number` of a part, if the part is that long."""
+    start = part[0] + number * segment
+    if start < part[1]:
+        yield start, min(start + segment, part[1])
+
+
+@cache
+def chain_reduce(place: int, size: int, length: int, segment: int) -> Plan:
+    """Afterwards place 0 holds the sum; segments follow each other along size-1, .., 1, 0."""
+    pieces = spans_of(length, segment)
+    rounds = []
+    for time in range(len(pieces) + size - 2):
+        out, into = time - (size - 1 - place), time - (size - 2 - place)
+        sends = [Send(place - 1, *pieces[out])] if place > 0 and 0 <= out < len(pieces) else []
+        comes = place < size - 1 and 0 <= into < len(pieces)
+        rounds.append(Round(tuple(sends), (Receive(place + 1, *pieces[into], True),) if comes else ()))
+    return Plan(tuple(rounds), 0)
+
+
+@cache
+def chain_broadcast(place: int, size: int, length: int, segment: int) -> Plan:
+    """Afterwards every place holds what place 0 held; segments follow each other along 0, 1, .., size-1."""
+    pieces = spans_of(length, segment)
+    rounds = []
+    for time in range(len(pieces) + size - 2):
+        out, into = time - place, time - place + 1
+        sends = [Send(place + 1, *pieces[out])] if place < size - 1 and 0 <= out < len(pieces) else []
+        comes = place > 0 and 0 <= into < len(pieces)
+        rounds.append(Round(tuple(sends), (Receive(place - 1, *pieces[into], False),) if comes else ()))
+    return Plan(tuple(rounds), 0)
+
+
+@cache
+def double_tree(place: int, size: int, length: int, segment: int) -> Plan:
+    """Afterwards every place holds the sum: up to the roots of two binary trees and down again, in a pipeline.
+
+    The first tree takes the first half of the data in the even rounds, the second, renumbered so that leaves and
+    inner nodes change roles, the other half in the odd ones. About 2 log2(size) + segments steps; each place sends
+    and receives at most twice the data.
+    """
+    halves = spans(length, 2)
+    both = zip(halves, (False, True), strict=True)
+    trees = [_tree_rounds(place, size, half, segment, renumber) for half, renumber in both]
+    longest = max(map(len, trees))
+    rounds = [tree[time] if time < len(tree) else Round((), ()) for time in range(longest) for tree in trees]
+    return Plan(tuple(rounds), 1)
+
+
+def _tree_rounds(place: int, size: int, part: Span, segment: int, renumber: bool) -> list[Round]:
+    """Round t of a node at depth d: piece t - (height - d) goes up, piece t - height - d down."""
+    number = {p: mirrored(p, size) if renumber else p for p in range(size)}
+    at = {node: p for p, node in number.items()}
+    node = number[place]
+    above = tree_parent(node, size)
+    parent = None if above is None else at[above]
+    children = [at[child] for child in tree_children(node, size)]
+    depth, height = _depth(node, size), max(_depth(other, size) for other in range(size))
+    pieces = spans_of(part[1] - part[0], segment, part[0])
+
+    def piece(index: int) -> list[Span]:
+        return [pieces[index]] if 0 <= index < len(pieces) else []
+
+    rounds = []
+    for time in range(len(pieces) + 2 * height - 1 if pieces else 0):
+        sends = [Send(parent, *span) for span in piece(time - height + depth) if parent is not None]
+        sends += [Send(child, *span) for child in children for span in piece(time - height - depth)]
+        receives = [Receive(child, *s, True) for child in children for s in piece(time - height + depth + 1)]
+        receives += [Receive(parent, *s, False) for s in piece(time - height - depth + 1) if parent is not None]
+        rounds.append(Round(tuple(sends), tuple(receives)))
+    return rounds
+
+
+def _depth(node: int, size: int) -> int:
+    parent = tree_parent(node, size)
+    return 0 if parent is None else 1 + _depth(parent, size)
+
+
+def spans_of(length: int, segment: int, start: int = 0) -> list[Span]:
+    """Cuts `length` elements into segments; the last one may be shorter."""
+    return [(low, min(low + segment, start + length)) for low in range(start, start + length, segment)]

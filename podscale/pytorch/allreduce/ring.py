@@ -1,0 +1,35 @@
+"""One ring through all ranks, node after node (Patarasuk 2009: bandwidth-optimal all-reduce).
+
+A reduce-scatter and an all-gather of size - 1 steps each; every link carries 2 (size - 1)/size of the data, which no
+all-reduce can do with less. Between nodes run only two of the ring's links, one in and one out of each.
+"""
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.allreduce.collectives import MessageCollectives, all_gather_tensor
+from podscale.pytorch.allreduce.order import spans
+from podscale.pytorch.mesh import Axis
+
+
+class Ring:
+    """The ring along an axis with all ranks on it; the shards of its halves are the places'."""
+
+    def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
+        self.shards, self.shard = line.size, line.place
+        self._line, self._ring = line, MessageCollectives(line, wire, device)
+
+    def reduce_scatter(self, bucket: Tensor) -> Tensor:
+        start, stop = self._scattered(bucket)[self.shard]
+        return bucket[start:stop].clone()
+
+    def all_gather(self, shard: Tensor, out: Tensor) -> None:
+        all_gather_tensor(out, shard, group=self._line.group)
+
+    def __call__(self, bucket: Tensor) -> None:
+        self._ring.all_gather(bucket, self._scattered(bucket))
+
+    def _scattered(self, bucket: Tensor) -> list[tuple[int, int]]:
+        parts = spans(len(bucket), self.shards)
+        self._ring.reduce_scatter(bucket.mul_(1.0 / self.shards), parts)
+        return parts

@@ -1,0 +1,108 @@
+"""The ranks of a run as a grid: fast links along a row, slow ones along a column.
+
+A row is (part of) a node, so a message along it stays inside the machine; a column holds the ranks at one place of
+every row. Where each rank runs comes from the launcher, so ranks need not be numbered node by node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from podscale.errors import InputError
+
+if TYPE_CHECKING:
+    from podscale.pytorch.world import World
+
+Rows = tuple[tuple[int, ...], ...]
+"""Ranks of each row, in order of place."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranks that this rank meets along one axis, itself among them.
+
+    name: `row`, `column`, or `line` for all ranks of the world. ranks: in order of place. place: of this rank.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    place: int
+    group: dist.ProcessGroup
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def group_rank(self, place: int) -> int:
+        """The number that the process group, which sorts its ranks, gives to a place."""
+        return sorted(self.ranks).index(self.ranks[place])
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The two axes of this rank."""
+
+    row: Axis
+    column: Axis
+    rows: Rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and ranks in each."""
+        return len(self.rows), len(self.rows[0])
+
+    def device_mesh(self, device_type: str) -> DeviceMesh:
+        """The same groups as torch's DeviceMesh with axes `column` and `row`, for libraries that ask for one."""
+        groups = [self.column.group, self.row.group]
+        return DeviceMesh.from_group(groups, device_type, torch.tensor(self.rows), mesh_dim_names=("column", "row"))
+
+
+def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
+    """Cuts a world into rows of `row` ranks, node after node; by default one row a node.
+
+    nodes: the node of each rank. Raises InputError where rows of one length do not come out.
+    """
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    lengths = {len(ranks) for ranks in by_node.values()}
+    if row is None and len(lengths) > 1:
+        counts = ", ".join(f"node {node}: {len(ranks)}" for node, ranks in sorted(by_node.items()))
+        raise InputError(
+            f"the nodes of this job run unequal numbers of ranks ({counts}), so they make no grid; start equally many "
+            f"on each, give train.all_reduce.row (a divisor of {len(nodes)}), or set train.all_reduce.algorithm to "
+            "flat, ring or tree, which need no grid"
+        )
+    length = row or lengths.pop()
+    if len(nodes) % length:
+        raise InputError(
+            f"train.all_reduce.row {length}: rows of {length} ranks do not divide the {len(nodes)} ranks of the run; "
+            f"choose a divisor of {len(nodes)}"
+        )
+    line = [rank for ranks in by_node.values() for rank in ranks]
+    return tuple(tuple(line[start : start + length]) for start in range(0, len(line), length))
+
+
+def build_mesh(world: "World", row: int | None = None) -> Mesh:
+    """The grid of a world with rows of `row` ranks, by default its nodes. Every rank must call this at the same time.
+
+    Raises InputError, the same on every rank, where the grid does not come out.
+    """
+    rows = plan_rows(world.nodes(), row)
+    columns = tuple(zip(*rows, strict=True))
+    return Mesh(_axis(world, "row", rows), _axis(world, "column", columns), rows)
+
+
+def build_line(world: "World") -> Axis:
+    """All ranks of a world, node after node, so that each node has one neighbour on either side."""
+    nodes = world.nodes()
+    return _axis(world, "line", (tuple(sorted(range(world.size), key=lambda rank: (nodes.index(nodes[rank]), rank))),))
+
+
+def _axis(world: "World", name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
+    mine = next(ranks for ranks in partition if world.rank in ranks)
+    return Axis(name, mine, mine.index(world.rank), world.group_of([list(ranks) for ranks in partition]))

@@ -1,0 +1,103 @@
+"""AlexNet (Krizhevsky 2012) with batch norm in the place of local response normalisation (You 2017, Jia 2018).
+
+| layer | output at 224 px | of |
+|---|---|---|
+| conv1 11x11, stride 4, padding 2; pool 3x3, stride 2 | 96 x 27 x 27 | Krizhevsky 2012, section 3.5 |
+| conv2 5x5, two groups; pool 3x3, stride 2 | 256 x 13 x 13 | |
+| conv3 3x3 | 384 x 13 x 13 | |
+| conv4 3x3, two groups | 384 x 13 x 13 | |
+| conv5 3x3, two groups; pool5 3x3, stride 2; batch norm | 256 x 6 x 6 | batch norm after pool5: Jia 2018 (recalled) |
+| fc6, fc7, each with ReLU and dropout | 4096 | Krizhevsky 2012, sections 3.5 and 4.2 |
+| fc8 | classes | |
+
+Batch norm stands after each convolution, before ReLU and pooling, and then the convolutions have no bias. That is our
+reading of "AlexNet-BN" (You 2017 names it; its layer table was not read). What the papers' runs kept of the two groups
+and how they initialised is unknown; the defaults here are two groups and He's initialisation.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from podscale import models
+from podscale.config import ModelSection
+from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.models.stem import Stem
+
+POOL = models.ALEXNET_POOL
+
+
+class AlexNet(nn.Module):
+    """images float [n, 3, height, width] -> logits [n, classes]. Its layers are those of the catalogue."""
+
+    bn_pool5: nn.Module
+    fc6: nn.Linear
+    fc7: nn.Linear
+    fc8: nn.Linear
+
+    def __init__(self, model: ModelSection, classes: int) -> None:
+        super().__init__()
+        for layer in models.spec(model, classes).layers:
+            self.add_module(layer.name, _layer(layer, model))
+            if layer.norm:
+                self.add_module(layer.norm, _norm(layer.outputs, model))
+        self.dropout = model.alexnet.dropout
+
+    def regions(self) -> list[Callable[[Tensor], Tensor]]:
+        """The network as functions to call one after the other."""
+        return [self.convolutions, self.classify]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.convolutions(x))
+
+    def convolutions(self, x: Tensor) -> Tensor:
+        """Down to what fc6 sees: [n, channels, 6, 6]."""
+        for number in range(1, 6):
+            x = getattr(self, f"conv{number}")(x)
+            if hasattr(self, f"bn{number}"):
+                x = getattr(self, f"bn{number}")(x)
+            x = F.relu(x, inplace=True)
+            if number in models.ALEXNET_POOLED:
+                x = F.max_pool2d(x, POOL.kernel, POOL.stride)
+        if hasattr(self, "bn_pool5"):
+            x = self.bn_pool5(x)
+        cells = models.ALEXNET_CELLS
+        if x.shape[-2:] == (cells, cells):
+            return x
+        return F.adaptive_avg_pool2d(x, cells)  # images of another size than 224; as torchvision's network does
+
+    def classify(self, x: Tensor) -> Tensor:
+        x = torch.flatten(x, 1)
+        for hidden in (self.fc6, self.fc7):
+            x = F.dropout(F.relu(hidden(x), inplace=True), self.dropout, self.training)
+        return self.fc8(x)  # type: ignore[no-any-return]
+
+
+def _layer(layer: models.Layer, model: ModelSection) -> nn.Module:
+    if layer.kind == "linear":
+        return nn.Linear(layer.inputs, layer.outputs)
+    if layer.kind == "norm":
+        return _norm(layer.outputs, model)
+    if layer.name == "conv1":
+        first = models.ALEXNET_FIRST
+        return Stem(layer.outputs, first.kernel, first.stride, first.padding, bias=layer.bias)
+    padding = layer.kernel // 2
+    return nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, padding=padding, groups=layer.groups, bias=layer.bias)
+
+
+def _norm(channels: int, model: ModelSection) -> BatchNorm:
+    return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
+
+
+def alexnet(model: ModelSection, classes: int) -> AlexNet:
+    """The AlexNet of a document's model section: He's initialisation by fan-in, the classifier N(0, 0.01), biases 0."""
+    network = AlexNet(model, classes)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    nn.init.normal_(network.fc8.weight, std=0.01)
+    return network

@@ -1,0 +1,66 @@
+"""The first convolution, computed in the way that suits the device; the parameters and the result are the same.
+
+Three input channels leave a GPU's or TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros, to
+images and filters (MLPerf's MXNet submissions feed four channels). `space_to_depth` folds blocks of stride x stride
+pixels into channels, and the filters with them, so that the stride becomes 1 (MLPerf's TPU submissions, Kumar 2019):
+7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both only add products with zeros, in exact arithmetic nothing.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+StemCompute = Literal["plain", "padded4", "space_to_depth"]
+
+
+class Stem(nn.Conv2d):
+    """A convolution of images: float [n, 3, height, width] -> [n, outputs, ...]; weight [outputs, 3, kernel, kernel].
+
+    `compute` may be changed at any time; gradients reach the same weight in every way.
+    """
+
+    def __init__(self, outputs: int, kernel: int, stride: int, padding: int, *, bias: bool = False) -> None:
+        super().__init__(3, outputs, kernel, stride, padding, bias=bias)
+        self.compute: StemCompute = "plain"
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.compute:
+            case "plain":
+                return super().forward(x)
+            case "padded4":
+                weight = F.pad(self.weight, (0, 0, 0, 0, 0, 1))
+                return F.conv2d(F.pad(x, (0, 0, 0, 0, 0, 1)), weight, self.bias, self.stride, self.padding)
+            case "space_to_depth":
+                return self._folded(x)
+
+    def _folded(self, x: Tensor) -> Tensor:
+        """Output o reads rows stride * o - padding and on: whole blocks, once zeros stand before and after the kernel.
+
+        Where the last block of the image is cut off by the plain convolution, the padding behind is negative.
+        """
+        stride, padding, kernel = self.stride[0], int(self.padding[0]), self.kernel_size[0]
+        before = -padding % stride  # zeros before the kernel, so that it starts with a block
+        blocks = -(-(before + kernel) // stride)
+        after = blocks * stride - before - kernel
+        weight = fold(F.pad(self.weight, (before, after, before, after)), stride)
+        front = padding + before
+        bottom, right = (
+            ((side + 2 * padding - kernel) // stride + blocks) * stride - front - side for side in x.shape[-2:]
+        )
+        return F.conv2d(fold(F.pad(x, (front, right, front, bottom)), stride), weight, self.bias)
+
+
+def fold(x: Tensor, block: int) -> Tensor:
+    """Blocks of pixels to channels: [n, c, h, w] -> [n, c * block^2, h / block, w / block], one copy in NHWC order."""
+    n, c, h, w = x.shape
+    parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 2, 4, 1, 3, 5)
+    return parts.reshape(n, h // block, w // block, c * block * block).permute(0, 3, 1, 2)
+
+
+def choose_stem(model: nn.Module, compute: StemCompute) -> None:
+    """Sets how the first convolution of `model` is computed; a stem of stride 1 has nothing to fold and stays plain."""
+    for module in model.modules():
+        if isinstance(module, Stem):
+            folds = compute != "space_to_depth" or module.stride[0] > 1
+            module.compute = compute if folds else "plain"

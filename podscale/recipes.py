@@ -1,0 +1,166 @@
+"""Published settings by global batch: what `train.recipe` fills in where a document leaves things open.
+
+`mlperf-lars`: ResNet-50 v1.5 to 75.9 % top-1 with LARS, from the result logs of MLPerf Training v0.7 to v4.0
+(mlcommons/training_results_*). They hold several systems for most batches. The table keeps one of each: among the
+closed division's whose logs give every value, where all five runs with one setting reached the target (20,480 had
+four) in the fewest epochs; of equals, the first published.
+
+A batch of the table gets its row. One between two rows is interpolated between these two, whoever submitted them, on a
+logarithmic scale of the batch:
+
+- learning rate and 1 - momentum geometrically, because their ratio, which is the step a long run of equal gradients
+  makes, grows through most of the table (53 at 816, 120 at 4,096, 213 at 13,056, 408 at 32,768, 512 at 65,536)
+  although the submitters divide it differently between the two;
+- warm-up and epochs linearly; weight decay geometrically, then to the nearest power of two times 1e-4, which the rules
+  of the closed division ask for;
+- the batch-norm span geometrically, then to the nearest divisor of the batch.
+
+Interpolated values were trained by nobody. Nothing is extrapolated.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+NAMES: Sequence[str] = ("mlperf-lars",)
+
+
+class RecipeError(ValueError):
+    """The recipe does not exist, or has nothing for this batch; `key` is the option to change."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published setting.
+
+    epochs: length of the schedule, warm-up included (logs that give `decay_steps` in steps count them from the end of
+    the warm-up; rounded to whole epochs). reached: mean epochs to the target. span: images per batch-norm group.
+    who: submitter and round.
+    """
+
+    batch: int
+    learning_rate: float
+    warmup: float
+    momentum: float
+    weight_decay: float
+    epochs: float
+    reached: float
+    span: int
+    who: str
+
+
+MLPERF_LARS: Sequence[Row] = (
+    Row(816, 5.3, 2, 0.9, 5e-5, 37, 35, 408, "Quanta, v3.0"),
+    Row(1632, 7.4, 2, 0.9, 5e-5, 37, 35, 408, "Dell, v1.0"),
+    Row(2048, 9.0, 3, 0.9, 5e-5, 36, 35, 256, "Intel-HabanaLabs, v2.0"),
+    Row(3200, 10.5, 2, 0.9, 5e-5, 37, 35, 400, "Nettrix, v2.0"),
+    Row(3264, 10.5, 2, 0.9, 5e-5, 37, 35, 408, "Inspur, v0.7"),
+    Row(4096, 12.0, 2, 0.9, 5e-5, 37, 36, 256, "CASIA, v2.0"),
+    Row(8192, 17.0, 5, 0.9, 1e-4, 43, 41, 128, "Intel-HabanaLabs, v1.1"),
+    Row(13056, 12.8, 9, 0.94, 2.5e-5, 48, 45, 204, "NVIDIA, v1.0"),
+    Row(16384, 26.5, 7, 0.9, 5e-5, 50, 47, 128, "Intel-HabanaLabs, v1.1"),
+    Row(20480, 22.0, 12, 0.9, 2.5e-5, 52, 50, 40, "NVIDIA, v3.0"),
+    Row(32768, 29.0, 18, 0.929, 1e-4, 60, 60, 64, "Google, v1.0"),
+    Row(33280, 21.2, 16, 0.94, 2.5e-5, 58, 56, 65, "NVIDIA, v0.7"),
+    Row(35840, 21.9, 17, 0.94, 2.5e-5, 60, 58.4, 35, "NVIDIA, v2.0"),
+    Row(55296, 25.67, 29, 0.94053, 1e-4, 80, 78.4, 64, "Google, v1.0"),
+    Row(57344, 23.0, 32, 0.95, 2.5e-5, 78, 77, 32, "NVIDIA and CoreWeave, v3.0"),
+    Row(65536, 24.699, 31, 0.951807, 1e-4, 89, 87.2, 64, "Google, v0.7"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The values of a recipe for one batch: options by their dotted names, and where they are from."""
+
+    values: dict[str, Any]
+    origin: str
+
+
+def setting(name: str, batch: int) -> Setting:
+    """What recipe `name` says for a global batch. Raises RecipeError where it says nothing."""
+    if name not in NAMES:
+        raise RecipeError("train.recipe", f"unknown recipe {name}; known: {', '.join(NAMES)}")
+    first, last = MLPERF_LARS[0].batch, MLPERF_LARS[-1].batch
+    if not first <= batch <= last:
+        raise RecipeError(
+            "train.global_batch",
+            f"recipe {name} has settings for a train.global_batch from {first:,} to {last:,}, not for {batch:,}; "
+            "choose a batch in this range, or leave the recipe out and set optimizer and schedule",
+        )
+    row, origin = row_for(batch)
+    span = nearest_divisor(batch, row.span)
+    values = {
+        "train.epochs": row.epochs,
+        "train.label_smoothing": 0.1,
+        "train.optimizer.name": "lars",
+        "train.optimizer.momentum": row.momentum,
+        "train.optimizer.nesterov": False,
+        "train.optimizer.weight_decay": row.weight_decay,
+        "train.optimizer.decay_all": False,
+        "train.optimizer.trust_coefficient": 0.001,
+        "train.optimizer.momentum_form": "unscaled",
+        "train.optimizer.eps": 0.0,
+        "train.schedule.name": "polynomial",
+        "train.schedule.power": 2.0,
+        "train.schedule.learning_rate": row.learning_rate,
+        "train.schedule.warmup_epochs": row.warmup,
+        "train.schedule.warmup_start": 0.0,
+        "train.schedule.end_learning_rate": 1e-4,
+        "train.schedule.decay_from": "warmup",
+        "train.schedule.decay_epochs": None,
+    }
+    text = f"{name} for batch {batch:,}: {origin}; the target of 75.9 % was reached after {row.reached:g} epochs"
+    if span is None:
+        text += f"; a batch-norm span of about {row.span} images does not divide this batch and is left open"
+    else:
+        values["model.batch_norm.span"] = span
+    return Setting(values, text)
+
+
+def row_for(batch: int) -> tuple[Row, str]:
+    """The row of a batch inside the table, interpolated where it has none, and the words for its origin."""
+    for row in MLPERF_LARS:
+        if row.batch == batch:
+            return row, f"the row of {row.who}"
+    below, above = next((a, b) for a, b in pairwise(MLPERF_LARS) if a.batch < batch < b.batch)
+    origin = f"between {below.batch:,} ({below.who}) and {above.batch:,} ({above.who})"
+    return interpolated(below, above, batch), origin
+
+
+def interpolated(below: Row, above: Row, batch: int) -> Row:
+    """The row between two rows; see the module's text."""
+    share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
+
+    def line(name: str) -> float:
+        low, high = getattr(below, name), getattr(above, name)
+        return float(low + (high - low) * share)
+
+    def curve(low: float, high: float) -> float:
+        return math.exp(math.log(low) + math.log(high / low) * share)
+
+    decay = curve(below.weight_decay, above.weight_decay)
+    return Row(
+        batch=batch,
+        learning_rate=float(f"{curve(below.learning_rate, above.learning_rate):.4g}"),
+        warmup=round(line("warmup"), 1),
+        momentum=round(1.0 - curve(1.0 - below.momentum, 1.0 - above.momentum), 5),
+        weight_decay=float(f"{1e-4 * 2.0 ** round(math.log2(decay / 1e-4)):.4g}"),
+        epochs=round(line("epochs")),
+        reached=round(line("reached"), 1),
+        span=round(curve(below.span, above.span)),
+        who="",
+    )
+
+
+def nearest_divisor(batch: int, span: int) -> int | None:
+    """The divisor of `batch` whose ratio to `span` is nearest to 1; None where that ratio is more than 2."""
+    divisors = {d for low in range(1, math.isqrt(batch) + 1) if batch % low == 0 for d in (low, batch // low)}
+    best = min(divisors, key=lambda divisor: (abs(math.log(divisor / span)), divisor))
+    return best if 0.5 <= best / span <= 2 else None
