@@ -193,7 +193,7 @@ def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
     model = small_network()
     span_groups(model, world, Span(ranks, 4))
     reducer = FlatReducer(model, Flat(world), world, bucket_mb=1e-4, overlap=overlap)
-    assert len(reducer.layout.bounds) == len(list(model.parameters())) + 1
+    assert len(reducer.buffer.layout.bounds) == len(list(model.parameters())) + 1
     for step in range(5):
         generator = torch.Generator().manual_seed(100 * step + world.rank)
         reducer.begin()
@@ -202,7 +202,7 @@ def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
         reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
         reducer.finish()
         with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), reducer.gradients, strict=True):
+            for parameter, gradient in zip(model.parameters(), reducer.buffer.views, strict=True):
                 parameter -= 0.1 * gradient
     reducer.close()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -267,13 +267,13 @@ def over_nodes(world: World) -> list[str]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("podscale.pytorch.batchnorm.layer").addHandler(handler)
     for ranks in (1, 2, 4):
-        span_groups(nn.Sequential(BatchNorm(3)), replace(world, local_size=2), Span(ranks, 4))
+        span_groups(nn.Sequential(BatchNorm(3)), replace(world, node=world.rank // 2), Span(ranks, 4))
     return said
 
 
 def test_groups_that_leave_their_node_are_told_of_once(run_world: Any) -> None:
     first, *others = run_world(4, over_nodes)
-    assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks reach over nodes of 2"]
+    assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks reach over nodes"]
     assert others == [[], [], []]
 
 

@@ -39,8 +39,9 @@ def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Ten
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
     """sum(dy) and sum(dy * (x - mean)) of each channel."""
-    if x.is_cuda:
-        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, invstd, True, False, False)
+    if x.is_cuda:  # the weight is not used for these sums, but its dtype says that parameters are fp32
+        weight = invstd
+        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
         return sum_dy, sum_dy_xmu
     one = torch.ones_like(mean)
     _, sum_dy_xmu, sum_dy = torch.ops.aten.native_batch_norm_backward(
