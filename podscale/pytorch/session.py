@@ -74,6 +74,7 @@ class Session:
             steps_per_epoch=round(self.steps_per_epoch, 3),
             device=device_name(self.world),
             parameters=self.spec.size,
+            optimizer_bytes=self.state.optimizer_bytes,
             training_flops_per_image=3 * self.spec.flops(self.config.input.image_size),
         )
 
