@@ -111,9 +111,14 @@ def _fitting(section: AllReduceSection) -> Sequence[str]:
 
 def measure(world: World, row: Group, column: Group) -> Fabric:
     """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
-    line = world.line()
+    inside, across = _axis(world, row), _axis(world, column)
+    if 1 in (row.size, column.size):
+        through = inside if column.size == 1 else across
+    else:
+        through = _axis(world, world.line())  # which passes the links of both, and is no faster than either
+        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / row.size))
     slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
-    return Fabric(_axis(world, row), _axis(world, column), _axis(world, line), **slices)
+    return Fabric(inside, across, through, **slices)
 
 
 def _axis(world: World, group: Group) -> Axis:
