@@ -53,7 +53,7 @@ class Evaluator:
     def __init__(self, loader: Loader, count: int, batch: int, feed: Feed, precision: Precision, world: World) -> None:
         self._loader, self._feed, self._precision, self._world = loader, feed, precision, world
         self._steps = evaluation_steps(count, world.size, batch)
-        self._count, self._batch = count, batch
+        self.count, self._batch = count, batch
         self._report = progress.from_environment() if world.first else progress.silent
 
     def measure(self, model: nn.Module, phase: Phase) -> Evaluation:
@@ -69,7 +69,7 @@ class Evaluator:
             sums[3] += weights.sum()
         dist.all_reduce(sums)
         top1, top5, loss, images = sums.tolist()
-        assert images <= self._count, f"{images} of {self._count} validation images were seen"
+        assert images <= self.count, f"{images} of {self.count} validation images were seen"
         if images == 0:
             raise PodscaleError("no validation image could be decoded; run `podscale shard --verify`")
         return Evaluation(top1 / images, top5 / images, loss / images, int(images), time.perf_counter() - started)
@@ -87,12 +87,12 @@ class Evaluator:
 
     def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
         with evaluating(model), torch.inference_mode():
-            ticker = progress.Ticker("evaluate", self._report, self._count)
+            ticker = progress.Ticker("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
                     logits = model(batch.images)
                 yield batch, answers_of(logits, batch.labels)
-                ticker.set(min(self._count, step * self._batch * self._world.size), 0, 0)
+                ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
 
 

@@ -161,9 +161,11 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
     config = place.config
     set_numerics(config.train)
     model = build_placed_model(config, world, len(shard_set.classes))
+    precision = build_precision(config.train, world)
+    precision.cast(model)
     load_weights(model, run.model / WEIGHTS)
     feed = Feed(config.input, world, channels_last=config.train.channels_last)
-    loader, evaluator = build_evaluator(config, world, shard_set, feed, build_precision(config.train, world))
+    loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
     world.barrier()  # so that rank 0 does not count the time in which others are still starting
     started = time.perf_counter()
     try:

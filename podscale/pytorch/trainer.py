@@ -27,7 +27,7 @@ def train(session: Session) -> TrainResult:
     session.step.seek(progress.step)
     session.started(resumed)
 
-    batches = session.loader.batches(progress.step, session.steps)
+    batches = session.loader.batches(progress.step, session.end)
     for batch in session.feed(batches, monitor.phase):
         result = session.step(batch, monitor.phase)
         progress.step += 1
@@ -44,6 +44,8 @@ def train(session: Session) -> TrainResult:
             session.evaluate()
         if session.checkpoint_due():
             session.save()
+        if session.target_reached:
+            break
 
     session.finish()
     return TrainResult(progress.step, progress.skipped, progress.evaluation)

@@ -62,6 +62,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def mlperf(self) -> Path:
+        """The training in MLPerf's lines, where the document asks for them (see podscale.telemetry.mlperf)."""
+        return self.path / "mlperf.log"
+
+    @property
     def endpoint(self) -> Path:
         """The URL of the metrics endpoint, while one is served."""
         return self.path / "metrics.url"
