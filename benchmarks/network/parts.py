@@ -137,8 +137,8 @@ def ratios() -> None:
     megabytes = 16.0
     lines = _head("ratios", "Unequal links")
     lines += [
-        f"2 nodes x 4 ranks, {megabytes:g} MB, each rank's link {RANK_RATE / MB:g} MB/s; the node's link is the ratio's "
-        "part of it. Dealt out: rank r stands on node r mod 2, as where pods of one rank each are scheduled; flat's "
+        f"2 nodes x 4 ranks, {megabytes:g} MB, each rank's link {RANK_RATE / MB:g} MB/s; the node's link is the "
+        "ratio's part of it. Dealt out: rank r stands on node r mod 2, as where pods of one rank each are scheduled; flat's "
         "ring then crosses the nodes' links at every hop. With ranks placed well no fp32 all-reduce on 2 x 4 can be "
         "more than 7/4 as fast as a ring: 2(n-1)/n S over a node's link against 2(N-1)/N S.",
         "",
@@ -167,8 +167,8 @@ def auto() -> None:
     trace = resnet50_shapes()
     lines = _head("auto", "What `auto` measures and chooses")
     lines += [
-        f"Gradients of {trace.bytes / MB:.1f} MB. In brackets: what the links were set to, for one of the ranks that share "
-        "them. Latency is that of one message of gloo's, with eight ranks on two cores.",
+        f"Gradients of {trace.bytes / MB:.1f} MB. In brackets: what the links were set to, for one of the ranks that "
+        "share them. Latency is that of one message of gloo's, with eight ranks on two cores.",
         "",
         "| links | probe, s | row MB/s | column MB/s | row latency, us | column latency, us | chosen | buckets, MiB "
         "| predicted for all of them and one more, s |",
@@ -186,8 +186,8 @@ def auto() -> None:
         share = shape.node_rate / shape.ranks / MB if shape.nodes > 1 else 0.0
         lines.append(
             f"| {shape} | {seconds:.1f} | {facts['row_mb_per_second']} ({shape.rank_rate / MB:g}) "
-            f"| {facts['column_mb_per_second']} ({share:.4g}) | {facts['row_latency_us']} | {facts['column_latency_us']} "
-            f"| {choice.algorithm} | {choice.bucket_mb:g} | {choice.seconds:.2f} |"
+            f"| {facts['column_mb_per_second']} ({share:.4g}) | {facts['row_latency_us']} "
+            f"| {facts['column_latency_us']} | {choice.algorithm} | {choice.bucket_mb:g} | {choice.seconds:.2f} |"
         )
     publish(RESULTS / "network-auto.md", lines)
 
@@ -211,10 +211,11 @@ def scaling() -> None:
     lines = _head("scaling", "Weak scaling of a training step")
     lines += [
         "Replayed: a step of ResNet-50 (64 px, batch 32, SGD) was measured alone on one core: "
-        f"forward {trace.forward:.2f} s, backward {trace.backward:.2f} s, update {trace.update:.2f} s. Ranks wait as long "
-        "instead of computing, since two cores cannot compute for eight, and hand over gradients of the real shapes when "
-        f"the real ones were ready ({trace.bytes / MB:.1f} MB); autograd, buckets (25 MiB, ours and DDP's), collectives "
-        "and links are real. Efficiency: the step without reduction over the step. A step ends when its slowest rank does.",
+        f"forward {trace.forward:.2f} s, backward {trace.backward:.2f} s, update {trace.update:.2f} s. Ranks wait as "
+        "long instead of computing, since two cores cannot compute for eight, and hand over gradients of the real "
+        f"shapes when the real ones were ready ({trace.bytes / MB:.1f} MB); autograd, buckets (25 MiB, ours and "
+        "DDP's), collectives and links are real. Efficiency: the step without reduction over the step. A step ends "
+        "when its slowest rank does.",
         "",
         "| ranks | variant | step, s | efficiency | wait after backward, s | busy |",
         "|---:|---|---:|---:|---:|---:|",

@@ -56,7 +56,7 @@ def _ours(world: World, section: dict[str, Any], trace: Trace, rounds: int, *, r
     _times(step, 0.0, 1)  # connections and memory are made
     network.hurry = False
     times = _times(step, trace.update, rounds)
-    right = not reduces or _right(world, reducer.gradients)
+    right = not reduces or _right(world, reducer.buffer.views)
     reducer.close()
     return Steps(*times, right)
 
