@@ -38,6 +38,7 @@ FLOORS = {
     "podscale.pytorch": 6,
     "podscale.resume": 6,
     "podscale.stages": 7,
+    "podscale.bench": 7,
     "podscale.components": 8,
     "podscale.pipelines": 9,
     "podscale.doctor": 9,
