@@ -177,8 +177,9 @@ class OptimizerSection(Section):
 class AllReduceSection(Section):
     """How gradients are averaged over the ranks (docs/all-reduce.md)."""
 
-    algorithm: Literal["flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
+    algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
         "flat",
+        "`auto`: measure the links when the run first starts, and choose algorithm and bucket_mb; kept with the run. "
         "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
         "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
         "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "

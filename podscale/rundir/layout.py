@@ -77,6 +77,11 @@ class RunDirectory:
         return self.path / "outcome.json"
 
     @property
+    def all_reduce(self) -> Path:
+        """What `all_reduce.algorithm: auto` measured and chose, for as long as the run lives."""
+        return self.path / "all_reduce.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
