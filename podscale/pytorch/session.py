@@ -74,7 +74,7 @@ class Session:
         self.monitor.started(
             resumed=resumed,
             step=self.state.progress.step,
-            total_steps=self.steps,
+            total_steps=self.end,
             ranks=self.world.size,
             global_batch=self.config.train.global_batch,
             steps_per_epoch=round(self.steps_per_epoch, 3),
