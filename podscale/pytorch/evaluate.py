@@ -17,6 +17,7 @@ from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Loader
 from podscale.order import evaluation_steps
 from podscale.pytorch.feed import DeviceBatch, Feed, Phase
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 
@@ -52,10 +53,20 @@ class Evaluator:
     losses are without label smoothing.
     """
 
-    def __init__(self, loader: Loader, count: int, batch: int, feed: Feed, precision: Precision, world: World) -> None:
-        self._loader, self._feed, self._precision, self._world = loader, feed, precision, world
+    def __init__(
+        self,
+        loader: Loader,
+        count: int,
+        batch: int,
+        feed: Feed,
+        normalise: Normalise,
+        precision: Precision,
+        world: World,
+    ) -> None:
+        self._loader, self._feed, self._normalise = loader, feed, normalise
+        self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
-        self._count, self._batch = count, batch
+        self.count, self._batch = count, batch
         self._report = progress.from_environment() if world.first else progress.silent
 
     def measure(
@@ -78,7 +89,7 @@ class Evaluator:
             sums[3] += weights.sum()
         dist.all_reduce(sums)
         top1, top5, loss, images = sums.tolist()
-        assert images <= self._count, f"{images} of {self._count} validation images were seen"
+        assert images <= self.count, f"{images} of {self.count} validation images were seen"
         if images == 0:
             raise PodscaleError("no validation image could be decoded; run `podscale shard --verify`")
         return Evaluation(top1 / images, top5 / images, loss / images, int(images), time.perf_counter() - started)
@@ -102,12 +113,12 @@ class Evaluator:
 
     def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
         with evaluating(model), torch.inference_mode():
-            ticker = progress.Ticker("evaluate", self._report, self._count)
+            ticker = progress.Ticker("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
-                    logits = model(batch.images)
+                    logits = model(self._normalise(batch.images))
                 yield batch, answers_of(logits, batch.labels)
-                ticker.set(min(self._count, step * self._batch * self._world.size), 0, 0)
+                ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
 
 

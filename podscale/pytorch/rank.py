@@ -22,6 +22,7 @@ from podscale.input import open_shard_set
 from podscale.launch.outcomes import RankOutcome, end_process
 from podscale.pytorch import agreement
 from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce.auto import settle_all_reduce
 from podscale.pytorch.export import WEIGHTS, load_weights
 from podscale.pytorch.failure import watched
 from podscale.pytorch.feed import Feed
@@ -143,6 +144,9 @@ def run_training(
             fence=may_write,
             listener=monitor.saved,
         )
+        if config.train.all_reduce.algorithm == "auto":
+            classes, keep = len(shard_set.classes), run.all_reduce
+            config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, stop)
         try:
             train(session)
@@ -158,9 +162,10 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
     config = place.config
     set_numerics(config.train)
     model = build_placed_model(config, world, len(shard_set.classes))
+    precision = build_precision(config.train, world)
+    precision.cast(model)
     load_weights(model, run.model / WEIGHTS)
-    feed = Feed(config.input, world, channels_last=config.train.channels_last)
-    loader, evaluator = build_evaluator(config, world, shard_set, feed, build_precision(config.train, world))
+    loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), precision)
     world.barrier()  # so that rank 0 does not count the time in which others are still starting
     started = time.perf_counter()
     try:

@@ -28,7 +28,7 @@ def train(session: Session) -> TrainResult:
     if resumed and session.evaluation_due():
         session.settle()  # the former launch was asked to stop before it had measured this state
 
-    batches = session.loader.batches(progress.step, session.steps)
+    batches = session.loader.batches(progress.step, session.end)
     for batch in session.feed(batches, monitor.phase):
         result = session.step(batch, monitor.phase)
         progress.step += 1
@@ -37,6 +37,8 @@ def train(session: Session) -> TrainResult:
 
         session.heed(control.due())
         session.settle()
+        if session.target_reached:
+            break
 
     session.finish()
     return TrainResult(progress.step, progress.skipped, progress.evaluation)

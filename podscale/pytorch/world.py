@@ -48,9 +48,10 @@ class World:
 
     def nodes(self) -> tuple[int, ...]:
         """The node of every rank. Every rank must call this at the same time."""
-        nodes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(nodes, torch.tensor([self.node]))
-        return tuple(int(node) for node in nodes)
+        nodes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        nodes[self.rank] = self.node
+        dist.all_reduce(nodes)
+        return tuple(nodes.tolist())
 
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
         """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
@@ -94,6 +95,14 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, me
     )
     node = int(environment.get("GROUP_RANK", meeting.rank // local_size))
     return World(meeting.rank, meeting.size, local_rank, local_size, device, node, patience)
+
+
+def current(device: torch.device, environment: Mapping[str, str] = os.environ) -> World:
+    """The world of a default process group that someone else formed, with `device` for this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+    node = int(environment.get("GROUP_RANK", rank // local_size))
+    return World(rank, size, int(environment.get("LOCAL_RANK", rank % local_size)), local_size, device, node)
 
 
 def leave() -> None:

@@ -169,12 +169,13 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
         return "", keys
 
     streams = {}
+    torus = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05, "wire_column": "bf16"}
     for size, more in (
         (2, {"train__precision": "bf16", "model__batch_norm": {"span": 4}}),  # half a rank's batch
         (
             4,
             {
-                "train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05},
+                "train__all_reduce": torus,
                 "train__accumulation": 2,
                 "model__batch_norm": {"span": 4},  # two ranks
             },
@@ -193,6 +194,9 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
             assert not first[rank][1].keys() & second[rank][1].keys()
         streams[size] = {step: sorted(key for _, keys in whole for key in keys[step]) for step in range(12)}
     assert streams[2] == streams[4]
+    (told,) = (line for line in records_of(straight) if line.get("event") == "all_reduce_error")
+    assert 1e-4 < told["relative"] < 1e-2
+    assert (told["wire_row"], told["wire_column"]) == ("fp32", "bf16")
 
 
 def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
@@ -347,7 +351,7 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         shard_set = ShardSet.open(shards)
         model = build_placed_model(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        feed = Feed(config.input, world, channels_last=True)
+        feed = Feed(world)
         loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
         found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
         loader.close()
