@@ -123,7 +123,7 @@ def document(base: Base, variant: Variant, settings: Settings) -> RunConfig:
     changes += [f"{name}={json.dumps(value)}" for name, value in variant.changes.items()]
     if not variant.real:
         changes.append("input.loader=synthetic")
-    processes = base([]).launch.processes or devices.default_processes()
+    processes = variant.changes.get("launch.processes") or base([]).launch.processes or devices.default_processes()
     changes.append(f"launch.processes={processes}")
     if variant.batch is not None:
         changes.append(f"train.global_batch={variant.batch * processes}")
