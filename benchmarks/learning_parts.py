@@ -5,6 +5,7 @@ Each part is a function from the records so far to the trials it asks for; as re
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from trials import Get, Record, Settings, Trial
 
@@ -145,12 +146,17 @@ class Part:
     x_name: str = ""
     families: Sequence[str] = ("photographs",)
 
-    def due(self, get: Get) -> Iterator[Trial]:
-        """Every trial that the part needs, as far as the records so far tell, in a useful order."""
-        for sweep in self.sweeps:
-            yield from sweep.trials(get).values()
-        by_seed = [arm.trials for arms in self.groups(get).values() for arm in arms]
-        for trials in zip(*by_seed, strict=True):
+    def rounds(self, get: Get) -> Iterator[list[Trial]]:
+        """Every trial that the part needs, as far as the records so far tell: the sweeps, then a seed at a time."""
+        yield [trial for sweep in self.sweeps for trial in sweep.trials(get).values()]
+        arms = [arm.trials for arms in self.groups(get).values() for arm in arms]
+        yield from map(list, zip(*arms, strict=True))
+
+
+def due(parts: Sequence[Part], get: Get) -> Iterator[Trial]:
+    """The trials of several parts, so ordered that each has its first seed before any has its second."""
+    for rounds in zip_longest(*(part.rounds(get) for part in parts), fillvalue=()):
+        for trials in rounds:
             yield from trials
 
 

@@ -158,11 +158,15 @@ def show_config(
     changes: Set = [],
     json: Json = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of run documents.")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw learning rate, momentum and weight decay over the run instead.")
+    ] = False,
+    svg: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Write that drawing as an SVG file too.")] = None,
 ) -> None:
     """Print the resolved run document: every option with its value."""
     from podscale.commands import documents
 
-    documents.show(document, changes, as_json=json, schema=schema)
+    documents.show(document, changes, as_json=json, schema=schema, plot=plot, svg=svg)
 
 
 @app.command("compile")

@@ -114,6 +114,21 @@ def values(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: f
     return found
 
 
+def sketch(train: TrainSection, samples: int, points: int = 240) -> tuple[Values, Values]:
+    """What a drawing needs: (epochs float64 [n], columns float64 [n, columns]) at about `points` updates.
+
+    The last update before each jump and the first one after it are among them.
+    """
+    per_epoch = steps_per_epoch(train, samples)
+    last = total_steps(train, samples) - 1
+    epochs = [phase.start for phase in phases(train)]
+    epochs += [phase.schedule_start + phase.schedule.warmup_epochs for phase in phases(train)]
+    jumps = np.array([first_step(epoch, per_epoch) for epoch in epochs])
+    even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
+    steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
+    return steps / per_epoch, values(train, steps, per_epoch)
+
+
 def crosses(step: int, period: float) -> bool:
     """Whether the `step`-th update (counted from 1) completes another `period` of updates; never for a period of 0."""
     return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)

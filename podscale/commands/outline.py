@@ -6,7 +6,7 @@ from podscale.config.preflight import find_problems, processes_per_node, shard_s
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
-FLOAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 UNKNOWN = "known once the shards are made"
 
 
@@ -79,6 +79,8 @@ def _process_row(config: RunConfig) -> str:
 
 def _training_row(config: RunConfig, images: int | None) -> str:
     text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
+    if config.train.target_top1 is not None:
+        text = f"until {config.train.target_top1:.2%} top-1, at most {text}"
     if images is None:
         return f"{text}, updates {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)

@@ -164,13 +164,42 @@ class ModelSection(Section):
 
 
 class OptimizerSection(Section):
-    name: Literal["sgd", "lars"] = result("sgd", "Update rule.")
-    momentum: float = result(0.9, "Momentum of the gradient average.", ge=0, lt=1)
-    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum.")
+    name: Literal["sgd", "lars", "lamb"] = result("sgd", "Update rule.")
+    momentum: float = result(0.9, "Momentum of the gradient average (LAMB: beta 1).", ge=0, lt=1)
+    momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result(
+        None,
+        "Where the learning rate stands: `unscaled` inside the momentum buffer (the default of LARS), `scaled` outside "
+        "(the default of SGD), LARS's ratio with it; `ratio_inside`: the ratio inside, the learning rate outside.",
+    )
+    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD and LARS.")
     weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
+    adapt_all: bool = result(False, "LARS and LAMB: scale batch norm and biases too, although they do not decay.")
+    skip: tuple[str, ...] = result(
+        (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
+    )
+    trust: Literal["sum_of_norms", "norm_of_sum"] = result(
+        "sum_of_norms", "LARS: what the weight's norm is set against, |g| + decay |w| (You 2017) or |g + decay w|."
+    )
     trust_coefficient: float = result(0.001, "LARS eta (You 2017).", gt=0)
-    eps: float = result(0.0, "LARS: added to the denominator of the trust ratio.", ge=0)
+    trust_clip: bool = result(
+        False, "LARS: no layer moves faster than the learning rate (LARC). LAMB: no ratio is above 1."
+    )
+    eps: float | None = result(
+        None, "LARS: added to the denominator of the ratio (default 0). LAMB: to that of the update (1e-6).", ge=0
+    )
+    beta2: float = result(0.999, "LAMB: decay of the average of squared gradients.", ge=0, lt=1)
+    clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
+
+    @property
+    def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
+        """The momentum form in use."""
+        return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
+
+    @property
+    def added_eps(self) -> float:
+        """The epsilon in use."""
+        return self.eps if self.eps is not None else (1e-6 if self.name == "lamb" else 0.0)
 
 
 class ScheduleSection(Section):
@@ -232,8 +261,9 @@ class PhaseSection(Section):
 class AllReduceSection(Section):
     """How gradients are averaged over the ranks (docs/all-reduce.md)."""
 
-    algorithm: Literal["flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
+    algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
         "flat",
+        "`auto`: measure the links when the run first starts, and choose algorithm and bucket_mb; kept with the run. "
         "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
         "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
         "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
@@ -275,6 +305,9 @@ class TrainSection(Section):
     epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
     global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
     accumulation: int = placement(1, "Forward-backward passes per update.", ge=1)
+    target_top1: float | None = result(
+        None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
+    )
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
@@ -283,8 +316,22 @@ class TrainSection(Section):
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
         "`reset_momentum`, `weight_decay`, `crop`). The part before the first is what the other options say.",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = result("fp32", "Arithmetic of forward and backward (autocast).")
-    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16.", gt=0)
+    weight_update: Literal["replicated", "sharded"] = placement(
+        "replicated",
+        "`replicated`: every rank updates all weights. `sharded`: each updates its part and gathers the others' (Kumar "
+        "2019); needs an all-reduce that stops half way.",
+    )
+    weight_gather: Literal["fp32", "bf16"] = result(
+        "fp32",
+        "Format in which a sharded update gathers weights. `bf16` halves the volume; the model then computes with "
+        "rounded weights, batch norm's included, while the masters stay fp32.",
+    )
+    precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result(
+        "fp32",
+        "Arithmetic of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
+        "convolutions and linear layers in bf16, rounded from fp32 masters after every update.",
+    )
+    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
     channels_last: bool = placement(True, "Activations in NHWC memory order.")
     stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement(
         "plain",
@@ -327,6 +374,11 @@ class TelemetrySection(Section):
     linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
     log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
     log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
+    mlperf_log: bool = display(
+        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
+    )
+    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
+    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
 
 
 class ResourcesSection(Section):

@@ -29,16 +29,18 @@ class Layout:
         return self.bounds[-1][1]
 
 
-def plan_layout(sizes: Sequence[int], bucket_elements: int, multiple: int) -> Layout:
+def plan_layout(sizes: Sequence[int], bucket_elements: int, multiple: int, *, last_apart: bool = False) -> Layout:
     """Fills buckets in the order of `sizes`; a tensor larger than a bucket gets one of its own.
 
-    Buckets are padded to a multiple of `multiple` (the shards of a sharded update).
+    Buckets are padded to a multiple of `multiple` (the shards of a sharded update). With `last_apart` the last tensor
+    does not share its bucket.
     """
     unit = lcm(multiple, ALIGNMENT)
     starts, buckets, bounds = [], [], []
     bucket_start = position = 0
-    for size in sizes:
-        if position > bucket_start and position + size - bucket_start > bucket_elements:
+    for number, size in enumerate(sizes):
+        apart = last_apart and number == len(sizes) - 1
+        if position > bucket_start and (apart or position + size - bucket_start > bucket_elements):
             position = _round_up(position, unit)
             bounds.append((bucket_start, position))
             bucket_start = position

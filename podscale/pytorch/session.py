@@ -9,12 +9,14 @@ from pydantic_core import PydanticCustomError
 
 from podscale import models, schedules
 from podscale.checkpoint import Checkpoints
-from podscale.config import RunConfig
+from podscale.config import RunConfig, TrainSection
 from podscale.config.checks import check_ranks
+from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.order import build_order
+from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import Progress, State
 from podscale.pytorch.compilation import build_forward
@@ -26,13 +28,14 @@ from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.monitor import Monitor
 from podscale.pytorch.normalise import Normalise
-from podscale.pytorch.optim import build_optimizer
+from podscale.pytorch.optim import Optimizer, build_optimizer, build_share
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.randomness import Randomness
-from podscale.pytorch.reducer import Reducer, build_reducer
+from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
 from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
 from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.weights import GATHERED, Weights
 from podscale.pytorch.world import World
 from podscale.shards.shardset import ShardSet
 
@@ -76,6 +79,8 @@ class Session:
             global_batch=self.config.train.global_batch,
             steps_per_epoch=round(self.steps_per_epoch, 3),
             device=device_name(self.world),
+            train_images=round(self.steps_per_epoch * self.config.train.global_batch),
+            validation_images=self.evaluator.count,
             parameters=self.spec.size,
             training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
         )
@@ -103,31 +108,65 @@ class Session:
             self.stopping = self.stopping or word.stop
         return self.stopping
 
+    @property
+    def target_reached(self) -> bool:
+        """Whether the state, as it is, was measured to be as good as the document asks; the same on all ranks."""
+        target, top1 = self.config.train.target_top1, self.state.progress.top1
+        return target is not None and top1 is not None and top1 >= target
+
+    @property
+    def end(self) -> int:
+        """The updates of the whole run, as far as is known: those of the document, or those that were enough."""
+        return self.state.progress.step if self.target_reached else self.steps
+
     def evaluation_due(self) -> bool:
+        """Whether the state is to be measured and was not yet, which a stop may have prevented before."""
+        if self.state.progress.evaluated == self.state.progress.step:
+            return False
         step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
         return step == self.steps or schedules.crosses(step, every)
 
     def evaluate(self) -> None:
-        """Measures accuracy over the validation split and keeps it in the progress."""
+        """Measures accuracy over the validation split and keeps it in the progress; gives up when asked to stop."""
         progress = self.state.progress
-        self.heed(self.control.drain())
+        if self.heed(self.control.drain()):
+            return
+        self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.evaluator.measure(self.state.model, untimed)
+            found = self.evaluator.measure(self.state.model, untimed, lambda: self.stop.requested)
+        if found is None:
+            self.stopping = True
+            return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
-        self.monitor.evaluated(progress.step, found, epoch=progress.step / self.steps_per_epoch)
+        epoch = progress.step / self.steps_per_epoch
+        self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
 
     def checkpoint_due(self) -> bool:
         step, settings = self.state.progress.step, self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
-        return step == self.steps or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+        return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+
+    def settle(self) -> None:
+        """What is due between two updates. Raises Preempted where all ranks are to stop, once the state is saved."""
+        if not self.stopping and self.evaluation_due():
+            self.evaluate()
+        if self.stopping:
+            self.save(wait=True)
+            raise Preempted(
+                f"stopped on request after update {self.state.progress.step} of {self.steps}; the state is saved: "
+                "the same command continues"
+            )
+        if self.checkpoint_due():
+            self.save()
 
     def save(self, *, wait: bool = False) -> None:
         """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
         with self.monitor.phase("checkpoint"):
             self.heed(self.control.drain())  # what is known of every update so far belongs to the state
-            if self.world.first:
-                self.checkpoints.save(self.state.capture(self.world), top1=self.state.progress.top1)
+            snapshot = self.state.capture(self.world)
+            if snapshot is not None:
+                self.checkpoints.save(snapshot, top1=self.state.progress.top1)
                 if wait:
                     self.checkpoints.wait()
             if wait:
@@ -137,9 +176,10 @@ class Session:
         """Waits for the last checkpoint and writes the final model."""
         self.heed(self.control.drain())
         progress = self.state.progress
+        tensors = self.state.model_tensors()
         if self.world.first:
             self.checkpoints.wait()
-            export(self.state.model, Trained(self.config, self.classes, progress), self.model_directory)
+            export(tensors, Trained(self.config, self.classes, progress), self.model_directory)
         self.world.barrier()
         self.monitor.event("done", step=progress.step, skipped_updates=progress.skipped, **progress.evaluation)
 
@@ -171,13 +211,14 @@ def build_session(
     span_groups(model, world, batch_norm_span(config, world.size))
     statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
     precision = build_precision(train, world)
-    optimizer = build_optimizer(train.optimizer, model, spec)
-    reducer = build_reducer(train.all_reduce, model, world, extra=1 + len(statistics))
+    reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
+    report_wire(train.all_reduce, reducer, world, monitor)
     feed, normalise = Feed(world), Normalise(config.input, world, channels_last=train.channels_last)
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
     step = Step(
         reducer,
         optimizer,
+        weights,
         precision,
         statistics,
         schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
@@ -192,7 +233,7 @@ def build_session(
         classes=shard_set.classes,
         spec=spec,
         model_directory=model_directory,
-        state=State(model, optimizer, precision, Progress()),
+        state=State(model, weights, optimizer, precision, Progress()),
         step=GraphedStep(step, world, sampled=monitor.sampled) if train.cuda_graph else step,
         reducer=reducer,
         feed=feed,
@@ -213,6 +254,26 @@ def build_session(
         steps=steps,
         steps_per_epoch=steps_per_epoch,
     )
+
+
+def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monitor: Monitor) -> None:
+    """Measures what short messages cost in accuracy, where the document asks for them, and says so in the log."""
+    wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
+    if set(wires.values()) != {"fp32"} and isinstance(reducer, FlatReducer):
+        error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))
+        monitor.event("all_reduce_error", relative=error, algorithm=section.algorithm, ranks=world.size, **wires)
+
+
+def build_update(
+    train: TrainSection, model: torch.nn.Module, spec: models.ModelSpec, precision: Precision, world: World, extra: int
+) -> tuple[Reducer, Weights, Optimizer]:
+    """What averages gradients and updates the weights, over one flat layout."""
+    reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
+    weights = Weights(
+        reducer.buffer, reducer.gather, dtype=GATHERED[train.weight_gather], cast=lambda: precision.cast(model)
+    )
+    share = build_share(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
+    return reducer, weights, build_optimizer(train.optimizer, share)
 
 
 def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:

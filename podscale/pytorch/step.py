@@ -18,6 +18,7 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import Reducer, accumulating
 from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Step:
         self,
         reducer: Reducer,
         optimizer: Optimizer,
+        weights: Weights,
         precision: Precision,
         statistics: RunningStatistics,
         *,
@@ -51,8 +53,8 @@ class Step:
 
         `forward`: a batch's images to logits (see compilation); default: the reducer's module as it is.
         """
-        assert len(reducer.extra) == 1 + len(statistics)
-        self._reducer, self._optimizer = reducer, optimizer
+        assert len(reducer.buffer.extra) == 1 + len(statistics)
+        self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
         self._precision, self._statistics = precision, statistics
         self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._label_smoothing, self._accumulation = label_smoothing, accumulation
@@ -83,7 +85,8 @@ class Step:
 
     def _forward_backward(self, batch: DeviceBatch) -> None:
         reducer, parts = self._reducer, self._accumulation
-        loss_slot, statistics_slot = reducer.extra[:1], reducer.extra[1:]
+        extra = reducer.buffer.extra
+        loss_slot, statistics_slot = extra[:1], extra[1:]
         reducer.begin()
         self._statistics.remember()
         size = len(batch.labels) // parts
@@ -99,16 +102,20 @@ class Step:
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
     def _update(self) -> StepResult:
-        """Masks a non-finite update: a NaN of any rank is in everybody's averages, so all decide alike, unasked."""
-        reducer = self._reducer
-        loss = reducer.extra[0].clone()
-        finite = all_finite(reducer.buffers)
-        for buffer in reducer.buffers:
-            buffer.masked_fill_(~finite, 0.0)
-        self._precision.unscale(reducer.gradients)
+        """Masks a non-finite update.
+
+        A NaN of any rank is in everybody's averages; where the update is sharded, it may be in another rank's shard
+        alone, and the optimizer asks the others along with its norms. So all decide alike.
+        """
+        buffer = self._reducer.buffer
+        loss = buffer.extra[0].clone()
+        finite = all_finite([*buffer.averages, buffer.extra])
+        zero_unless(finite, buffer.averages)
+        self._precision.unscale(buffer.averages)
         finite = self._optimizer.step(self._next_hyper(), finite)
+        self._weights.publish()
         self._precision.update(finite)
-        self._statistics.settle(reducer.extra[1:], finite)
+        self._statistics.settle(buffer.extra[1:], finite)
         return StepResult(loss, finite)
 
     def _next_hyper(self) -> Hyper:
@@ -116,6 +123,14 @@ class Step:
         row = self._schedule.index_select(0, self._number)[0]
         self._number += 1
         return Hyper(*row.unbind())
+
+
+def zero_unless(finite: Tensor, buffers: list[Tensor]) -> None:
+    """Zeroes the buffers where not finite. On a CPU nobody waits for the answer, and two passes are saved."""
+    if finite.device.type == "cpu" and finite:
+        return
+    for buffer in buffers:
+        buffer.masked_fill_(~finite, 0.0)
 
 
 def all_finite(buffers: list[Tensor]) -> Tensor:

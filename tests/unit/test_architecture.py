@@ -35,6 +35,7 @@ FLOORS = {
     "podscale.input": 4,
     "podscale.evaluate": 5,
     "podscale.launch": 5,
+    "podscale.plan": 5,
     "podscale.pytorch": 6,
     "podscale.resume": 6,
     "podscale.stages": 7,

@@ -126,6 +126,14 @@ def test_ranks_and_the_global_batch(tmp_path, monkeypatch):
     assert find_problems(document(tmp_path, "launch.processes=2"), "here") == []
 
 
+def test_nccl_needs_gpus(tmp_path, monkeypatch):
+    config = document(tmp_path, "train.all_reduce.backend=nccl", "launch.processes=2")
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    assert "NCCL joins GPUs, and none is visible here" in only(config)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
+    assert find_problems(config, "here") == []
+
+
 def test_a_cuda_graph_needs_a_gpu(tmp_path, monkeypatch):
     config = document(tmp_path, "train.cuda_graph=true", "launch.processes=1")
     monkeypatch.setattr(devices, "visible_gpus", lambda: 0)

@@ -1,46 +1,69 @@
 """Weight decay and heavy-ball momentum, the parts that SGD and LARS share, in few passes over the memory.
 
-Factors are fp32 on the device: one scalar for all slots, or one for each. `addcmul` with such a scalar is a
-multiply-add in one pass.
+Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
 """
 
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Slot, where_finite
+from podscale.pytorch.optim.base import where_finite
+from podscale.pytorch.optim.share import Group, Share
+
+Form = Literal["unscaled", "scaled", "ratio_inside"]
+"""Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
+
+unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
+so that it rescales what old gradients left. ratio_inside: the ratio inside, the learning rate outside.
+"""
 
 
-def add_decay(slots: Sequence[Slot], weight_decay: Tensor) -> None:
-    """g += weight_decay * w for every slot that decays."""
-    decaying = [slot for slot in slots if slot.decays]
-    gradients, weights = [slot.gradient for slot in decaying], [slot.weight for slot in decaying]
-    torch._foreach_addcmul_(gradients, weights, [weight_decay] * len(decaying))
+def add_decay(group: Group, weight_decay: Tensor) -> None:
+    """g += weight_decay * w for the pieces that decay."""
+    gradients = [group.gradients[i] for i in group.decaying]
+    weights = [group.weights[i] for i in group.decaying]
+    if weights:
+        torch._foreach_addcmul_(gradients, weights, [weight_decay] * len(weights))
 
 
-def apply_momentum(
-    slots: Sequence[Slot], *, inside: Tensor, outside: Tensor, momentum: Tensor, nesterov: bool, finite: Tensor
-) -> None:
+class Momentum:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
-    Where the learning rate stands, inside or outside, decides whether a change of it acts on old gradients too.
-    Gradients are used up. Changes nothing where not finite.
+    `inside` and `outside` hold a factor for all, or one for each segment: see `Form`.
     """
-    weights, momenta = [slot.weight for slot in slots], [slot.momentum for slot in slots]
-    updates = [slot.gradient for slot in slots]
-    into = _for_each(where_finite(finite, inside, 0.0), len(slots))
-    away = _for_each(where_finite(finite, -outside, 0.0), len(slots))
-    torch._foreach_mul_(momenta, where_finite(finite, momentum, 1.0))
-    if not nesterov:
-        torch._foreach_addcmul_(momenta, updates, into)
-        torch._foreach_addcmul_(weights, momenta, away)
-        return
-    torch._foreach_mul_(updates, into)
-    torch._foreach_add_(momenta, updates)
-    torch._foreach_addcmul_(updates, momenta, _for_each(momentum, len(slots)))
-    torch._foreach_addcmul_(weights, updates, away)
+
+    def __init__(self, share: Share, *, nesterov: bool) -> None:
+        self._share, self._nesterov = share, nesterov
+        self.values = share.zeros()
+        self._views = share.views(self.values)
+
+    def step(self, inside: Tensor, outside: Tensor, momentum: Tensor, decay: Tensor | None, finite: Tensor) -> None:
+        """Adds `decay` times the weights first, if given. Uses up gradients; changes nothing where not finite."""
+        into = self._share.per_piece(where_finite(finite, inside, 0.0))
+        away = self._share.per_piece(where_finite(finite, -outside, 0.0))
+        keep = where_finite(finite, momentum, 1.0)
+        for group, momenta in zip(self._share.groups, self._views, strict=True):
+            if decay is not None:
+                add_decay(group, decay)
+            updates, pieces = group.gradients, slice(group.first, group.last)
+            torch._foreach_mul_(momenta, keep)
+            if self._nesterov:
+                torch._foreach_mul_(updates, into[pieces])
+                torch._foreach_add_(momenta, updates)
+                torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
+                torch._foreach_addcmul_(group.weights, updates, away[pieces])
+            else:
+                torch._foreach_addcmul_(momenta, updates, into[pieces])
+                torch._foreach_addcmul_(group.weights, momenta, away[pieces])
 
 
-def _for_each(factor: Tensor, slots: int) -> list[Tensor]:
-    return list(factor.expand(slots).unbind())
+def factors(form: Form, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands inside and outside the momentum buffer."""
+    match form:
+        case "unscaled":
+            return rate * ratio, torch.ones_like(rate)
+        case "scaled":
+            return torch.ones_like(rate), rate * ratio
+        case "ratio_inside":
+            return ratio, rate
