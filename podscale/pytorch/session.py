@@ -82,6 +82,7 @@ class Session:
             train_images=round(self.steps_per_epoch * self.config.train.global_batch),
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
+            optimizer_bytes=self.state.optimizer_bytes,
             training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
         )
 

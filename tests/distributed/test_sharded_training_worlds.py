@@ -21,6 +21,7 @@ from tests.distributed.test_training_worlds import (
     document,
     final_state,
     losses_of,
+    records_of,
     run_training,
     stop_after,
 )
@@ -106,6 +107,10 @@ def test_two_launches_make_the_bits_of_one(
     (second, *_) = run_world(4, lambda world: outcome(halted, shards, world))
     assert first.evaluation == second.evaluation
     assert_same_bits(final_state(halted), final_state(straight))
+    (started, *_) = (line for line in records_of(straight) if line.get("event") == "start")
+    row = 2 if changes.get("train__weight_update") == "sharded" else 1
+    kept = (2 if changes.get("train__optimizer") == {"name": "lamb"} else 1) + ("train__weight_gather" in changes)
+    assert started["optimizer_bytes"] == pytest.approx(kept * 4 * started["parameters"] / row, rel=0.2)
     assert losses_of(halted) == losses_of(straight)
 
 
