@@ -32,12 +32,16 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """`size` elements of one segment: from `at` in the flat layout, from `own` in buffers of the share alone."""
+    """`size` elements of one segment: from `at` in the flat layout, from `own` in buffers of the share alone.
+
+    weight: where they begin in the weights, which are laid out in one of the two ways.
+    """
 
     segment: int
     at: int
     own: int
     size: int
+    weight: int
 
 
 class Group(NamedTuple):
@@ -69,13 +73,14 @@ class Share:
         self.segments, self._exchange = list(segments), exchange
         self.length = sum(stop - start for start, stop in owned)
         self.device = gradients.device
-        self.pieces = cut(segments, owned)
-        whole = len(weights) == len(gradients)
-        assert whole or len(weights) == self.length
-        own_weights = [weights.narrow(0, p.at if whole else p.own, p.size) for p in self.pieces]
+        self.weights, self.gradients = weights, gradients
+        assert len(weights) in (len(gradients), self.length)
+        self.pieces = cut(segments, owned, compact=len(weights) != len(gradients))
+        own_weights = [weights.narrow(0, p.weight, p.size) for p in self.pieces]
         own_gradients = [gradients.narrow(0, p.at, p.size) for p in self.pieces]
         self.segment_of = torch.tensor([p.segment for p in self.pieces], dtype=torch.int64, device=self.device)
         self.adapts = torch.tensor([segment.adapts for segment in segments], device=self.device)
+        self.decays = torch.tensor([float(segment.decays) for segment in segments], device=self.device)
         self.groups = [
             Group(
                 first,
@@ -120,8 +125,11 @@ class Share:
         return list(pairwise([*bounds, len(self.pieces)]))
 
 
-def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]]) -> list[Piece]:
-    """The owned parts of all segments in the order of the layout, at most `PIECE` elements each."""
+def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]], *, compact: bool = False) -> list[Piece]:
+    """The owned parts of all segments in the order of the layout, at most `PIECE` elements each.
+
+    compact: whether the weights are this rank's elements alone.
+    """
     pieces, own = [], 0
     by_start = sorted(range(len(segments)), key=lambda number: segments[number].start)
     for range_start, range_stop in owned:
@@ -129,6 +137,7 @@ def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]]) -> list[P
             segment = segments[number]
             start, stop = max(range_start, segment.start), min(range_stop, segment.start + segment.size)
             for at in range(start, stop, PIECE):
-                pieces.append(Piece(number, at, own + at - range_start, min(PIECE, stop - at)))
+                within = own + at - range_start
+                pieces.append(Piece(number, at, within, min(PIECE, stop - at), within if compact else at))
         own += range_stop - range_start
     return pieces
