@@ -81,6 +81,8 @@ def _process_row(config: RunConfig) -> str:
 
 def _training_row(config: RunConfig, images: int | None) -> str:
     text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
+    if config.train.target_top1 is not None:
+        text = f"until {config.train.target_top1:.2%} top-1, at most {text}"
     if images is None:
         return f"{text}, updates {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)

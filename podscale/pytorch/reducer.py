@@ -83,7 +83,7 @@ class FlatReducer:
         extra: int = 1,
         sharded: bool = False,
     ) -> None:
-        self.module, self._all_reduce, self._overlap = model, all_reduce, overlap
+        self.module, self.all_reduce, self._overlap = model, all_reduce, overlap
         self.gather = _shards_of(all_reduce) if sharded else None
         self.buffer = GradientBuffer(
             model,
@@ -166,7 +166,7 @@ class FlatReducer:
         """Averages a bucket in place: all of it, or this rank's shard."""
         own = self._own.get(id(bucket))
         if self.gather is None or own is None:
-            self._all_reduce(bucket)
+            self.all_reduce(bucket)
         else:
             own.copy_(self.gather.reduce_scatter(bucket))
 

@@ -51,22 +51,26 @@ def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
     return [g.clone() for g in reducer.buffer.views] + [reducer.buffer.extra.clone()]
 
 
+ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp")
+BUCKETS = [(1, False, 1), (1, True, 3), (10_000, False, 3)]
+"""KiB of a bucket, channels-last, passes of an update."""
+
+
 def everything(world: World) -> dict[Any, list[Tensor]]:
-    """Every algorithm, bucket size, overlap and memory order, with and without accumulation, twice each."""
-    rows = [row for row in (1, 2, 4) if world.size % row == 0]
+    """Every algorithm with and without overlap, for several buckets, memory orders and accumulations, twice each."""
     found = {}
-    for (name, row), bucket_kb, overlap, channels_last, parts in product(
-        [("flat", None), ("ddp", None), *(("torus2d", row) for row in rows)],
-        (1, 10_000),
-        (True, False),
-        (False, True),
-        (1, 3),
-    ):
-        section = AllReduceSection(algorithm=name, row=row, bucket_mb=bucket_kb / 1024, overlap=overlap)
-        reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
-        one_update(reducer, world.rank, parts)
-        found[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
-        reducer.close()
+    for name in ALGORITHMS:
+        rows = (1, 2, 4) if name in ("hierarchical", "torus2d") else (world.size,)
+        for row, overlap, (bucket_kb, channels_last, parts) in product(rows, (True, False), BUCKETS):
+            if world.size % row:
+                continue
+            section = AllReduceSection(
+                algorithm=name, row=row, bucket_mb=bucket_kb / 1024, overlap=overlap, hybrid_mb=0.001
+            )
+            reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
+            one_update(reducer, world.rank, parts)
+            found[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
+            reducer.close()
     return found
 
 

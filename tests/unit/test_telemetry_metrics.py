@@ -43,6 +43,14 @@ def test_counters_exist_at_zero_and_gauges_only_once_set(registry: CollectorRegi
     assert value(registry, "train_run_info", model="resnet50", precision="bf16", version=_version()) == 1
 
 
+def test_what_auto_chose_is_an_info_metric_once_it_is_known(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
+    facts = {"algorithm": "torus2d", "bucket_mb": "8", "row_latency_us": "12.5"}
+    assert value(registry, "train_all_reduce_info", **facts) is None
+    metrics.all_reduce(facts)
+    assert value(registry, "train_all_reduce_info", **facts) == 1
+    assert value(registry, "train_run_info", model="resnet50", precision="bf16", version=_version()) == 1
+
+
 def _version() -> str:
     from podscale.version import VERSION
 

@@ -37,8 +37,8 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
         case "hybrid":
             small = Hierarchical(world.mesh(section.row), device, row, column)
             return Hybrid(small, Ring(world.line(), device, column), int(section.hybrid_mb * 2**20))
-        case "ddp":
-            raise AssertionError("ddp brings its own buckets: see reducer.build_reducer")
+        case "ddp" | "auto":
+            raise AssertionError(f"{section.algorithm}: see reducer.build_reducer and allreduce.auto")
 
 
 __all__ = [
