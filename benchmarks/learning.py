@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from conditions import head
-from learning_parts import DOCUMENTS, PARTS
+from learning_parts import DOCUMENTS, PARTS, due
 from learning_results import write_results
 from trials import Record, Records, Runner, Trial, code_version, run_due, short
 
@@ -34,7 +34,7 @@ def main() -> None:
     place = Place(arguments.work.resolve())
     if arguments.images is not None:
         train(place, arguments.images.resolve(), arguments.parts, jobs=arguments.jobs, restart=arguments.restart)
-    write_results(first, {name: place.records(name) for name in PARTS if name in place.parts})
+    write_results(first, {name: place.records_of(name) for name in PARTS if name in place.parts})
 
 
 def train(place: "Place", images: Path, parts: list[str], *, jobs: int, restart: bool) -> None:
@@ -42,18 +42,20 @@ def train(place: "Place", images: Path, parts: list[str], *, jobs: int, restart:
     commit, code = code_version()
     documents = {**DOCUMENTS, "photographs": {**DOCUMENTS["photographs"], "data.source": str(images)}}
     runner = Runner(place.folder, documents, commit, code)
+    asked = [PARTS[name] for name in parts]
     for name in parts:
-        records = place.begin(name, code, restart=restart)
-        for family in PARTS[name].families:
-            runner.shard(family)
-        run_due(PARTS[name].due, records, partial(told, runner, name), jobs)
+        place.begin(name, code, restart=restart)
+    for family in sorted({family for part in asked for family in part.families}):
+        runner.shard(family)
+    run_due(partial(due, asked), Records(place.records, code), partial(told, runner), jobs)
 
 
-def told(runner: Runner, part: str, trial: Trial) -> Record:
+def told(runner: Runner, trial: Trial) -> Record:
     """Trains, and says how it ended."""
     record = runner.train(trial)
     ended = record.error if record.top1 is None else f"{record.top1:.2%}"
-    print(f"({part}) {short(trial.settings)}, seed {trial.seed}: {ended} in {record.cpu_seconds:.0f} CPU-s", flush=True)
+    settings = short(trial.settings) or "the document as it is"
+    print(f"{settings}, seed {trial.seed}: {ended} in {record.cpu_seconds:.0f} CPU seconds", flush=True)
     return record
 
 
@@ -62,11 +64,11 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._path = folder, folder / "parts.json"
+        self.folder, self.records, self._path = folder, folder / "records", folder / "parts.json"
         self.parts: dict[str, str] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def begin(self, part: str, code: str, *, restart: bool) -> Records:
-        """The records of a part; ends the program where the part began with other code."""
+    def begin(self, part: str, code: str, *, restart: bool) -> None:
+        """Lays a part down to a version of the code; ends the program where it began with another one."""
         if not restart and self.parts.get(part, code) != code:
             sys.exit(
                 f"part {part} began with podscale/ at git tree {self.parts[part][:12]}, this is {code[:12]}: check out "
@@ -74,10 +76,9 @@ class Place:
             )
         self.parts[part] = code
         self._path.write_text(json.dumps(self.parts, indent=1))
-        return self.records(part)
 
-    def records(self, part: str) -> Records:
-        return Records(self.folder / "records", self.parts[part])
+    def records_of(self, part: str) -> Records:
+        return Records(self.records, self.parts[part])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from conditions import RESULTS, publish
 from learning_parts import PARTS, SEED_OF_SWEEPS, Arm, Groups, Part, Sweep
 from learning_text import QUESTIONS, READING, SETTING
 from plots import Line, write_plot
-from trials import Record, Records, short
+from trials import Record, Records, Trial
 
 Point = tuple[float, float, float]
 
@@ -132,7 +132,7 @@ def difference(first: Sequence[float], values: Sequence[float]) -> str:
 def sweep_table(sweeps: Sequence[Sweep], records: Records) -> list[str]:
     """The learning rates tried for each optimizer and batch, with one seed."""
     lines = [
-        f"Learning rates tried with seed {SEED_OF_SWEEPS}, which no figure below uses, with the top-1 of each:",
+        f"Learning rates tried, with the top-1 of each at seed {SEED_OF_SWEEPS}:",
         "",
         "| batch | optimizer | rate: top-1 |",
         "|---:|---|---|",
@@ -152,26 +152,36 @@ def _tried(rate: float, record: Record, *, best: bool) -> str:
 
 def all_runs(name: str, part: Part, records: Records) -> list[str]:
     """Every training of a part, and the code that ran it."""
-    trials = {trial.key: trial for trial in part.due(records.get)}
-    found = [record for trial in trials.values() if (record := records.get(trial)) is not None]
+    found = [(label, record) for label, trial in named_trials(part, records) if (record := records.get(trial))]
     if not found:
         return []
-    commits = sorted({record.commit[:12] for record in found})
+    commits = sorted({record.commit[:12] for _, record in found})
     rows = [
-        f"| {short(record.settings) or 'the document as it is'} | {record.seed} | {record.updates:,} | "
+        f"| {label} | {record.seed} | {record.updates:,} | "
         f"{f'{record.top1:.2%}' if record.top1 is not None else 'diverged'} | {record.masked} | "
         f"{record.cpu_seconds:.0f} |"
-        for record in found
+        for label, record in found
     ]
     return [
         "<details>",
         f"<summary>({name}) every training: {len(found)}, with podscale/ at git tree {records.code[:12]} "
         f"({'commit' if len(commits) == 1 else 'commits'} {', '.join(commits)})</summary>",
         "",
-        "| settings on top of the document | seed | updates | top-1 | masked updates | CPU seconds |",
+        "| training | seed | updates | top-1 | masked updates | CPU seconds |",
         "|---|---:|---:|---:|---:|---:|",
         *rows,
         "",
         "</details>",
         "",
     ]
+
+
+def named_trials(part: Part, records: Records) -> Iterator[tuple[str, Trial]]:
+    """The trials of a part with names for people."""
+    for sweep in part.sweeps:
+        for rate, trial in sweep.trials(records.get).items():
+            yield f"sweep: batch {sweep.batch:,}, {sweep.optimizer.upper()}, rate {rate:g}", trial
+    for group, arms in part.groups(records.get).items():
+        for arm in arms:
+            for trial in arm.trials:
+                yield f"{group}{': ' if group else ''}{arm.name}", trial

@@ -11,8 +11,8 @@ from podscale.evaluate.report.charts.scale import Scale, rounded_out
 from podscale.evaluate.report.figures import short
 from podscale.evaluate.report.svg import Markup, tag
 
-WIDTH, HEIGHT = 640.0, 360.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 58.0, 46.0
+WIDTH, PLOT_HEIGHT = 640.0, 260.0
+LEFT, RIGHT, TITLE, LEGEND_ROW, BOTTOM = 58.0, 16.0, 34.0, 20.0, 46.0
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#7a5195", "#e69f00", "#56b4e9", "#8a8f98", "#cc79a7")
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#5f6873}text.title{font-size:15px;font-weight:600;fill:#1d2126}"
@@ -44,13 +44,17 @@ def write_plot(
     xs = [x for line in drawn for x, _, _ in line.points]
     ys = [y + side * d for line in drawn for _, y, d in line.points for side in (-1, 1)]
     room = 1.12 if log_x else 1.0
+    legend, rows = _legend(drawn)
+    top = TITLE + LEGEND_ROW * (rows + 1)
+    base = top + PLOT_HEIGHT
     x = Scale(min(xs) / room if log_x else min(0.0, *xs), max(xs) * room, LEFT, WIDTH - RIGHT, log_x)
-    y = Scale(*(y_range or rounded_out(min(ys), max(ys))), HEIGHT - BOTTOM, TOP)
+    y = Scale(*(y_range or rounded_out(min(ys), max(ys))), base, top)
     body = [
-        tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff"),
-        tag("text", title, x=LEFT, y=20.0, class_="title"),
-        _legend(drawn),
-        _frame(x, y, x_ticks or x.ticks(7), x_name, y_name),
+        tag("rect", width=WIDTH, height=base + BOTTOM, fill="#ffffff"),
+        tag("text", title, x=8.0, y=22.0, class_="title"),
+        legend,
+        tag("text", y_name, x=8.0, y=top - 10),
+        _frame(x, y, x_ticks or x.ticks(7), x_name),
         [_line(line, COLOURS[i % len(COLOURS)], x, y) for i, line in enumerate(drawn)],
     ]
     drawing = tag(
@@ -58,14 +62,15 @@ def write_plot(
         tag("style", Markup(STYLE)),
         body,
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
+        viewBox=f"0 0 {WIDTH:.0f} {base + BOTTOM:.0f}",
         role="img",
         aria_label=title,
     )
     path.write_text(f"{drawing}\n")
 
 
-def _frame(x: Scale, y: Scale, x_ticks: Sequence[float], x_name: str, y_name: str) -> list[list[Markup]]:
+def _frame(x: Scale, y: Scale, x_ticks: Sequence[float], x_name: str) -> list[list[Markup]]:
+    base = y.start
     rows = [
         [
             tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"),
@@ -73,7 +78,6 @@ def _frame(x: Scale, y: Scale, x_ticks: Sequence[float], x_name: str, y_name: st
         ]
         for value in y.ticks(6)
     ]
-    base = HEIGHT - BOTTOM
     columns = [
         [
             tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 5, class_="axis"),
@@ -81,22 +85,24 @@ def _frame(x: Scale, y: Scale, x_ticks: Sequence[float], x_name: str, y_name: st
         ]
         for value in x_ticks
     ]
-    names = [
-        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, class_="axis"),
-        tag("text", x_name, x=WIDTH - RIGHT, y=HEIGHT - 8, text_anchor="end"),
-        tag("text", y_name, x=8.0, y=TOP - 12),
-    ]
-    return [*rows, *columns, names]
+    axis = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, class_="axis")
+    return [*rows, *columns, [axis, tag("text", x_name, x=WIDTH - RIGHT, y=base + 38, text_anchor="end")]]
 
 
-def _legend(lines: Sequence[Line]) -> list[Markup]:
-    parts, at = [], LEFT + 70
+def _legend(lines: Sequence[Line]) -> tuple[list[Markup], int]:
+    """The names of the lines under the title, and how many rows they take; a single line needs none."""
+    if len(lines) < 2:
+        return [], 0
+    parts, at, row = [], 8.0, 1
     for i, line in enumerate(lines):
-        colour = COLOURS[i % len(COLOURS)]
-        parts.append(tag("line", x1=at, x2=at + 18, y1=TOP - 16, y2=TOP - 16, stroke=colour, stroke_width=3))
-        parts.append(tag("text", line.name, x=at + 24, y=TOP - 12))
-        at += 24 + 6.6 * len(line.name) + 18
-    return parts
+        width = 24 + 6.7 * len(line.name) + 18
+        if at + width > WIDTH and at > 8.0:
+            at, row = 8.0, row + 1
+        y, colour = TITLE + LEGEND_ROW * row - 6, COLOURS[i % len(COLOURS)]
+        parts.append(tag("line", x1=at, x2=at + 18, y1=y - 4, y2=y - 4, stroke=colour, stroke_width=3))
+        parts.append(tag("text", line.name, x=at + 24, y=y))
+        at += width
+    return parts, row
 
 
 def _line(line: Line, colour: str, x: Scale, y: Scale) -> list[Markup]:

@@ -236,6 +236,47 @@ def bench_allreduce(
     )
 
 
+@bench.command("train")
+def bench_train(
+    document: Annotated[
+        Optional[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Run document to measure; default: ResNet-50 at 224 px in bf16 under LARS.",
+            autocompletion=_complete_run,
+        ),
+    ] = None,
+    changes: Set = [],
+    sweep: Annotated[Optional[str], typer.Option(help="Measure a named series of variants: gpu, cpu.")] = None,
+    vary: Annotated[
+        list[str],
+        typer.Option(metavar="A.B=X,Y", help="Measure these values; several make a grid. batch= is images per rank."),
+    ] = [],
+    shard_set: Annotated[
+        Optional[str], typer.Option(metavar="DIR", help="Shard set for the variants that read real images.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="Updates before timing begins.", min=5)] = 20,
+    steps: Annotated[int, typer.Option(help="Updates timed.", min=2)] = 50,
+    parts: Annotated[int, typer.Option(help="Further updates measured part by part.", min=1)] = 5,
+    time_limit: Annotated[float, typer.Option(help="Seconds for one variant.", min=10)] = 300.0,
+    budget: Annotated[float, typer.Option(help="Seconds for all variants.", min=10)] = 86400.0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
+) -> None:
+    """Images/s, parts of an update, share of the device's peak, memory. Started again, it measures what is missing."""
+    from podscale.bench.sweep import Settings
+    from podscale.commands import bench as command
+
+    command.train(
+        document,
+        changes,
+        sweep=sweep,
+        vary=vary,
+        settings=Settings(warmup, steps, parts, time_limit, budget, shard_set),
+        out=out,
+        command=os.environ.get("PODSCALE_COMMAND", "podscale bench train"),
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code where the command did not exit itself."""
     typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]

@@ -26,6 +26,7 @@ def check_sections(config: RunConfig) -> None:
             "train.global_batch",
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
+    check_step(config)
     check_span(config)
     check_phases(train)
     check_update(train)
@@ -83,6 +84,25 @@ def check_update(train: TrainSection) -> None:
             "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
             "fp32, bf16 or fp16; choose another algorithm",
         )
+
+
+def check_step(config: RunConfig) -> None:
+    """Raises where the ways to carry out an update exclude each other."""
+    train = config.train
+    if train.cuda_graph and train.all_reduce.algorithm == "ddp":
+        raise conflict(
+            "train.cuda_graph",
+            "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole update; set "
+            "train.all_reduce.algorithm to one of ours, or train.cuda_graph=false",
+        )
+    if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
+        raise conflict(
+            "train.compile",
+            f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
+            "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
+        )
+    if train.stem_compute == "space_to_depth" and config.model.stem == "small":
+        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
 
 
 def check_alexnet(config: RunConfig, smallest: int) -> None:

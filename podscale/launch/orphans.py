@@ -46,12 +46,17 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+def state(pid: int) -> str:
+    """The state of a process as in /proc (T: stopped, Z: a zombie); empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def alive(pid: int) -> bool:
     """False for a process that is gone or a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return state(pid) not in ("", "Z", "X")
 
 
 def members(rank_dir: Path) -> list[int]:

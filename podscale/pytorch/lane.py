@@ -36,12 +36,19 @@ class ThreadLane:
         self._running: list[Future[None]] = []
 
     def submit(self, bucket: Tensor) -> None:
-        self._running.append(self._thread.submit(self._average, bucket))
+        self._running.append(self._thread.submit(self._carry_out, bucket, len(self._running) + 1))
 
     def wait(self) -> None:
         running, self._running = self._running, []
         for future in running:
             future.result()
+
+    def _carry_out(self, bucket: Tensor, number: int) -> None:
+        try:
+            self._average(bucket)
+        except RuntimeError as error:
+            error.add_note(f"the average of gradient bucket {number}")
+            raise
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -16,6 +16,7 @@ from podscale.checkpoint import Passed, Saved
 from podscale.config import RunConfig
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
+from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog
@@ -32,9 +33,16 @@ class Monitor:
     """
 
     def __init__(
-        self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int, mlperf: MlperfLog | None = None
+        self,
+        metrics: TrainMetrics,
+        log: EventLog | None,
+        *,
+        log_every: int,
+        mlperf: MlperfLog | None = None,
+        whereabouts: Whereabouts | None = None,
     ) -> None:
         self._metrics, self._log, self._log_every, self._mlperf = metrics, log, log_every, mlperf
+        self._whereabouts = whereabouts or Whereabouts()
         self._step_started = time.perf_counter()
         self._last_step, self._ranks = 0, 1
         self._laps: dict[int, Lap] = {}
@@ -44,6 +52,7 @@ class Monitor:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (names in telemetry.phases)."""
+        self._whereabouts.enter(name)
         if name == "data_wait":
             self._step_started = time.perf_counter()
         elif name == "allreduce_wait":
@@ -55,6 +64,7 @@ class Monitor:
     ) -> None:
         """The training begins after `step` updates; its first image has not been read yet."""
         self._last_step, self._ranks = total_steps, ranks
+        self._whereabouts.updated(step)
         self._metrics.world(ranks, global_batch)
         self._metrics.lap()
         self.event(
@@ -65,12 +75,13 @@ class Monitor:
             global_batch=global_batch,
             **more,
         )
-        if self._mlperf is not None:
+        if self._mlperf is not None and step < total_steps:  # else all was done before, and its log is complete
             wanted = {name: more[name] for name in ("device", "train_images", "validation_images")}
             self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **wanted)
 
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
+        self._whereabouts.updated(step)
         self._metrics.step(images, time.perf_counter() - self._step_started)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
@@ -104,6 +115,11 @@ class Monitor:
         """An evaluation begins after `step` updates, all of which are done."""
         if self._mlperf is not None:
             self._mlperf.evaluating(step)
+
+    def sampled(self, seconds: dict[str, float]) -> None:
+        """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
+        self._metrics.sampled(seconds)
+        self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
 
     def evaluated(self, step: int, found: Evaluation, *, epoch: float, target_reached: bool = False) -> None:
         """Reports an evaluation, and whether it ends the run."""
@@ -144,7 +160,12 @@ class Monitor:
 
 @contextmanager
 def monitoring(
-    config: RunConfig, world: World, run: RunDirectory, rank_directory: Path, fence: Callable[[], None] | None
+    config: RunConfig,
+    world: World,
+    run: RunDirectory,
+    rank_directory: Path,
+    fence: Callable[[], None] | None,
+    whereabouts: Whereabouts | None = None,
 ) -> Iterator[Monitor]:
     """The monitor of one rank; its metrics are written beside training until the end of the block."""
     registry = CollectorRegistry()
@@ -159,7 +180,7 @@ def monitoring(
     mlperf = MlperfLog(run.mlperf, config, fence) if world.first and config.telemetry.mlperf_log else None
     try:
         with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
-            yield Monitor(metrics, log, log_every=config.telemetry.log_every, mlperf=mlperf)
+            yield Monitor(metrics, log, log_every=config.telemetry.log_every, mlperf=mlperf, whereabouts=whereabouts)
     finally:
         if mlperf is not None:
             mlperf.close()

@@ -13,20 +13,24 @@ from podscale.config import RunConfig, TrainSection
 from podscale.config.checks import check_ranks
 from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.order import build_order
 from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import Progress, State
+from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.control import Control, Word
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
+from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.monitor import Monitor
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import Optimizer, build_optimizer, build_share
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
 from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
@@ -46,7 +50,7 @@ class Session:
     spec: models.ModelSpec
     model_directory: Path
     state: State
-    step: Step
+    step: Step | GraphedStep
     reducer: Reducer
     feed: Feed
     loader: Loader
@@ -70,7 +74,7 @@ class Session:
         self.monitor.started(
             resumed=resumed,
             step=self.state.progress.step,
-            total_steps=self.steps,
+            total_steps=self.end,
             ranks=self.world.size,
             global_batch=self.config.train.global_batch,
             steps_per_epoch=round(self.steps_per_epoch, 3),
@@ -78,7 +82,8 @@ class Session:
             train_images=round(self.steps_per_epoch * self.config.train.global_batch),
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
-            training_flops_per_image=3 * self.spec.flops(self.config.input.image_size),
+            training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
+            optimizer_bytes=self.state.optimizer_bytes,
         )
 
     def heed(self, words: list[Word]) -> bool:
@@ -116,16 +121,23 @@ class Session:
         return self.state.progress.step if self.target_reached else self.steps
 
     def evaluation_due(self) -> bool:
+        """Whether the state is to be measured and was not yet, which a stop may have prevented before."""
+        if self.state.progress.evaluated == self.state.progress.step:
+            return False
         step, every = self.state.progress.step, self.config.evaluate.every_epochs * self.steps_per_epoch
         return step == self.steps or schedules.crosses(step, every)
 
     def evaluate(self) -> None:
-        """Measures accuracy over the validation split and keeps it in the progress."""
+        """Measures accuracy over the validation split and keeps it in the progress; gives up when asked to stop."""
         progress = self.state.progress
-        self.heed(self.control.drain())
+        if self.heed(self.control.drain()):
+            return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.evaluator.measure(self.state.model, untimed)
+            found = self.evaluator.measure(self.state.model, untimed, lambda: self.stop.requested)
+        if found is None:
+            self.stopping = True
+            return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
@@ -135,6 +147,19 @@ class Session:
         step, settings = self.state.progress.step, self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
         return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+
+    def settle(self) -> None:
+        """What is due between two updates. Raises Preempted where all ranks are to stop, once the state is saved."""
+        if not self.stopping and self.evaluation_due():
+            self.evaluate()
+        if self.stopping:
+            self.save(wait=True)
+            raise Preempted(
+                f"stopped on request after update {self.state.progress.step} of {self.steps}; the state is saved: "
+                "the same command continues"
+            )
+        if self.checkpoint_due():
+            self.save()
 
     def save(self, *, wait: bool = False) -> None:
         """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
@@ -189,8 +214,20 @@ def build_session(
     precision = build_precision(train, world)
     reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
     report_wire(train.all_reduce, reducer, world, monitor)
-    feed = Feed(config.input, world, channels_last=train.channels_last)
+    feed, normalise = Feed(world), Normalise(config.input, world, channels_last=train.channels_last)
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
+    step = Step(
+        reducer,
+        optimizer,
+        weights,
+        precision,
+        statistics,
+        schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
+        label_smoothing=train.label_smoothing,
+        accumulation=train.accumulation,
+        forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
+        randomness=Randomness(model, config.run.seed, world),
+    )
     return Session(
         config=config,
         world=world,
@@ -198,16 +235,7 @@ def build_session(
         spec=spec,
         model_directory=model_directory,
         state=State(model, weights, optimizer, precision, Progress()),
-        step=Step(
-            reducer,
-            optimizer,
-            weights,
-            precision,
-            statistics,
-            schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
-            label_smoothing=train.label_smoothing,
-            accumulation=train.accumulation,
-        ),
+        step=GraphedStep(step, world, sampled=monitor.sampled) if train.cuda_graph else step,
         reducer=reducer,
         feed=feed,
         loader=build_loader(
@@ -265,7 +293,8 @@ def build_evaluator(
     """The evaluator over the validation split, and its loader, which the caller closes."""
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, rank=world.rank, world=world.size, device=str(world.device))
-    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, precision, world)
+    normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
+    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world)
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:
@@ -275,6 +304,8 @@ def check_world(config: RunConfig, world: World, samples: int) -> None:
     except PydanticCustomError as error:
         raise InputError(error.message()) from None
     train = config.train
+    if train.cuda_graph and not world.on_gpu:
+        raise InputError("train.cuda_graph: torch sees no CUDA device here; set train.cuda_graph=false")
     if train.global_batch > samples:
         raise InputError(
             f"train.global_batch {train.global_batch} is larger than the training split of {samples} images; "

@@ -10,10 +10,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch, Phase
 from podscale.pytorch.loss import smoothed_cross_entropy
 from podscale.pytorch.optim import Hyper, Optimizer
 from podscale.pytorch.precision import Precision
+from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import Reducer, accumulating
 from podscale.pytorch.statistics import RunningStatistics
 from podscale.pytorch.weights import Weights
@@ -44,19 +46,36 @@ class Step:
         schedule: Tensor,
         label_smoothing: float,
         accumulation: int = 1,
+        forward: Forward | None = None,
+        randomness: Randomness | None = None,
     ) -> None:
-        """`schedule`: fp32 [updates, schedules.COLUMNS], on the device."""
+        """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
+
+        `forward`: a batch's images to logits (see compilation); default: the reducer's module as it is.
+        """
         assert len(reducer.buffer.extra) == 1 + len(statistics)
         self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
         self._precision, self._statistics = precision, statistics
         self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._label_smoothing, self._accumulation = label_smoothing, accumulation
+        self._forward = forward or reducer.module
+        self._randomness = randomness
 
     def seek(self, number: int) -> None:
         """The next update is the one after `number` updates: what a resumed run begins with."""
         self._number.fill_(number)
 
     def __call__(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+        self.begin(batch.source.step)
+        return self.carry_out(batch, phase)
+
+    def begin(self, step: int) -> None:
+        """What the host does before update `step`, from 0; the rest is the device's."""
+        if self._randomness is not None:
+            self._randomness.begin(step)
+
+    def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+        """The update itself: the same sequence of work for the device every time."""
         with phase("forward_backward"):
             self._forward_backward(batch)
         with phase("allreduce_wait"):
@@ -75,7 +94,7 @@ class Step:
             last = number == parts - 1
             with accumulating(reducer, last=last):
                 with self._precision.autocast():
-                    logits = reducer.module(batch.images[start:stop])
+                    logits = self._forward(batch.images[start:stop])
                 loss = smoothed_cross_entropy(logits, batch.labels[start:stop], self._label_smoothing) / parts
                 loss_slot += loss.detach()
                 if last:

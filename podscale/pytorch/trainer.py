@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from podscale.errors import Preempted
 from podscale.pytorch.checkpoints import restore_or_start
 from podscale.pytorch.session import Session
 
@@ -26,6 +25,8 @@ def train(session: Session) -> TrainResult:
     resumed = restore_or_start(session.checkpoints, session.config.checkpoint.resume, session.state, session.world)
     session.step.seek(progress.step)
     session.started(resumed)
+    if resumed and session.evaluation_due():
+        session.settle()  # the former launch was asked to stop before it had measured this state
 
     batches = session.loader.batches(progress.step, session.end)
     for batch in session.feed(batches, monitor.phase):
@@ -34,16 +35,8 @@ def train(session: Session) -> TrainResult:
         control.send(progress.step, result, busy=monitor.busy, stop=session.stop.requested)
         monitor.updated(progress.step, len(batch.labels), session.loader.bad_records)
 
-        if session.heed(control.due()):
-            session.save(wait=True)
-            raise Preempted(
-                f"stopped on request after update {progress.step} of {session.steps}; the state is saved: "
-                "the same command continues"
-            )
-        if session.evaluation_due():
-            session.evaluate()
-        if session.checkpoint_due():
-            session.save()
+        session.heed(control.due())
+        session.settle()
         if session.target_reached:
             break
 

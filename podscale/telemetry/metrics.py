@@ -67,6 +67,7 @@ class TrainMetrics(Collector):
         self._checkpoint_failures = 0
         self._gauges: dict[str, float] = {}
         self._infos: dict[str, Mapping[str, str]] = {"train_run": {"version": VERSION, **(info or {})}}
+        self._sampled: dict[str, float] = {}
         self._lap = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
         registry.register(self)
 
@@ -86,6 +87,10 @@ class TrainMetrics(Collector):
     ) -> None:
         """Sets what is known of the state of training."""
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate)
+
+    def sampled(self, seconds: Mapping[str, float]) -> None:
+        """Sets the times on the device of the newest sampled update, by phase."""
+        self._sampled = dict(seconds)
 
     def world(self, size: int, global_batch: int) -> None:
         self._set(train_world_size=size, train_global_batch_size=global_batch)
@@ -139,6 +144,8 @@ class TrainMetrics(Collector):
         for name, values in list(self._infos.items()):
             info = {**self._labels, **values}
             yield _add(GaugeMetricFamily(f"podscale_{name}_info", INFOS[name], labels=[*info]), info, 1)
+        if self._sampled:
+            yield self._sampled_phases()
 
     def describe(self) -> list[Metric]:
         """Nothing: names are known when collected, and registration must not collect."""
@@ -166,6 +173,16 @@ class TrainMetrics(Collector):
         family = CounterMetricFamily(f"podscale_{name}", text, labels=[*self._labels, label])
         for key, value in values.items():
             _add(family, {**self._labels, label: key}, value)
+        return family
+
+    def _sampled_phases(self) -> Metric:
+        family = GaugeMetricFamily(
+            "podscale_train_sampled_phase_seconds",
+            "Device time of a phase in the newest sampled update (of a CUDA graph).",
+            labels=[*self._labels, "phase"],
+        )
+        for name, seconds in self._sampled.items():
+            _add(family, {**self._labels, "phase": name}, seconds)
         return family
 
     def _histogram(self) -> Metric:

@@ -1,7 +1,6 @@
 """Whole trainings on real processes: learning, bit-exact resume, stopping, masking."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,11 +181,11 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
             },
         ),
     ):
-        straight = document(tmp_path / f"straight{size}", **more)
-        halted = document(tmp_path / f"halted{size}", **more)
+        straight = document(tmp_path / f"straight{size}", evaluate__every_epochs=2, **more)
+        halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
         whole = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
-        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(4, world.size - 1)))
-        assert all("after update 7 of 12" in error for error, _ in first), first[0][0]
+        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(7, world.size - 1)))
+        assert all("after update 10 of 12" in error for error, _ in first), first[0][0]
         second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
@@ -198,6 +197,52 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     (told,) = (line for line in records_of(straight) if line.get("event") == "all_reduce_error")
     assert 1e-4 < told["relative"] < 1e-2
     assert (told["wire_row"], told["wire_column"]) == ("fp32", "bf16")
+
+
+def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
+    """One rank is asked to stop while the state after update `step` is being measured, early in the split."""
+
+    def prepare(session: Session) -> None:
+        original = session.evaluation_loader.batches
+
+        def batches(start: int, stop: int) -> Any:
+            for batch in original(start, stop):
+                if session.state.progress.step == step:
+                    steps_seen.append(batch.step)
+                    session.stop.requested |= session.world.rank == rank
+                yield batch
+
+        session.evaluation_loader.batches = batches  # type: ignore[method-assign]
+
+    return prepare
+
+
+@pytest.mark.parametrize("step", [6, 12])
+def test_a_stop_cuts_an_evaluation_short(run_world: Any, make_shard_set: Any, tmp_path: Path, step: int) -> None:
+    """In the middle and at the end of a run; the next launch measures first, and the end is the same."""
+    shards = make_shard_set()
+    straight = document(tmp_path / "straight", evaluate__batch=1)
+    halted = document(tmp_path / "halted", evaluate__batch=1)
+
+    def body(world: World) -> tuple[str, int]:
+        seen: list[int] = []
+        with pytest.raises(Preempted) as caught:
+            run_training(halted, shards, world, stop_in_evaluation(step, 1, seen))
+        return str(caught.value), len(seen)
+
+    whole = run_world(2, lambda world: run_training(straight, shards, world))
+    for error, seen in run_world(2, body):
+        assert f"stopped on request after update {step} of 12; the state is saved" in error
+        assert seen < 10, "20 images on two ranks are 10 steps"
+    assert [line for line in records_of(halted) if line["kind"] == "evaluation" and line["step"] == step] == []
+    assert run_world(2, lambda world: run_training(halted, shards, world)) == whole
+    assert_same_bits(final_state(halted), final_state(straight))
+    measured = [
+        [(line["step"], line["top1"], line["loss"]) for line in records_of(config) if line["kind"] == "evaluation"]
+        for config in (halted, straight)
+    ]
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == 4
 
 
 def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -298,29 +343,6 @@ def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: An
     assert "groups of 4 ranks" in group
 
 
-def test_a_lost_peer_is_named(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    from podscale.pytorch.world import explain_peer_failure
-
-    shards, config = make_shard_set(), document(tmp_path)
-
-    def die(session: Session) -> None:
-        if session.world.rank == 1:
-            before_every_step(session, lambda batch: os._exit(9))
-
-    def body(world: World) -> tuple[str, int]:
-        try:
-            run_training(config, shards, world, die)
-        except RuntimeError as error:
-            explained = explain_peer_failure(error, world.rank, world.size, "train")
-            return (str(explained), int(explained.exit_code)) if explained else (str(error), 0)
-        raise AssertionError("the training went on without its peer")
-
-    with pytest.raises(AssertionError) as caught:  # the dead rank gives no answer
-        run_world(2, lambda world: pytest.fail(str(body(world))), seconds=60)
-    assert "rank 0 of 2 lost a peer" in str(caught.value)
-    assert "77" in str(caught.value)
-
-
 def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     """20 images on 1 and 3 ranks with batches of 4, so that the last step is padded."""
     shards, config = make_shard_set(), document(tmp_path)
@@ -329,7 +351,7 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         shard_set = ShardSet.open(shards)
         model = build_placed_model(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        feed = Feed(config.input, world, channels_last=True)
+        feed = Feed(world)
         loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
         found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
         loader.close()

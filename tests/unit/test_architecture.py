@@ -16,6 +16,7 @@ FLOORS = {
     "podscale.errors": 0,
     "podscale.files": 0,
     "podscale.devices": 0,
+    "podscale.hardware": 0,
     "podscale.keyed": 0,
     "podscale.processes": 0,
     "podscale.recipes": 0,

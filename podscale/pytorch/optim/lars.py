@@ -58,8 +58,8 @@ class Lars:
         for group in self._share.groups:
             if decayed_first:
                 add_decay(group, hyper.weight_decay)
-            of_weights += torch._foreach_norm(group.weights)
-            of_gradients += torch._foreach_norm(group.gradients)
+            of_weights += torch._foreach_norm(group.weight_pieces)
+            of_gradients += torch._foreach_norm(group.gradient_pieces)
         finite, (w, g) = self._norms(finite, of_weights, of_gradients)
         ratio = self._ratio(w, g, hyper)
         inside, outside = factors(self._form, hyper.learning_rate, ratio)

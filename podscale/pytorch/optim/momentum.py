@@ -20,11 +20,12 @@ so that it rescales what old gradients left. ratio_inside: the ratio inside, the
 
 
 def add_decay(group: Group, weight_decay: Tensor) -> None:
-    """g += weight_decay * w for the pieces that decay."""
+    """g += weight_decay * w for what decays."""
     gradients = [group.gradients[i] for i in group.decaying]
     weights = [group.weights[i] for i in group.decaying]
     if weights:
-        torch._foreach_addcmul_(gradients, weights, [weight_decay] * len(weights))
+        factors = [weight_decay if mask is None else weight_decay * mask for mask in group.masks]
+        torch._foreach_addcmul_(gradients, weights, factors)
 
 
 class Momentum:
@@ -40,22 +41,22 @@ class Momentum:
 
     def step(self, inside: Tensor, outside: Tensor, momentum: Tensor, decay: Tensor | None, finite: Tensor) -> None:
         """Adds `decay` times the weights first, if given. Uses up gradients; changes nothing where not finite."""
-        into = self._share.per_piece(where_finite(finite, inside, 0.0))
-        away = self._share.per_piece(where_finite(finite, -outside, 0.0))
+        into = self._share.per_part(where_finite(finite, inside, 0.0))
+        away = self._share.per_part(where_finite(finite, -outside, 0.0))
         keep = where_finite(finite, momentum, 1.0)
         for group, momenta in zip(self._share.groups, self._views, strict=True):
             if decay is not None:
                 add_decay(group, decay)
-            updates, pieces = group.gradients, slice(group.first, group.last)
+            updates, parts = group.gradients, slice(group.first, group.last)
             torch._foreach_mul_(momenta, keep)
             if self._nesterov:
-                torch._foreach_mul_(updates, into[pieces])
+                torch._foreach_mul_(updates, into[parts])
                 torch._foreach_add_(momenta, updates)
                 torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
-                torch._foreach_addcmul_(group.weights, updates, away[pieces])
+                torch._foreach_addcmul_(group.weights, updates, away[parts])
             else:
-                torch._foreach_addcmul_(momenta, updates, into[pieces])
-                torch._foreach_addcmul_(group.weights, momenta, away[pieces])
+                torch._foreach_addcmul_(momenta, updates, into[parts])
+                torch._foreach_addcmul_(group.weights, momenta, away[parts])
 
 
 def factors(form: Form, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
