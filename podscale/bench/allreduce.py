@@ -81,7 +81,8 @@ def tables(found: Mapping[str, Any]) -> list[str]:
     """Markdown: the algorithms, the phases of the torus by axis, the time that shows in a step."""
     ranks, (rows, row) = found["ranks"], found["rows"]
     lines = [
-        f"{ranks} ranks ({rows} x {row}), {found['backend']}, {found['device']}. algbw = S/t, busbw = algbw x 2(n-1)/n.",
+        f"{ranks} ranks ({rows} x {row}), {found['backend']}, {found['device']}. "
+        "algbw = S/t, busbw = algbw x 2(n-1)/n (x (n-1)/n for a half).",
         "",
         "| algorithm | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s | error |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -94,9 +95,8 @@ def tables(found: Mapping[str, Any]) -> list[str]:
     for one in found["phases"]:
         group = one["ranks"]
         factor = (group - 1) / group * (2 if one["phase"] == "all_reduce" else 1)
-        lines.append(
-            f"| {one['axis']} of {group} | {one['phase'].replace('_', '-')} | {one['bytes']:,} | {_cells(one, factor)} |"
-        )
+        phase = f"{one['axis']} of {group} | {one['phase'].replace('_', '-')}"
+        lines.append(f"| {phase} | {one['bytes']:,} | {_cells(one, factor)} |")
     if found["steps"]:
         lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
         lines += [

@@ -10,6 +10,7 @@ import pytest
 from podscale.config import RunConfig
 from podscale.config.model import AllReduceSection
 from podscale.errors import Preempted
+from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.rank import Place, run_training
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.world import World
@@ -101,7 +102,7 @@ def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -
     place = Place(config, "train", str(shards), run.path / "ranks", None, world.rank)
     place.rank_directory.mkdir(parents=True, exist_ok=True)
     try:
-        run_training(place, world, ShardSet.open(shards), run, StopAfter(updates))
+        run_training(place, world, ShardSet.open(shards), run, StopAfter(updates), Whereabouts())
     except Preempted:
         return False
     return True
