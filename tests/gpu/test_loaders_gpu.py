@@ -58,7 +58,7 @@ def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_sha
     """Work in the current stream is what an update is: a loader must neither wait for it nor write into it."""
     import torch
 
-    directory = make_shard_set({"train": varied_samples(40, 4), "validation": varied_samples(8, 4)}, classes=4)
+    directory = make_shard_set({"train": varied_samples(40, 4), "validation": varied_samples(8, 4)})
     reference = run("torchvision", directory, "cpu", training=training)
     busy = torch.randn(8192, 8192, device=DEVICE)
     for _ in range(50):
@@ -76,7 +76,7 @@ def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_sha
 def test_a_bad_record_is_replaced_on_the_gpu_too(loader: str, make_shard_set: Any) -> None:
     samples = varied_samples(40, 4)
     samples[7] = Sample(b"\0" * 200, samples[7].label, image_size(samples[7].image))
-    directory = make_shard_set({"train": samples, "validation": varied_samples(8, 4)}, classes=4)
+    directory = make_shard_set({"train": samples, "validation": varied_samples(8, 4)})
     reference = run("torchvision", directory, "cpu", training=True)
     batches = run(loader, directory, DEVICE, training=True)
     for left, right in zip(reference, batches, strict=True):
