@@ -204,6 +204,38 @@ bench = typer.Typer(help="Measure this machine, with the code that runs use.", n
 app.add_typer(bench, name="bench")
 
 
+@bench.command("allreduce")
+def bench_allreduce(
+    ranks: Annotated[int, typer.Option(help="Processes here; a torchrun world brings its own.", min=1)] = 2,
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="What to measure.")] = (
+        "flat,ring,tree,hierarchical,torus2d,hybrid"
+    ),
+    sizes: Annotated[str, typer.Option(metavar="64K,1M", help="Bytes of fp32 gradients.")] = "4K,64K,1M,16M,64M",
+    wire: Annotated[str, typer.Option(metavar="fp32|bf16|fp16", help="Format of messages.")] = "fp32",
+    row: Annotated[
+        Optional[int], typer.Option(help="Ranks in a row of the grid; default: the ranks of a node.", min=1)
+    ] = None,
+    bucket_mb: Annotated[float, typer.Option(help="MiB of a bucket in the measured step.", min=0.1)] = 25.0,
+    seconds: Annotated[float, typer.Option(help="About so long for each algorithm and size.", min=0.01)] = 1.0,
+    model: Annotated[
+        Optional[str], typer.Option(help="Network of the measured step; `--model ''` measures none.")
+    ] = "resnet50",
+    side: Annotated[int, typer.Option(help="Side of its images in pixels.", min=8)] = 64,
+    batch: Annotated[int, typer.Option(help="Images per rank in the measured step.", min=2)] = 8,
+    time_limit: Annotated[float, typer.Option(help="Seconds for everything.", min=10)] = 900.0,
+    out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder for allreduce.md, .json and .svg.")] = None,
+    json: Json = False,
+) -> None:
+    """Time, algbw and busbw of every all-reduce by size and axis, and what shows of it in a step (gloo or NCCL)."""
+    from podscale.commands import bench_allreduce as command
+
+    command.run(
+        command.Options(
+            ranks, algorithms, sizes, wire, row, bucket_mb, seconds, model, side, batch, time_limit, out, json
+        )
+    )
+
+
 @bench.command("train")
 def bench_train(
     document: Annotated[

@@ -57,9 +57,12 @@ def test_another_world_or_another_model_decides_anew(run_world: RunWorld, tmp_pa
 def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, tmp_path: Path) -> None:
     section = AllReduceSection(algorithm="auto", row=2, wire_row="bf16", wire_column="bf16")
 
-    def body(world: World) -> str:
+    def body(world: World) -> tuple[str, ...]:
         from podscale.pytorch.allreduce.auto import settle
 
-        return settle(section, world, BYTES, tmp_path / "all_reduce.json").section(section).algorithm
+        found = [settle(section, world, BYTES, tmp_path / "all_reduce.json", halves=halves) for halves in (False, True)]
+        return tuple(settled.section(section).algorithm for settled in found)
 
-    assert run_world(4, body)[0] in ("hierarchical", "torus2d")
+    either, halved = run_world(4, body)[0]
+    assert either in ("hierarchical", "torus2d")
+    assert halved == "torus2d", "a sharded update needs one that stops half way"
