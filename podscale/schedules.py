@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from podscale.config.model import CropSection, ScheduleSection, TrainSection
+from podscale.config import TrainSection
+from podscale.config.schedule import CropSection, ScheduleSection
 
 COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
 """Columns of `table`."""

@@ -75,7 +75,7 @@ class Monitor:
             global_batch=global_batch,
             **more,
         )
-        if self._mlperf is not None:
+        if self._mlperf is not None and step < total_steps:  # else all was done before, and its log is complete
             wanted = {name: more[name] for name in ("device", "train_images", "validation_images")}
             self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **wanted)
 

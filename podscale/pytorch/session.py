@@ -74,7 +74,7 @@ class Session:
         self.monitor.started(
             resumed=resumed,
             step=self.state.progress.step,
-            total_steps=self.steps,
+            total_steps=self.end,
             ranks=self.world.size,
             global_batch=self.config.train.global_batch,
             steps_per_epoch=round(self.steps_per_epoch, 3),
@@ -83,6 +83,7 @@ class Session:
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
             training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
+            optimizer_bytes=self.state.optimizer_bytes,
         )
 
     def heed(self, words: list[Word]) -> bool:

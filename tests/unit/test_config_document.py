@@ -176,6 +176,12 @@ def test_deep_nesting_is_refused_not_a_crash():
     assert "not valid YAML" in refusal("a: " + "[" * 100_000)
 
 
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029", "a\x85 b"])
+def test_unicode_line_breaks_survive(text: str):
+    config = RunConfig.model_validate({"data": {"source": text}})
+    assert loads(dumps(config)) == config
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     epochs=st.floats(1e-3, 1e6),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podscale import schedules
 from podscale.config import TrainSection
-from podscale.config.model import CropSection, PhaseSection, ScheduleSection
+from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 
 
 def train(**schedule: object) -> TrainSection:
