@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from trials import Get, Record, Settings, Trial
+from trials import Get, Settings, Trial
 
-SEED_OF_SWEEPS = 1
-SEEDS = (11, 12, 13)
-"""Of the figures that are reported: not the one by which learning rates were chosen."""
+SEEDS = (1, 2, 3)
+SEED_OF_SWEEPS = SEEDS[0]
 
 PHOTOGRAPHS: Settings = {
     "data.resize_short": 40,
@@ -42,8 +41,12 @@ PHOTOGRAPHS: Settings = {
 }
 DOCUMENTS = {"photographs": PHOTOGRAPHS}
 
-REFERENCE: Settings = {"train.schedule.learning_rate": 0.4}
-"""On top of the document in parts (b) to (e): the best rate of SGD at batch 256, found in part (a)."""
+REFERENCE: Settings = {
+    "train.epochs": 8,
+    "train.schedule.warmup_epochs": 2,
+    "train.schedule.learning_rate": 0.4,
+}
+"""On top of the document in parts (b) to (e): shorter, with the best rate of SGD at batch 256, found in part (a)."""
 
 BATCHES = (256, 1024, 4096)
 REFERENCE_RATE = {"sgd": 0.2, "lars": 4.0}
@@ -93,27 +96,25 @@ class Sweep:
         factors = (0.25, 0.5, 1.0) if linear and self.times > 1 else (0.5, 1.0, 2.0)
         rates = [round(centre * factor, 4) for factor in factors]
         for _ in range(WIDENINGS):
-            found = [accuracy(get(self._trial(rate))) for rate in rates]
-            if None in found or 0 < found.index(max(found)) < len(rates) - 1:
+            best = self._best(rates, get)
+            if best not in (rates[0], rates[-1]):
                 break
-            if found.index(max(found)) == 0:
+            if best == rates[0]:
                 rates.insert(0, round(rates[0] / 2, 4))
             else:
                 rates.append(round(rates[-1] * 2, 4))
         return {rate: self._trial(rate) for rate in rates}
 
     def best(self, get: Get) -> float | None:
-        """The rate with the best accuracy; None until all are tried."""
-        found = {rate: accuracy(get(trial)) for rate, trial in self.trials(get).items()}
-        return None if None in found.values() else max(found, key=lambda rate: found[rate] or 0.0)
+        """The rate with the best accuracy, that of a training that diverged being 0; None until all are tried."""
+        return self._best(list(self.trials(get)), get)
+
+    def _best(self, rates: list[float], get: Get) -> float | None:
+        found = [record.top1 or 0.0 for rate in rates if (record := get(self._trial(rate))) is not None]
+        return rates[found.index(max(found))] if len(found) == len(rates) else None
 
     def _trial(self, rate: float) -> Trial:
         return photographs(SEED_OF_SWEEPS, self.settings(rate))
-
-
-def accuracy(record: Record | None) -> float | None:
-    """Top-1 of a finished training, 0 of one that diverged, None where there is no record."""
-    return None if record is None else record.top1 or 0.0
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,8 @@ def large_batch(get: Get) -> Groups:
 
 
 def batch_norm_spans(get: Get) -> Groups:
-    """Ranks of 4 images that share statistics: all 64 of them, 16, 4 and 1; and one rank of 2 images."""
-    spans = {64: "16 ranks", 16: "4 ranks", 4: "1 rank", 2: "1 rank of 2 images"}
+    """Ranks of 4 images that share statistics: all 64 of them, 16, 4 and 1."""
+    spans = {64: "16 ranks", 16: "4 ranks", 4: "1 rank"}
     smaller = [
         Arm(f"{name}: span {span}", repeated({**REFERENCE, "model.batch_norm.span": span}), ("top-1",), span)
         for span, name in spans.items()
@@ -194,45 +195,45 @@ def precision(get: Get) -> Groups:
     return {"": [Arm("fp32", repeated(REFERENCE)), Arm("bf16", repeated({**REFERENCE, "train.precision": "bf16"}))]}
 
 
-COLLAPSE = 10.0
-"""Epoch at which the last phase begins: 74 updates before the end. Their 4.5 epochs of 90 would be 22 updates here."""
-
-
 def decay_everywhere(get: Get) -> Groups:
-    """Weight decay (and with LARS the trust ratio) left off batch norm and biases, and applied to them."""
-    found: Groups = {}
-    for sweep, rate in ((Sweep("sgd", 256), 0.4), (Sweep("lars", 1024), 8.0)):
-        settings = sweep.settings(rate)
-        found[f"{sweep.optimizer.upper()}, batch {sweep.batch:,}, rate {rate:g}"] = [
-            Arm("decay on weights alone", repeated(settings)),
-            Arm("decay on all parameters", repeated({**settings, "train.optimizer.decay_all": True})),
+    """Weight decay left off batch norm and biases, and applied to them."""
+    everywhere = {**REFERENCE, "train.optimizer.decay_all": True}
+    return {
+        "": [
+            Arm("decay on weights alone", repeated(REFERENCE)),
+            Arm("decay on all parameters", repeated(everywhere)),
         ]
-    return found
+    }
+
+
+COLLAPSE = 6.5
+"""Epoch at which the last phase begins: 56 updates before the end. Their 4.5 epochs of 90 would be 15 updates here."""
 
 
 def collapse(get: Get) -> Groups:
-    """Codreanu's last phase against the run without it, and against either half of it.
+    """Codreanu's last phase against the run without it, and against its crops alone.
 
     As in their run on 448 nodes: a linear decay; in the last phase it begins again at 0.95 of what it had come down to
     and falls quadratically, weight decay doubles, and crops keep scale and aspect; evaluated on the centre 0.875.
     """
-    linear = {"train.schedule.power": 1.0, "evaluate.crop_fraction": 0.875}
-    peak, warmup, end = 0.4, 3, 12
+    base = {**REFERENCE, "train.schedule.power": 1.0, "evaluate.crop_fraction": 0.875}
+    peak, warmup, end = (
+        base[f"train.{name}"] for name in ("schedule.learning_rate", "schedule.warmup_epochs", "epochs")
+    )
     rate = round(0.95 * peak * (end - COLLAPSE) / (end - warmup), 4)
-    schedule = {"schedule": {"name": "polynomial", "power": 2.0, "learning_rate": rate}}
-    decay, crop = {"weight_decay": 1e-3}, {"crop": {"short_side": 0.875, "flip": 0.5}}
-    phases = {
-        "no collapse: linear decay to the end": None,
-        "collapse": {**schedule, **decay, **crop},
-        "its schedule and doubled decay alone": {**schedule, **decay},
-        "its crops alone": crop,
+    crop = {"crop": {"short_side": 0.875, "flip": 0.5}}
+    whole = {**crop, "schedule": {"name": "polynomial", "power": 2.0, "learning_rate": rate}, "weight_decay": 1e-3}
+
+    def ending(phase: Settings) -> list[Trial]:
+        return repeated({**base, "train.phases": [{"start": COLLAPSE, **phase}]})
+
+    return {
+        "": [
+            Arm("no collapse: linear decay to the end", repeated(base)),
+            Arm("collapse", ending(whole)),
+            Arm("its crops alone", ending(crop)),
+        ]
     }
-    base = {**REFERENCE, **linear}
-    arms = [
-        Arm(name, repeated({**base, **({"train.phases": [{"start": COLLAPSE, **phase}]} if phase else {})}))
-        for name, phase in phases.items()
-    ]
-    return {"": arms}
 
 
 SWEEPS = [Sweep(optimizer, batch) for batch in BATCHES for optimizer in ("sgd", "lars")]

@@ -132,7 +132,7 @@ def difference(first: Sequence[float], values: Sequence[float]) -> str:
 def sweep_table(sweeps: Sequence[Sweep], records: Records) -> list[str]:
     """The learning rates tried for each optimizer and batch, with one seed."""
     lines = [
-        f"Learning rates tried with seed {SEED_OF_SWEEPS}, which no figure below uses, with the top-1 of each:",
+        f"Learning rates tried, with the top-1 of each at seed {SEED_OF_SWEEPS}:",
         "",
         "| batch | optimizer | rate: top-1 |",
         "|---:|---|---|",

@@ -19,10 +19,10 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
     rows = np.stack([1 / time, size / time], axis=1)
     one = np.ones(len(size))
     (fixed, per_byte), *_ = np.linalg.lstsq(rows, one, rcond=None)
-    if fixed < 0:  # noise: the nearest fit that a link can have goes through the origin, or is level
+    if fixed < 0:  # noise: the nearest fit that a link can have goes through the origin
         fixed, per_byte = 0.0, np.linalg.lstsq(rows[:, 1:], one, rcond=None)[0][0]
-    elif per_byte < 0:
-        fixed, per_byte = np.linalg.lstsq(rows[:, :1], one, rcond=None)[0][0], 0.0
+    elif per_byte <= 0:  # no bandwidth was seen: what the largest message got is the least there is
+        fixed, per_byte = time.min(), time[-1] / size[-1]
     return Line(float(fixed), float(per_byte))
 
 

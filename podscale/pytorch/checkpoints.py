@@ -47,6 +47,14 @@ class State:
     precision: Precision
     progress: Progress
 
+    @property
+    def optimizer_bytes(self) -> int:
+        """What this rank keeps for its updates beside the weights that the model computes with."""
+        kept = [*self.optimizer.moments.values()]
+        if self.weights.masters is not self.weights.published:
+            kept.append(self.weights.masters)
+        return sum(tensor.nbytes for tensor in kept)
+
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
 

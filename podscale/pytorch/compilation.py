@@ -5,9 +5,9 @@ gradients of a graph all arrive at its end: as one graph, no bucket could be on 
 The reducer's hooks stay outside; gradients are accumulated into its buffer as ever.
 """
 
-from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,18 @@ def build_forward(
     backend: str | Callable[..., Any] = "inductor",
 ) -> Forward:
     """What a step calls with a batch's images: `prepare`, then `module` (the network, or its DDP wrapper)."""
-    regions: Sequence[Forward] = module.regions() if ranks > 1 and isinstance(module, ResNet | AlexNet) else [module]
-    first, *rest = regions
-    regions = [lambda images: first(prepare(images)), *rest]
-    if mode != "off":
-        chosen: dict[str, Any] = {"mode": mode} if backend == "inductor" else {}
-        regions = [torch.compile(region, backend=backend, dynamic=False, **chosen) for region in regions]
+    if mode == "off":
+        return lambda images: cast(Tensor, module(prepare(images)))
+    parts: list[Forward] = [module]
+    if ranks > 1 and isinstance(module, ResNet | AlexNet):
+        parts = module.regions()
+    first, *rest = parts
+    dtype = next(module.parameters()).dtype  # a region sees nothing of the network's own hooks
+
+    def begin(images: Tensor) -> Tensor:
+        return first(prepare(images).to(dtype))
+
+    chosen: dict[str, Any] = {"mode": mode} if backend == "inductor" else {}
+    compiler = cast(Callable[[Forward], Forward], partial(torch.compile, backend=backend, dynamic=False, **chosen))
+    regions = [compiler(region) for region in (begin, *rest)]
     return lambda images: reduce(lambda x, region: region(x), regions, images)

@@ -37,7 +37,7 @@ class GraphedStep:
         self.eager = step
         self._device = world.device
         self._stream = torch.cuda.Stream(world.device)
-        self._times, self._sampled, self._sample_every = DeviceTimes(world), sampled, sample_every
+        self._times, self._sampled, self._sample_every = DeviceTimes(on_gpu=True), sampled, sample_every
         self._done, self._eager_bytes, self._waiting = 0, 0, False
         self._batch: DeviceBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -83,6 +83,7 @@ class Session:
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
             training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
+            optimizer_bytes=self.state.optimizer_bytes,
         )
 
     def heed(self, words: list[Word]) -> bool:

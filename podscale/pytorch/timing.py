@@ -6,57 +6,54 @@ from contextlib import contextmanager
 
 import torch
 
-from podscale.pytorch.world import World
+Mark = float | torch.cuda.Event
+"""A moment: the host's clock in seconds, or an event on the current stream of a GPU."""
 
 
-class DeviceTimes:
-    """Seconds by part of the updates measured since `clear`; on a CPU the host's own times.
-
-    On a GPU an event is recorded on the current stream before and after each part. A part inside another counts in
-    both.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._on_gpu = world.on_gpu
-        self._marks: list[tuple[str, _Mark, _Mark]] = []
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        begin = self._mark()
-        try:
-            yield
-        finally:
-            self._marks.append((name, begin, self._mark()))
-
-    def clear(self) -> None:
-        self._marks = []
-
-    @property
-    def ready(self) -> bool:
-        """Whether the device has passed every mark."""
-        return all(not isinstance(end, torch.cuda.Event) or end.query() for _, _, end in self._marks)
-
-    def seconds(self) -> dict[str, float]:
-        """Sums by part, in the order of their first appearance; call it once `ready`."""
-        found: dict[str, float] = {}
-        for name, begin, end in self._marks:
-            found[name] = found.get(name, 0.0) + _between(begin, end)
-        return found
-
-    def _mark(self) -> "_Mark":
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+def mark(*, on_gpu: bool) -> Mark:
+    """This moment in the device's queue (or now, on a CPU)."""
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
-_Mark = float | torch.cuda.Event
-
-
-def _between(begin: _Mark, end: _Mark) -> float:
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Seconds from one mark to a later one; on a GPU both must have passed."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1000.0
     assert isinstance(end, float)
     return end - begin
+
+
+class DeviceTimes:
+    """Seconds by part of the updates measured since `clear`. A part inside another counts in both."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._parts: list[tuple[str, Mark, Mark]] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begin = mark(on_gpu=self._on_gpu)
+        try:
+            yield
+        finally:
+            self._parts.append((name, begin, mark(on_gpu=self._on_gpu)))
+
+    def clear(self) -> None:
+        self._parts = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether the device has passed every mark."""
+        return all(not isinstance(end, torch.cuda.Event) or end.query() for _, _, end in self._parts)
+
+    def seconds(self) -> dict[str, float]:
+        """Sums by part, in the order in which parts first ended; call it once `ready`."""
+        found: dict[str, float] = {}
+        for name, begin, end in self._parts:
+            found[name] = found.get(name, 0.0) + seconds_between(begin, end)
+        return found

@@ -46,7 +46,7 @@ def cases(size: int) -> Iterator[Case]:
 def short_messages() -> Iterator[None]:
     """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "SEGMENT", 7)
+        patch.setitem(collectives.SEGMENT, "cpu", 7)
         patch.setitem(torus2d.SLICE, "cpu", 32)
         yield
 
@@ -141,6 +141,11 @@ def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     mesh = world.mesh()
     bucket = contribution(world.rank, 203)
     Torus2D(mesh, world.device)(bucket)
+    ring, whole, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
+    assert isinstance(ring, HalvedAllReduce)
+    ring(whole)
+    ring.all_gather(ring.reduce_scatter(contribution(world.rank, 64)), gathered)
+    assert torch.equal(whole, gathered)
     named = mesh.device_mesh("cpu")
     assert torch.distributed.get_process_group_ranks(named.get_group("row")) == sorted(mesh.row.ranks)
     return (mesh.shape, mesh.row.ranks, mesh.column.ranks, world.line().ranks), bucket

@@ -53,9 +53,9 @@ def cases(world: int) -> list[Case]:
     found = [
         Case(ranks, 4, channels, 4, uneven, dtype, last)
         for ranks, channels, uneven, dtype, last in product(
-            groups, (1, 5, 64) if world < 8 else (5,), (False, True), (torch.float32, torch.float64), (False, True)
+            groups, (1, 5, 64), (False, True), (torch.float32, torch.float64), (False, True)
         )
-        if not (uneven and ranks == 1)
+        if not (uneven and ranks == 1) and (channels == 5 or (dtype == torch.float32 and world == 2))
     ]
     found += [Case(ranks, 4, 5, 4, False, torch.bfloat16, last) for ranks in groups for last in (False, True)]
     if world > 2:
@@ -172,7 +172,7 @@ def test_a_large_mean_does_not_eat_the_variance(run_world: Any) -> None:
     for (x, y, mean, var), (other, _, _, _) in zip(*run_world(2, far_from_zero), strict=True):
         both = torch.cat([x, other]).double()
         want_var, want_mean = torch.var_mean(both, dim=(0, 2, 3))
-        np.testing.assert_allclose(var.numpy(), want_var.numpy(), rtol=5e-4)
+        np.testing.assert_allclose(var.numpy(), want_var.numpy(), rtol=1e-5)
         np.testing.assert_allclose(mean.numpy(), want_mean.numpy(), rtol=2e-7)
         want = (x.double() - want_mean.view(1, -1, 1, 1)) / (both.var((0, 2, 3), correction=0) + 1e-5).sqrt().view(
             1, -1, 1, 1
@@ -193,7 +193,7 @@ def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
     model = small_network()
     span_groups(model, world, Span(ranks, 4))
     reducer = FlatReducer(model, Flat(world), world, bucket_mb=1e-4, overlap=overlap)
-    assert len(reducer.layout.bounds) == len(list(model.parameters())) + 1
+    assert len(reducer.buffer.layout.bounds) == len(list(model.parameters())) + 1
     for step in range(5):
         generator = torch.Generator().manual_seed(100 * step + world.rank)
         reducer.begin()
@@ -202,7 +202,7 @@ def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
         reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
         reducer.finish()
         with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), reducer.gradients, strict=True):
+            for parameter, gradient in zip(model.parameters(), reducer.buffer.views, strict=True):
                 parameter -= 0.1 * gradient
     reducer.close()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -247,6 +247,7 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_compiled_network_normalises_alike(run_world: Any) -> None:
     import torch._dynamo  # once, before the processes fork: it takes 10 s
 
@@ -266,24 +267,38 @@ def over_nodes(world: World) -> list[str]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("podscale.pytorch.batchnorm.layer").addHandler(handler)
     for ranks in (1, 2, 4):
-        span_groups(nn.Sequential(BatchNorm(3)), replace(world, local_size=2), Span(ranks, 4))
+        span_groups(nn.Sequential(BatchNorm(3)), replace(world, node=world.rank // 2), Span(ranks, 4))
     return said
 
 
 def test_groups_that_leave_their_node_are_told_of_once(run_world: Any) -> None:
     first, *others = run_world(4, over_nodes)
-    assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks reach over nodes of 2"]
+    assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks reach over nodes"]
     assert others == [[], [], []]
 
 
 def test_running_statistics_settle_or_go_back() -> None:
     model = nn.Sequential(BatchNorm(3), BatchNorm(2))
-    statistics = RunningStatistics(model)
+    statistics, change = RunningStatistics(model), torch.empty(10)
     assert len(statistics) == 10
     statistics.remember()
     model[0].running_mean.fill_(5.0)
+    statistics.contribute(change)
+    assert change.tolist() == [5.0] * 3 + [0.0] * 7
     statistics.settle(torch.full((10,), float("nan")), torch.tensor(False))
     assert torch.equal(model[0].running_mean, torch.zeros(3))
     statistics.settle(torch.arange(10.0), torch.tensor(True))
-    assert model[1].running_var.tolist() == [8.0, 9.0]
-    assert dict(model.named_buffers())["0.running_var"].tolist() == [3.0, 4.0, 5.0]
+    assert model[1].running_var.tolist() == [9.0, 10.0]
+    assert dict(model.named_buffers())["0.running_var"].tolist() == [4.0, 5.0, 6.0]
+
+
+def test_running_statistics_follow_through_short_messages() -> None:
+    """A variance that moves from 1 to 1.5, each change rounded to bf16 on its way; rounded values would stay behind."""
+    layer = BatchNorm(1)
+    statistics, change = RunningStatistics(layer), torch.empty(2)
+    for _ in range(100):
+        statistics.remember()
+        layer.running_var.lerp_(torch.tensor([1.5]), 0.1)
+        statistics.contribute(change)
+        statistics.settle(change.bfloat16().float(), torch.tensor(True))
+    assert layer.running_var.item() == pytest.approx(1.5, rel=1e-4)

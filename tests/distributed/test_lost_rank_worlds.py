@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from podscale.config.spans import Span
 from podscale.errors import PodscaleError
 from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce import Flat
@@ -42,7 +43,7 @@ def bucket(world: World) -> Update:
 
 def batch_norm(world: World) -> Update:
     layer = BatchNorm(4)
-    span_groups(layer, world, world.size)
+    span_groups(layer, world, Span(world.size, 2))
     return lambda step: layer(torch.rand(2, 4, 3, 3)).sum().backward()
 
 

@@ -181,11 +181,11 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
             },
         ),
     ):
-        straight = document(tmp_path / f"straight{size}", **more)
-        halted = document(tmp_path / f"halted{size}", **more)
+        straight = document(tmp_path / f"straight{size}", evaluate__every_epochs=2, **more)
+        halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
         whole = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
-        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(4, world.size - 1)))
-        assert all("after update 7 of 12" in error for error, _ in first), first[0][0]
+        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(7, world.size - 1)))
+        assert all("after update 10 of 12" in error for error, _ in first), first[0][0]
         second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
@@ -197,6 +197,52 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     (told,) = (line for line in records_of(straight) if line.get("event") == "all_reduce_error")
     assert 1e-4 < told["relative"] < 1e-2
     assert (told["wire_row"], told["wire_column"]) == ("fp32", "bf16")
+
+
+def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
+    """One rank is asked to stop while the state after update `step` is being measured, early in the split."""
+
+    def prepare(session: Session) -> None:
+        original = session.evaluation_loader.batches
+
+        def batches(start: int, stop: int) -> Any:
+            for batch in original(start, stop):
+                if session.state.progress.step == step:
+                    steps_seen.append(batch.step)
+                    session.stop.requested |= session.world.rank == rank
+                yield batch
+
+        session.evaluation_loader.batches = batches  # type: ignore[method-assign]
+
+    return prepare
+
+
+@pytest.mark.parametrize("step", [6, 12])
+def test_a_stop_cuts_an_evaluation_short(run_world: Any, make_shard_set: Any, tmp_path: Path, step: int) -> None:
+    """In the middle and at the end of a run; the next launch measures first, and the end is the same."""
+    shards = make_shard_set()
+    straight = document(tmp_path / "straight", evaluate__batch=1)
+    halted = document(tmp_path / "halted", evaluate__batch=1)
+
+    def body(world: World) -> tuple[str, int]:
+        seen: list[int] = []
+        with pytest.raises(Preempted) as caught:
+            run_training(halted, shards, world, stop_in_evaluation(step, 1, seen))
+        return str(caught.value), len(seen)
+
+    whole = run_world(2, lambda world: run_training(straight, shards, world))
+    for error, seen in run_world(2, body):
+        assert f"stopped on request after update {step} of 12; the state is saved" in error
+        assert seen < 10, "20 images on two ranks are 10 steps"
+    assert [line for line in records_of(halted) if line["kind"] == "evaluation" and line["step"] == step] == []
+    assert run_world(2, lambda world: run_training(halted, shards, world)) == whole
+    assert_same_bits(final_state(halted), final_state(straight))
+    measured = [
+        [(line["step"], line["top1"], line["loss"]) for line in records_of(config) if line["kind"] == "evaluation"]
+        for config in (halted, straight)
+    ]
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == 4
 
 
 def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.mesh import Axis as Group
 from podscale.pytorch.world import World
 
-OWN_CHOICES = ("flat", "tree", "hierarchical", "torus2d")
+CHOICES = ("flat", "tree", "hierarchical", "torus2d")
 """What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
 WITH_ROWS = ("hierarchical", "torus2d")
+HALVED = ("flat", "torus2d")
 PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 2), (2**22, 1), (2**25, 1))
 """Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
 AXIS_SECONDS = 0.8
@@ -67,27 +68,33 @@ def settle_all_reduce(
     fence: Callable[[], None] | None,
     report: Callable[..., None],
 ) -> RunConfig:
-    """The document with `auto` replaced by what was chosen; every rank must call this at the same time.
+    """The document with `auto`, if it says so, replaced by what was chosen; all ranks must call this at the same time.
 
     keep: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
     """
+    asked = config.train.all_reduce
+    if asked.algorithm != "auto":
+        return config
     if world.first and fence is not None:
         fence()
-    asked = config.train.all_reduce
-    settled = settle(asked, world, 4 * models.spec(config.model, classes).size, keep)
+    halves = config.train.weight_update == "sharded"
+    settled = settle(asked, world, 4 * models.spec(config.model, classes).size, keep, halves=halves)
     report(settled.facts(), kept=settled.kept)
     train = config.train.model_copy(update={"all_reduce": settled.section(asked)})
     return config.model_copy(update={"train": train})
 
 
-def settle(section: AllReduceSection, world: World, gradient_bytes: int, keep: Path) -> Settled:
+def settle(
+    section: AllReduceSection, world: World, gradient_bytes: int, keep: Path, *, halves: bool = False
+) -> Settled:
     """The choice for gradients of so many bytes, from `keep` where an earlier launch left one for the same ranks.
 
+    halves: only what can stop half way will do, since the update is sharded.
     Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
     """
     mesh = world.mesh(section.row)
     wires = [section.wire_row, section.wire_column]
-    key = [world.size, mesh.rows, gradient_bytes, world.device.type, wires]
+    key = [world.size, mesh.rows, gradient_bytes, world.device.type, wires, halves]
     answer: list[Any] = [_kept(keep, key) if world.first else None]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     if answer[0] is not None:
@@ -96,7 +103,7 @@ def settle(section: AllReduceSection, world: World, gradient_bytes: int, keep: P
     found: list[Any] = [None]
     if world.first:
         row, column = (WIRES[wire].itemsize / 4 for wire in wires)
-        choice = choose(fabric.carrying(row, column), gradient_bytes, _fitting(section))
+        choice = choose(fabric.carrying(row, column), gradient_bytes, _fitting(section, halves))
         found = [{"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}]
         keep.parent.mkdir(parents=True, exist_ok=True)
         write_json(keep, found[0])
@@ -104,16 +111,23 @@ def settle(section: AllReduceSection, world: World, gradient_bytes: int, keep: P
     return _settled(found[0], kept=False)
 
 
-def _fitting(section: AllReduceSection) -> Sequence[str]:
-    """Algorithms that the rest of the section allows: a format for rows is of use only to those with rows."""
-    return OWN_CHOICES if section.wire_row == "fp32" else [name for name in OWN_CHOICES if name in WITH_ROWS]
+def _fitting(section: AllReduceSection, halves: bool) -> Sequence[str]:
+    """Algorithms that the rest of the document allows: a format for rows is of use only to those with rows."""
+    unfit = set() if section.wire_row == "fp32" else set(CHOICES) - set(WITH_ROWS)
+    unfit |= set(CHOICES) - set(HALVED) if halves else set()
+    return [name for name in CHOICES if name not in unfit]
 
 
 def measure(world: World, row: Group, column: Group) -> Fabric:
     """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
-    line = world.line()
+    inside, across = _axis(world, row), _axis(world, column)
+    if 1 in (row.size, column.size):
+        through = inside if column.size == 1 else across
+    else:
+        through = _axis(world, world.line())  # which passes the links of both, and is no faster than either
+        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / row.size))
     slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
-    return Fabric(_axis(world, row), _axis(world, column), _axis(world, line), **slices)
+    return Fabric(inside, across, through, **slices)
 
 
 def _axis(world: World, group: Group) -> Axis:

@@ -11,19 +11,12 @@ from podscale.pytorch.allreduce.order import Span, spans
 from podscale.pytorch.allreduce.plan import chain_broadcast, chain_reduce, ring_all_gather, ring_reduce_scatter
 from podscale.pytorch.mesh import Axis
 
-SEGMENT = 2**17
-"""Elements of a message on the CPU (512 KiB of fp32): small enough to overlap, large enough to be worth a call."""
-WHOLE = 2**62
-"""On a GPU a step is one message: adding takes no time there beside sending, and each call is a kernel."""
+SEGMENT = {"cpu": 2**17, "cuda": 2**20}
+"""Elements of a message, by device (0.5 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
 
 # The names of torch >= 2.13, which deprecates the older ones.
 reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def segment_of(device: torch.device) -> int:
-    """Elements of one message on this device."""
-    return WHOLE if device.type == "cuda" else SEGMENT
 
 
 class Collectives(Protocol):
@@ -58,7 +51,7 @@ class MessageCollectives:
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self.axis = axis
         self._messenger = build_messenger(axis, wire, device)
-        self._segment = segment_of(device)
+        self._segment = SEGMENT[device.type]
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
         self._messenger.run(ring_reduce_scatter(self.axis.place, tuple(parts), self._segment), buffer)

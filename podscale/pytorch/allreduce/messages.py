@@ -85,10 +85,10 @@ class GlooMessenger:
 class NcclMessenger:
     """Messages between GPU tensors: NCCL pairs sends with receives, so each round goes out as one batch."""
 
-    def __init__(self, axis: Axis, wire: torch.dtype) -> None:
+    def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self._axis, self._wire = axis, wire
         # The first call on a group must have all of its ranks, which a round of a tree need not.
-        dist.all_reduce(torch.zeros(1, device="cuda"), group=axis.group)
+        dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
 
     def run(self, plan: Plan, buffer: Tensor) -> None:
         for one in plan.rounds:
@@ -113,4 +113,4 @@ class NcclMessenger:
 
 def build_messenger(axis: Axis, wire: torch.dtype, device: torch.device) -> Messenger:
     """The messenger of a device."""
-    return NcclMessenger(axis, wire) if device.type == "cuda" else GlooMessenger(axis, wire)
+    return NcclMessenger(axis, wire, device) if device.type == "cuda" else GlooMessenger(axis, wire)

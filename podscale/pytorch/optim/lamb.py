@@ -30,7 +30,7 @@ class Lamb:
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
-        g = [norm for group in self._share.groups for norm in torch._foreach_norm(group.gradients)]
+        g = [norm for group in self._share.groups for norm in torch._foreach_norm(group.gradient_pieces)]
         finite, (norms,) = self._norms(finite, g)
         self._updates += finite
         directions = self._directions(hyper, self._shrink(norms, finite), finite)
@@ -39,7 +39,7 @@ class Lamb:
         if self._clip:
             ratio = ratio.clamp(max=1.0)
         rate = hyper.learning_rate * torch.where(self._share.adapts, ratio, 1.0)
-        away = self._share.per_piece(where_finite(finite, -rate, 0.0))
+        away = self._share.per_part(where_finite(finite, -rate, 0.0))
         for group in self._share.groups:
             torch._foreach_addcmul_(group.weights, group.gradients, away[group.first : group.last])
         return finite
@@ -67,8 +67,8 @@ class Lamb:
             torch._foreach_mul_(group.gradients, moments[0])
             torch._foreach_mul_(group.gradients, first)
             add_decay(group, hyper.weight_decay)
-            w += torch._foreach_norm(group.weights)
-            u += torch._foreach_norm(group.gradients)
+            w += torch._foreach_norm(group.weight_pieces)
+            u += torch._foreach_norm(group.gradient_pieces)
         return w, u
 
     def _average(self, group: Group, m: list[Tensor], v: list[Tensor], beta1: Tensor, finite: Tensor) -> None:

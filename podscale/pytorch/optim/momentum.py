@@ -3,7 +3,9 @@
 Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +22,40 @@ so that it rescales what old gradients left. ratio_inside: the ratio inside, the
 
 
 def add_decay(group: Group, weight_decay: Tensor) -> None:
-    """g += weight_decay * w for the pieces that decay."""
+    """g += weight_decay * w for what decays."""
     gradients = [group.gradients[i] for i in group.decaying]
     weights = [group.weights[i] for i in group.decaying]
     if weights:
-        torch._foreach_addcmul_(gradients, weights, [weight_decay] * len(weights))
+        factors = [weight_decay if mask is None else weight_decay * mask for mask in group.masks]
+        torch._foreach_addcmul_(gradients, weights, factors)
+
+
+class Mover(Protocol):
+    """Momentum over a share: in lists of operations here, in two kernels in `fused`."""
+
+    values: Tensor
+    """The momentum buffers, fp32, in the order of the share."""
+
+    def norms(
+        self, weight_decay: Tensor, *, of_sum: bool
+    ) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
+        """The norms of each piece's weights and gradients; `of_sum`: of g + weight_decay * w in place of g."""
+        ...
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        """One update; `decayed`: after norms of the sum. Uses up gradients; changes nothing where not finite."""
+        ...
+
+
+def build_mover(share: Share, *, nesterov: bool) -> Mover:
+    """The fused one on a GPU, where Triton is installed."""
+    if share.device.type == "cuda" and find_spec("triton"):
+        from podscale.pytorch.optim.fused import FusedMomentum
+
+        return FusedMomentum(share, nesterov=nesterov)
+    return Momentum(share, nesterov=nesterov)
 
 
 class Momentum:
@@ -38,24 +69,35 @@ class Momentum:
         self.values = share.zeros()
         self._views = share.views(self.values)
 
-    def step(self, inside: Tensor, outside: Tensor, momentum: Tensor, decay: Tensor | None, finite: Tensor) -> None:
-        """Adds `decay` times the weights first, if given. Uses up gradients; changes nothing where not finite."""
-        into = self._share.per_piece(where_finite(finite, inside, 0.0))
-        away = self._share.per_piece(where_finite(finite, -outside, 0.0))
+    def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """See `Mover`. The sum is left in the gradients."""
+        w, g = list[Tensor](), list[Tensor]()
+        for group in self._share.groups:
+            if of_sum:
+                add_decay(group, weight_decay)
+            w += torch._foreach_norm(group.weight_pieces)
+            g += torch._foreach_norm(group.gradient_pieces)
+        return w, g
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        into = self._share.per_part(where_finite(finite, inside, 0.0))
+        away = self._share.per_part(where_finite(finite, -outside, 0.0))
         keep = where_finite(finite, momentum, 1.0)
         for group, momenta in zip(self._share.groups, self._views, strict=True):
-            if decay is not None:
-                add_decay(group, decay)
-            updates, pieces = group.gradients, slice(group.first, group.last)
+            if not decayed:
+                add_decay(group, weight_decay)
+            updates, parts = group.gradients, slice(group.first, group.last)
             torch._foreach_mul_(momenta, keep)
             if self._nesterov:
-                torch._foreach_mul_(updates, into[pieces])
+                torch._foreach_mul_(updates, into[parts])
                 torch._foreach_add_(momenta, updates)
                 torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
-                torch._foreach_addcmul_(group.weights, updates, away[pieces])
+                torch._foreach_addcmul_(group.weights, updates, away[parts])
             else:
-                torch._foreach_addcmul_(momenta, updates, into[pieces])
-                torch._foreach_addcmul_(group.weights, momenta, away[pieces])
+                torch._foreach_addcmul_(momenta, updates, into[parts])
+                torch._foreach_addcmul_(group.weights, momenta, away[parts])
 
 
 def factors(form: Form, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
