@@ -84,6 +84,12 @@ def check_update(train: TrainSection) -> None:
             "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
             "fp32, bf16 or fp16; choose another algorithm",
         )
+    if train.weight_update == "sharded" and train.all_reduce.algorithm in ("tree", "hierarchical", "hybrid"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            f"{train.all_reduce.algorithm} cannot stop half way, with one shard of the mean on each rank, as "
+            "train.weight_update=sharded asks; use torus2d, ring or flat",
+        )
 
 
 def check_step(config: RunConfig) -> None:

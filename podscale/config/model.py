@@ -61,8 +61,10 @@ class DataSection(Section):
 class InputSection(Section):
     """From shards to batches on the device."""
 
-    loader: Literal["auto", "torchvision", "dali", "synthetic"] = placement(
-        "auto", "Who decodes and crops; all follow the same order. `auto`: dali on GPUs where installed."
+    loader: Literal["auto", "torchvision", "dali", "nvjpeg", "synthetic"] = placement(
+        "auto",
+        "Who decodes and crops; all follow the same order. `auto`: on GPUs dali where installed, else nvjpeg "
+        "(torchvision's decoder on the GPU) where it works.",
     )
     image_size: int = result(224, "Side of the square training image in pixels.", ge=4)
     order: Literal["global", "blocked"] = result(

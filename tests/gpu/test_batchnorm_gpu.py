@@ -33,7 +33,7 @@ def draw(seed: int, count: int, channels: int, dtype: Any, channels_last: bool, 
 
 
 def layers(channels: int, world: Any, part: int | None) -> tuple[Any, Any]:
-    """Ours on the device (in parts, or as a group of this one rank), and torch's in float64 on the CPU, weights alike."""
+    """Ours on the device, in parts or as a group of one rank; torch's in float64 on the CPU, with the same weights."""
     import torch
     from torch import nn
 

@@ -26,7 +26,7 @@ from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
 
 needs_dali = pytest.mark.skipif(not dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
-loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
+loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
 
 
 def document(loader: str = "torchvision", batch: int = 8, size: int = 32, **sections: Any) -> RunConfig:
@@ -109,6 +109,21 @@ def test_dali_and_torchvision_give_the_same_samples_and_nearly_the_same_pixels(m
         difference = np.abs(left.images.astype(int) - right.images)
         assert difference.mean() < 0.6
         assert difference.max() <= 4
+
+
+def test_decoding_in_batches_gives_the_same_samples_and_nearly_the_same_pixels(make_shard_set) -> None:
+    """What nvJPEG's loader does, with torchvision's decoder on the CPU: PNG and CMYK among the JPEGs."""
+    samples = [Sample(data, 0) for name, data in special_images().items() if name != "one pixel"]
+    directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
+    for size in (32, 64):
+        config, other = (document(name, batch=6, size=size) for name in ("torchvision", "nvjpeg"))
+        for read in (lambda c: train(c, directory, 0, 6), lambda c: evaluate(c, directory)):
+            for left, right in zip(read(config), read(other), strict=True):
+                assert np.array_equal(left.keys, right.keys)
+                assert np.array_equal(left.weights, right.weights)
+                difference = np.abs(left.images.astype(int) - right.images)
+                assert difference.mean() < 0.6
+                assert difference.max() <= 4
 
 
 @needs_dali
@@ -399,7 +414,7 @@ def test_synthetic_images_are_keyed_and_keep_the_order(make_shard_set) -> None:
     assert batches[0].images.shape == (8, 32, 32, 3)
 
 
-@loaders
+@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
 def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(loader, make_shard_set) -> None:
     """Decoding happens in threads of the rank: nothing is left behind however it ends, and nothing holds it up."""
     program = (
@@ -420,9 +435,13 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
     assert done.stdout.strip() == "children:"
 
 
-def test_auto_takes_dali_for_gpus_alone() -> None:
+def test_auto_takes_dali_for_gpus_alone(monkeypatch) -> None:
     assert resolve_loader("auto", "cpu") == "torchvision"
     assert resolve_loader("auto", "cuda:1") == ("dali" if dali_installed() else "torchvision")
+    monkeypatch.setattr("podscale.input.build.dali_installed", lambda: False)
+    assert resolve_loader("auto", "cuda:1") == "torchvision", "there is no such device here"
+    monkeypatch.setattr("podscale.input.build._nvjpeg_works", lambda device: device == "cuda:1")
+    assert resolve_loader("auto", "cuda:1") == "nvjpeg"
     assert resolve_loader("synthetic", "cuda:1") == "synthetic"
 
 
