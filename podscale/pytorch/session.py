@@ -134,7 +134,7 @@ class Session:
             return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.evaluator.measure(self.state.model, untimed, lambda: self.stop.requested)
+            found = self.evaluator.measure(self.state.model, self.monitor.inside, lambda: self.stop.requested)
         if found is None:
             self.stopping = True
             return
