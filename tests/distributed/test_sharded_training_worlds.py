@@ -154,15 +154,21 @@ def test_weights_differ_from_their_masters_by_rounding(
         np.testing.assert_array_equal(final_state(config)[f"model/{name}"], master)
 
 
-def test_only_half_way_all_reduces_share_an_update(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    from podscale.errors import InputError
-
+def test_the_way_of_reducing_and_updating_is_not_a_setting_of_the_result(
+    run_world: Any, make_shard_set: Any, tmp_path: Path
+) -> None:
+    """DDP and a sharded update train what our reducer and a whole update train, but for the order of additions."""
     shards = make_shard_set()
-    config = document(tmp_path, **SHARDED | {"train__all_reduce": {"algorithm": "tree"}})
-
-    def body(world: World) -> str:
-        with pytest.raises(InputError) as caught:
-            run_training(config, shards, world)
-        return str(caught.value)
-
-    assert all("torus2d, flat or ring" in message for message in run_world(2, body))
+    states = {}
+    for name, changes in {
+        "flat": {},
+        "ddp": {"train__all_reduce": {"algorithm": "ddp"}},
+        "sharded": {"train__weight_update": "sharded", "train__all_reduce": {"bucket_mb": 0.02}},
+    }.items():
+        config = document(tmp_path / name, train__epochs=2, train__optimizer=LARS, **changes)
+        run_world(2, lambda world, c=config: run_training(c, shards, world))
+        states[name] = final_state(config)
+    for name, want in states["flat"].items():
+        for other in ("ddp", "sharded"):
+            scale = max(1e-3, float(np.abs(want).max()))
+            np.testing.assert_allclose(states[other][name], want, rtol=0, atol=1e-4 * scale, err_msg=f"{other} {name}")
