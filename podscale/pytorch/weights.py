@@ -14,7 +14,7 @@ from torch import Tensor
 
 from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
-from podscale.pytorch.layout import view_like
+from podscale.pytorch.layout import strided_like, view_like
 
 GATHERED = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Formats in which weights are gathered, by their names in a run document."""
@@ -50,7 +50,7 @@ class Weights:
             if parameter.dtype == dtype:
                 parameter.data = views[name]
         followers = {name: p for name, p in buffer.parameters.items() if p.dtype != dtype}
-        self._followers = [parameter.data for parameter in followers.values()]
+        self._followers = [strided_like(parameter.data, views[name]) for name, parameter in followers.items()]
         self._followed = [views[name] for name in followers]
         self.publish()
 
