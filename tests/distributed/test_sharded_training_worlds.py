@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.config import RunConfig
 from podscale.errors import Preempted
 from podscale.pytorch.export import WEIGHTS
@@ -21,6 +22,7 @@ from tests.distributed.test_training_worlds import (
     document,
     final_state,
     losses_of,
+    poison,
     records_of,
     run_training,
     stop_after,
@@ -112,6 +114,18 @@ def test_two_launches_make_the_bits_of_one(
     kept = (2 if changes.get("train__optimizer") == {"name": "lamb"} else 1) + ("train__weight_gather" in changes)
     assert started["optimizer_bytes"] == pytest.approx(kept * 4 * started["parameters"] / row, rel=0.2)
     assert losses_of(halted) == losses_of(straight)
+
+
+def test_a_nan_on_one_rank_masks_a_sharded_update_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    config = document(tmp_path, **SHARDED, checkpoint__every_steps=1, checkpoint__keep_last=20)
+    results = run_world(4, lambda world: outcome(config, shards, world, poison(range(4, 6), 3)))
+    assert [result.skipped for result in results] == [2] * 4
+    by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.of(config).checkpoints)}
+    assert_same_bits(by_step[5], by_step[4])
+    assert_same_bits(by_step[6], by_step[4])
+    assert not np.array_equal(by_step[7]["model/fc.weight"], by_step[6]["model/fc.weight"])
+    assert all(np.isfinite(array).all() for array in by_step[12].values())
 
 
 def weights_and_masters(config: RunConfig, shards: Path, world: World) -> Any:
