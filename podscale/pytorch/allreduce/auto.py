@@ -31,7 +31,7 @@ CHOICES = ("flat", "tree", "hierarchical", "torus2d")
 """What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
 WITH_ROWS = ("hierarchical", "torus2d")
 HALVED = ("flat", "torus2d")
-PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 2), (2**22, 1), (2**25, 1))
+PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 3), (2**22, 2), (2**25, 2))
 """Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
 AXIS_SECONDS = 0.8
 """Longest probe of one of the three axes."""
@@ -55,8 +55,9 @@ class Settled:
         found = {"algorithm": self.choice.algorithm, "bucket_mb": f"{self.choice.bucket_mb:g}"}
         for name, axis in (("row", self.fabric.row), ("column", self.fabric.column), ("world", self.fabric.world)):
             found[f"{name}_ranks"] = str(axis.ranks)
-            found[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
-            found[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
+            if axis.ranks > 1:
+                found[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
+                found[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
         return found
 
 
