@@ -25,6 +25,7 @@ from podscale.plan.collectives import Axis, Fabric
 from podscale.plan.fit import fit_axis
 from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.mesh import Axis as Group
+from podscale.pytorch.mesh import plan_rows
 from podscale.pytorch.world import World
 
 CHOICES = ("flat", "tree", "hierarchical", "torus2d")
@@ -93,14 +94,14 @@ def settle(
     halves: only what can stop half way will do, since the update is sharded.
     Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
     """
-    mesh = world.mesh(section.row)
+    rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
-    key = [world.size, mesh.rows, gradient_bytes, world.device.type, wires, halves]
+    key = [world.size, rows, gradient_bytes, world.device.type, wires, halves]
     answer: list[Any] = [_kept(keep, key) if world.first else None]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     if answer[0] is not None:
         return _settled(answer[0], kept=True)
-    fabric = measure(world, mesh.row, mesh.column)
+    fabric = measure(world, section.row)
     found: list[Any] = [None]
     if world.first:
         row, column = (WIRES[wire].itemsize / 4 for wire in wires)
@@ -119,14 +120,19 @@ def _fitting(section: AllReduceSection, halves: bool) -> Sequence[str]:
     return [name for name in CHOICES if name not in unfit]
 
 
-def measure(world: World, row: Group, column: Group) -> Fabric:
+def measure(world: World, row: int | None) -> Fabric:
     """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
-    inside, across = _axis(world, row), _axis(world, column)
-    if 1 in (row.size, column.size):
-        through = inside if column.size == 1 else across
+    mesh = world.mesh(row)
+    groups = [mesh.row, mesh.column]
+    inside, across = _axis(world, mesh.row), _axis(world, mesh.column)
+    if 1 in (mesh.row.size, mesh.column.size):
+        through = inside if mesh.column.size == 1 else across
     else:
-        through = _axis(world, world.line())  # which passes the links of both, and is no faster than either
-        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / row.size))
+        groups.append(world.line())
+        through = _axis(world, groups[-1])  # which passes the links of both, and is no faster than either
+        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
+    for group in groups:
+        dist.destroy_process_group(group.group)  # training makes those of its algorithm alone
     slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
     return Fabric(inside, across, through, **slices)
 
