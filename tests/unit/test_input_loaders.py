@@ -473,3 +473,25 @@ def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> Non
             difference = np.abs(left.images.astype(int) - right.images)
             assert difference.mean() < 0.6
             assert np.percentile(difference, 99.9) <= 4
+
+
+def test_crops_are_drawn_anew_by_seed_and_epoch(make_shard_set) -> None:
+    """The order depends on the seed as well, so images are compared by their keys."""
+    directory = make_shard_set()
+
+    def epochs(seed: int) -> list[dict[int, np.ndarray]]:
+        batches = train(document(run={"seed": seed}), directory, 0, 12)
+        images = [
+            (key, image) for batch in batches for key, image in zip(batch.keys.tolist(), batch.images, strict=True)
+        ]
+        return [dict(images[:48]), dict(images[48:])]
+
+    def alike(left: dict[int, np.ndarray], right: dict[int, np.ndarray]) -> int:
+        assert left.keys() == right.keys()
+        return sum(np.array_equal(left[key], right[key]) for key in left)
+
+    first, second = epochs(4)
+    assert len(first) == len(second) == 48
+    assert alike(first, epochs(4)[0]) == 48
+    assert alike(first, epochs(5)[0]) <= 2
+    assert alike(first, second) <= 2
