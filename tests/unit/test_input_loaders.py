@@ -366,6 +366,34 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 
 @loaders
+def test_a_substitute_looks_as_in_its_own_place(loader, make_shard_set) -> None:
+    """In one epoch a sample is cropped one way, whether it was asked for or stands in for another."""
+    directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
+    batches = train(document(loader), directory, 0, 6)
+    keys = np.concatenate([batch.keys for batch in batches]).tolist()
+    images = np.concatenate([np.asarray(batch.images) for batch in batches])
+    repeated = {key for key in keys if keys.count(key) > 1}
+    assert len(repeated) == 2
+    for key in repeated:
+        first, *others = [images[slot] for slot, other in enumerate(keys) if other == key]
+        assert all(np.array_equal(first, image) for image in others)
+
+
+def test_batches_are_prepared_ahead(make_shard_set) -> None:
+    config = document(input={"prefetch": 3})
+    split = ShardSet.open(make_shard_set()).split("train")
+    loader = build_loader(config, split, build_order(config, split), rank=0, world=1, device="cpu")
+    asked: list[int] = []
+    at = loader._requests.at  # type: ignore[attr-defined]
+    loader._requests.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
+    batches = loader.batches(0, 12)
+    next(batches)
+    assert asked == [0, 1, 2, 3]
+    batches.close()  # type: ignore[attr-defined]
+    loader.close()
+
+
+@loaders
 def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set) -> None:
     directory = make_shard_set(with_bad_records((5, 23)), shards=2)
     keys = ShardSet.open(directory).split("validation").keys
