@@ -264,7 +264,7 @@ def bench_train(
 ) -> None:
     """Images/s, parts of an update, share of the device's peak, memory. Started again, it measures what is missing."""
     from podscale.bench.sweep import Settings
-    from podscale.commands import bench as command
+    from podscale.commands import bench_train as command
 
     command.train(
         document,

@@ -33,19 +33,8 @@ def run_ranks(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        threads = max(1, devices.cores() // ranks)
-        common = {
-            **os.environ,
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "OMP_NUM_THREADS": str(threads),
-        }
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, "-m", CHILD, str(task), str(result)]
-        started = [
-            subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(ranks)
-        ]
+        started = [subprocess.Popen(command, env=_environment(rank, ranks, port)) for rank in range(ranks)]
         try:
             codes = [process.wait(time_limit) for process in started]
         except subprocess.TimeoutExpired:
@@ -61,6 +50,27 @@ def run_ranks(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str
             raise PodscaleError(f"rank {rank} of the measurement ended with code {codes[rank]}; its error is above")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return found
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """torchrun's variables. Ranks that share a GPU pass for hosts of their own: NCCL allows one rank a device and host,
+    and takes NCCL_HOSTID for the host; they then talk through sockets.
+    """
+    gpus = devices.visible_gpus()
+    found = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % gpus if gpus else rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(max(1, devices.cores() // ranks)),
+    }
+    if 0 < gpus < ranks:
+        found |= {"NCCL_HOSTID": f"podscale-{port}-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+    return found
 
 
 def parse_sizes(text: str) -> list[int]:

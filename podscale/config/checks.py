@@ -61,13 +61,6 @@ def check_update(train: TrainSection) -> None:
     if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
         key = "nesterov" if optimizer.nesterov else "momentum_form"
         raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
-    schedules = [train.schedule, *(phase.schedule for phase in train.phases if phase.schedule)]
-    if optimizer.form != "unscaled" and any(schedule.momentum_correction for schedule in schedules):
-        raise conflict(
-            "train.optimizer.momentum_form",
-            "train.schedule.momentum_correction is for buffers that hold the learning rate inside; set "
-            "train.optimizer.name=sgd or lars and train.optimizer.momentum_form=unscaled",
-        )
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",

@@ -60,5 +60,19 @@ def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
     return part.view(like.shape)
 
 
+def strided_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The same elements with the strides of `like`, where the two differ in dimensions of size 1 alone.
+
+    A 1x1 filter in NHWC order has other strides there than its view, and one such pair in a list makes torch copy all
+    of the list one by one.
+    """
+    if tensor.stride() == like.stride():
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    if all(size == 1 or mine == other for size, mine, other in pairs):
+        return tensor.as_strided(like.shape, like.stride())
+    return tensor
+
+
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit

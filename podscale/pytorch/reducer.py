@@ -22,6 +22,7 @@ from podscale.errors import InputError
 from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_lane
+from podscale.pytorch.layout import strided_like
 from podscale.pytorch.world import World
 
 
@@ -149,7 +150,7 @@ class FlatReducer:
         for parameter, view in self._members[number]:
             if parameter.grad is not None:
                 views.append(view)
-                gradients.append(parameter.grad)
+                gradients.append(strided_like(parameter.grad, view))
                 parameter.grad = None
             elif self._first:
                 view.zero_()

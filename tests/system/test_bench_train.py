@@ -11,7 +11,7 @@ from podscale.bench import sweep
 from podscale.bench.sweep import Row, Settings, Variant, read_rows, run_sweep
 from podscale.bench.train_report import report
 from podscale.bench.variants import CPU, GPU, grid, named_sweep
-from podscale.commands.bench import RESNET50
+from podscale.commands.bench_train import RESNET50
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
 

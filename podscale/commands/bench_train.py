@@ -1,4 +1,4 @@
-"""Commands that measure."""
+"""`podscale bench train`: rate and parts of a training on this machine."""
 
 import re
 import shlex
