@@ -19,7 +19,7 @@ from pathlib import Path
 from conditions import head
 from learning_parts import DOCUMENTS, PARTS, due
 from learning_results import write_results
-from trials import Record, Records, Runner, Trial, code_version, run_due, short
+from trials import Record, Records, Runner, Settings, Trial, code_version, run_due, short
 
 
 def main() -> None:
@@ -42,6 +42,7 @@ def train(place: "Place", images: Path, parts: list[str], *, jobs: int, restart:
     commit, code = code_version()
     documents = {**DOCUMENTS, "photographs": {**DOCUMENTS["photographs"], "data.source": str(images)}}
     runner = Runner(place.folder, documents, commit, code)
+    place.keep(DOCUMENTS)
     asked = [PARTS[name] for name in parts]
     for name in parts:
         place.begin(name, code, restart=restart)
@@ -66,6 +67,13 @@ class Place:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.records, self._path = folder, folder / "records", folder / "parts.json"
         self.parts: dict[str, str] = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def keep(self, documents: dict[str, Settings]) -> None:
+        """Binds the folder to the documents that settings stand on top of; ends the program where they have changed."""
+        path, text = self.folder / "documents.json", json.dumps(documents, indent=1)
+        if path.exists() and path.read_text() != text:
+            sys.exit(f"{path}: the records here are of other documents than the script's; take another --work folder")
+        path.write_text(text)
 
     def begin(self, part: str, code: str, *, restart: bool) -> None:
         """Lays a part down to a version of the code; ends the program where it began with another one."""

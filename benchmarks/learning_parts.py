@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from trials import Get, Record, Settings, Trial
+from trials import Get, Settings, Trial
 
 SEEDS = (1, 2, 3)
 SEED_OF_SWEEPS = SEEDS[0]
@@ -96,27 +96,25 @@ class Sweep:
         factors = (0.25, 0.5, 1.0) if linear and self.times > 1 else (0.5, 1.0, 2.0)
         rates = [round(centre * factor, 4) for factor in factors]
         for _ in range(WIDENINGS):
-            found = [accuracy(get(self._trial(rate))) for rate in rates]
-            if None in found or 0 < found.index(max(found)) < len(rates) - 1:
+            best = self._best(rates, get)
+            if best not in (rates[0], rates[-1]):
                 break
-            if found.index(max(found)) == 0:
+            if best == rates[0]:
                 rates.insert(0, round(rates[0] / 2, 4))
             else:
                 rates.append(round(rates[-1] * 2, 4))
         return {rate: self._trial(rate) for rate in rates}
 
     def best(self, get: Get) -> float | None:
-        """The rate with the best accuracy; None until all are tried."""
-        found = {rate: accuracy(get(trial)) for rate, trial in self.trials(get).items()}
-        return None if None in found.values() else max(found, key=lambda rate: found[rate] or 0.0)
+        """The rate with the best accuracy, that of a training that diverged being 0; None until all are tried."""
+        return self._best(list(self.trials(get)), get)
+
+    def _best(self, rates: list[float], get: Get) -> float | None:
+        found = [record.top1 or 0.0 for rate in rates if (record := get(self._trial(rate))) is not None]
+        return rates[found.index(max(found))] if len(found) == len(rates) else None
 
     def _trial(self, rate: float) -> Trial:
         return photographs(SEED_OF_SWEEPS, self.settings(rate))
-
-
-def accuracy(record: Record | None) -> float | None:
-    """Top-1 of a finished training, 0 of one that diverged, None where there is no record."""
-    return None if record is None else record.top1 or 0.0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ PARTS = {
     "ratios": parts.ratios,
     "auto": parts.auto,
     "scaling": parts.scaling,
+    "update": parts.update,
     "claims": claims.claims,
 }
 

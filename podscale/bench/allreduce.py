@@ -33,19 +33,8 @@ def run_ranks(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        threads = max(1, devices.cores() // ranks)
-        common = {
-            **os.environ,
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "OMP_NUM_THREADS": str(threads),
-        }
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, "-m", CHILD, str(task), str(result)]
-        started = [
-            subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(ranks)
-        ]
+        started = [subprocess.Popen(command, env=_environment(rank, ranks, port)) for rank in range(ranks)]
         try:
             codes = [process.wait(time_limit) for process in started]
         except subprocess.TimeoutExpired:
@@ -61,6 +50,27 @@ def run_ranks(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str
             raise PodscaleError(f"rank {rank} of the measurement ended with code {codes[rank]}; its error is above")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return found
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """torchrun's variables. Ranks that share a GPU pass for hosts of their own: NCCL allows one rank a device and host,
+    and takes NCCL_HOSTID for the host; they then talk through sockets.
+    """
+    gpus = devices.visible_gpus()
+    found = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % gpus if gpus else rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(max(1, devices.cores() // ranks)),
+    }
+    if 0 < gpus < ranks:
+        found |= {"NCCL_HOSTID": f"podscale-{port}-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+    return found
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -81,7 +91,8 @@ def tables(found: Mapping[str, Any]) -> list[str]:
     """Markdown: the algorithms, the phases of the torus by axis, the time that shows in a step."""
     ranks, (rows, row) = found["ranks"], found["rows"]
     lines = [
-        f"{ranks} ranks ({rows} x {row}), {found['backend']}, {found['device']}. algbw = S/t, busbw = algbw x 2(n-1)/n.",
+        f"{ranks} ranks ({rows} x {row}), {found['backend']}, {found['device']}. "
+        "algbw = S/t, busbw = algbw x 2(n-1)/n (x (n-1)/n for a half).",
         "",
         "| algorithm | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s | error |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -94,9 +105,8 @@ def tables(found: Mapping[str, Any]) -> list[str]:
     for one in found["phases"]:
         group = one["ranks"]
         factor = (group - 1) / group * (2 if one["phase"] == "all_reduce" else 1)
-        lines.append(
-            f"| {one['axis']} of {group} | {one['phase'].replace('_', '-')} | {one['bytes']:,} | {_cells(one, factor)} |"
-        )
+        phase = f"{one['axis']} of {group} | {one['phase'].replace('_', '-')}"
+        lines.append(f"| {phase} | {one['bytes']:,} | {_cells(one, factor)} |")
     if found["steps"]:
         lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
         lines += [
@@ -127,32 +137,30 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def drawing(found: Mapping[str, Any]) -> str:
     """Bus bandwidth by size, as the text of an SVG file."""
     factor = 2 * (found["ranks"] - 1) / found["ranks"]
+    smallest = min(one["bytes"] for one in found["whole"])
     points: dict[str, list[tuple[float, float]]] = {}
     for one in found["whole"]:
         rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
-        points.setdefault(one["algorithm"], []).append((log2(one["bytes"]), rate))
+        points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
     style = (resources.files("podscale.evaluate.report") / "style.css").read_text(encoding="utf-8")
     style += "svg{background:var(--bg);font-family:system-ui,sans-serif}"
     series = [Series(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
-    names = [
-        tag(
-            "text",
-            one.name,
-            x=60.0 + 95 * (number % 4),
-            y=34.0 + 16 * (number // 4),
-            class_=f"c{one.colour}",
-            fill="var(--c)",
-        )
-        for number, one in enumerate(series)
-    ]
+    names = [_key(one, 60.0 + 95 * (number % 4), 34.0 + 16 * (number // 4)) for number, one in enumerate(series)]
     title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
     picture = tag(
         "svg",
         tag("style", Markup(style)),
         tag("text", title, x=16.0, y=16.0, style="font-weight:600;font-size:13px"),
         names,
-        tag("g", line_drawing(series, x_unit="log2 of bytes"), transform="translate(16 60)"),
+        tag("g", line_drawing(series, x_unit=f"doublings of {smallest:,} bytes"), transform="translate(16 60)"),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH + 32:.0f} {HEIGHT + 68:.0f}",
     )
     return f"{picture}\n"
+
+
+def _key(series: Series, x: float, y: float) -> list[Markup]:
+    return [
+        tag("circle", cx=x, cy=y - 4, r=3.6, class_=f"spot c{series.colour}"),
+        tag("text", series.name, x=x + 8, y=y),
+    ]

@@ -83,6 +83,8 @@ def _training_row(config: RunConfig, images: int | None) -> str:
     text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
     if config.train.target_top1 is not None:
         text = f"until {config.train.target_top1:.2%} top-1, at most {text}"
+    if config.train.phases:
+        text += f", other settings from epoch {', '.join(f'{phase.start:g}' for phase in config.train.phases)}"
     if images is None:
         return f"{text}, updates {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)

@@ -61,13 +61,6 @@ def check_update(train: TrainSection) -> None:
     if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
         key = "nesterov" if optimizer.nesterov else "momentum_form"
         raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
-    schedules = [train.schedule, *(phase.schedule for phase in train.phases if phase.schedule)]
-    if optimizer.form != "unscaled" and any(schedule.momentum_correction for schedule in schedules):
-        raise conflict(
-            "train.optimizer.momentum_form",
-            "train.schedule.momentum_correction is for buffers that hold the learning rate inside; set "
-            "train.optimizer.name=sgd or lars and train.optimizer.momentum_form=unscaled",
-        )
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",
@@ -83,6 +76,12 @@ def check_update(train: TrainSection) -> None:
             "train.all_reduce.algorithm",
             "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
             "fp32, bf16 or fp16; choose another algorithm",
+        )
+    if train.weight_update == "sharded" and train.all_reduce.algorithm in ("tree", "hierarchical", "hybrid"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            f"{train.all_reduce.algorithm} cannot stop half way, with one shard of the mean on each rank, as "
+            "train.weight_update=sharded asks; use torus2d, ring or flat",
         )
 
 

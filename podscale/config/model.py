@@ -322,7 +322,9 @@ class LaunchSection(Section):
     shard_workers: int = placement(0, "Packing processes; 0 = one per core.", ge=0)
     max_restarts: int = placement(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
     grace_seconds: float = placement(60.0, "Time to save after a stop request, before processes are killed.", gt=0)
-    timeout_seconds: float = placement(300.0, "Longest wait of one rank for its peers.", gt=0)
+    timeout_seconds: float = placement(
+        300.0, "Longest wait of one rank for its peers; then all end and name the missing one.", gt=0
+    )
     image: str = placement("podscale:latest", "Container image that a pipeline on a cluster runs.", min_length=1)
     retries: int = placement(2, "Times a pipeline on a cluster starts a failed stage again.", ge=0)
     time_limit_hours: float = placement(168.0, "Longest time a stage on a cluster may take, retries included.", gt=0)

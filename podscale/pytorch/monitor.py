@@ -6,7 +6,7 @@ It never waits for the device: losses come with the control words, after the fac
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,17 @@ class Monitor:
             self.busy = time.perf_counter() - self._step_started
         return self._metrics.phase(name)
 
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """A phase that is part of a larger one and counted there; a sign of progress all the same."""
+        self._whereabouts.tick()
+        return nullcontext()
+
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
         """The training begins after `step` updates; its first image has not been read yet."""
         self._last_step, self._ranks = total_steps, ranks
-        self._whereabouts.updated(step)
+        self._whereabouts.begin(step)
         self._metrics.world(ranks, global_batch)
         self._metrics.lap()
         self.event(

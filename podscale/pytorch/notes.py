@@ -12,14 +12,26 @@ class Whereabouts:
     def __init__(self) -> None:
         self.step, self.phase = 0, "start"
         self.changes = 0
-        """Rises with every change: a rank whose number stands still does not get on."""
+        """Rises with every sign of progress: a rank whose number stands still does not get on."""
+        self.under_way = False
+        """Whether an update was done in this launch: the first may take long, for the network is compiled in it."""
+
+    def begin(self, step: int) -> None:
+        """The training goes on after `step` updates."""
+        self.step = step
+        self.changes += 1
 
     def enter(self, phase: str) -> None:
         self.phase = phase
         self.changes += 1
 
+    def tick(self) -> None:
+        """Some progress inside a phase."""
+        self.changes += 1
+
     def updated(self, step: int) -> None:
         self.step = step
+        self.under_way = True
         self.changes += 1
 
     def __str__(self) -> str:

@@ -36,9 +36,9 @@ class Trouble(Protocol):
 class Pulse:
     """Writes this rank's notes and reads those of all.
 
-    on_trouble: called on the pulse's thread where this rank has not got on for `deaf_seconds`, or where another has
-    ended with an error and this one does not notice: what a rank needs whose collectives raise nothing (NCCL's, which
-    wait on the device). seconds: between two notes; default: by the size of the world.
+    on_trouble: called on the pulse's thread where this rank, once under way, has not got on for `deaf_seconds`, or
+    where another has ended with an error and this one does not notice: what a rank needs whose collectives raise
+    nothing (NCCL's, which wait on the device). seconds: between two notes; default: by the size of the world.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Pulse:
         """Speaks up for a main thread that hears nothing."""
         if self._deaf_seconds is None:
             return
-        if still_seconds > self._deaf_seconds:
+        if still_seconds > self._deaf_seconds and self._whereabouts.under_way:
             self._on_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
         elif still_seconds > PATIENCE * self._seconds and store.check([FAILED]):
             self._on_trouble(f"rank {store.get(FAILED).decode()} has failed", hang=False)

@@ -144,9 +144,8 @@ def run_training(
             fence=may_write,
             listener=monitor.saved,
         )
-        if config.train.all_reduce.algorithm == "auto":
-            classes, keep = len(shard_set.classes), run.all_reduce
-            config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)
+        classes, keep = len(shard_set.classes), run.all_reduce
+        config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, stop)
         try:
             train(session)

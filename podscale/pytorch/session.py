@@ -4,6 +4,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic_core import PydanticCustomError
 
@@ -62,12 +64,10 @@ class Session:
     stop: StopRequest
     steps: int
     steps_per_epoch: float
+    rates: npt.NDArray[np.float64]
+    """The learning rate of every update, for the log."""
     stopping: bool = False
     """All ranks have agreed to stop."""
-
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of the update after `step` updates, for the log."""
-        return schedules.learning_rate(self.config.train, step, self.steps_per_epoch)
 
     def started(self, resumed: bool) -> None:
         """Reports the beginning."""
@@ -98,7 +98,7 @@ class Session:
             self.monitor.word(
                 word,
                 epoch=word.step / self.steps_per_epoch,
-                learning_rate=self.learning_rate(word.step - 1),
+                learning_rate=float(self.rates[word.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
@@ -134,7 +134,7 @@ class Session:
             return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.evaluator.measure(self.state.model, untimed, lambda: self.stop.requested)
+            found = self.evaluator.measure(self.state.model, self.monitor.inside, lambda: self.stop.requested)
         if found is None:
             self.stopping = True
             return
@@ -254,6 +254,7 @@ def build_session(
         stop=stop,
         steps=steps,
         steps_per_epoch=steps_per_epoch,
+        rates=schedules.values(train, np.arange(steps), steps_per_epoch)[:, 0],
     )
 
 

@@ -26,6 +26,7 @@ from podscale.files import write_json
 from podscale.input import open_shard_set
 from podscale.processes import die_with_parent
 from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce.auto import settle_all_reduce
 from podscale.pytorch.feed import Phase
 from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.monitor import monitoring
@@ -77,6 +78,8 @@ def measure(job: dict[str, Any], world: World) -> dict[str, Any]:
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
     with monitoring(config, world, run, ranks, None) as monitor:
+        classes, keep = len(shard_set.classes), run.all_reduce
+        config = settle_all_reduce(config, world, classes, keep, None, monitor.settled)
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         try:
             return _measure(session, job["warmup"], job["steps"], job["parts"])

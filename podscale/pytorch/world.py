@@ -102,7 +102,8 @@ def current(device: torch.device, environment: Mapping[str, str] = os.environ) -
     rank, size = dist.get_rank(), dist.get_world_size()
     local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
     node = int(environment.get("GROUP_RANK", rank // local_size))
-    return World(rank, size, int(environment.get("LOCAL_RANK", rank % local_size)), local_size, device, node)
+    local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
+    return World(rank, size, local_rank, local_size, device, node, dist.default_pg_timeout.total_seconds())
 
 
 def leave() -> None:

@@ -1,14 +1,25 @@
 """`auto` over real processes: one decision for all, kept for the run, never taken over by another world."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from podscale.config import RunConfig
 from podscale.config.model import AllReduceSection
+from podscale.errors import Preempted
+from podscale.pytorch.notes import Whereabouts
+from podscale.pytorch.rank import Place, run_training
+from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.shards.shardset import ShardSet
+from podscale.telemetry.events import read_records
+from tests.conftest import MakeShardSet
 from tests.distributed.conftest import RunWorld
+from tests.distributed.test_training_worlds import assert_same_bits, document, final_state
 
 BYTES = 4 * 1_000_000
 AUTO = AllReduceSection(algorithm="auto", row=2)
@@ -66,3 +77,60 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
     either, halved = run_world(4, body)[0]
     assert either in ("hierarchical", "torus2d")
     assert halved == "torus2d", "a sharded update needs one that stops half way"
+
+
+class StopAfter(StopRequest):
+    """Asks to stop when it has been looked at so often: once an update."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self._left = updates
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        self._left -= 1
+        return self._left < 0
+
+    @requested.setter
+    def requested(self, value: bool) -> None:
+        pass
+
+
+def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -> bool:
+    """The stage as a rank carries it out; whether it came to its end."""
+    run = RunDirectory.of(config)
+    place = Place(config, "train", str(shards), run.path / "ranks", None, world.rank)
+    place.rank_directory.mkdir(parents=True, exist_ok=True)
+    try:
+        run_training(place, world, ShardSet.open(shards), run, StopAfter(updates), Whereabouts())
+    except Preempted:
+        return False
+    return True
+
+
+def test_a_run_that_continues_keeps_its_choice_and_its_bits(
+    run_world: RunWorld, make_shard_set: MakeShardSet, tmp_path: Path
+) -> None:
+    shards = make_shard_set()
+    auto = document(tmp_path / "auto", train__all_reduce={"algorithm": "auto", "row": 2})
+    given = document(tmp_path / "given", train__all_reduce={"algorithm": "tree", "row": 2, "bucket_mb": 0.01})
+
+    assert run_world(4, lambda world: train_a_while(auto, shards, world, 0)) == [False] * 4
+    keep = RunDirectory.of(auto).all_reduce
+    found = json.loads(keep.read_text())
+    assert found["choice"]["algorithm"] == chosen(auto)[0][0]
+    found["choice"] |= {"algorithm": "tree", "bucket_mb": 0.01}  # what nothing on this machine would come to
+    keep.write_text(json.dumps(found))
+    shutil.rmtree(RunDirectory.of(auto).checkpoints)
+
+    assert run_world(4, lambda world: train_a_while(auto, shards, world, 5)) == [False] * 4
+    assert run_world(4, lambda world: train_a_while(auto, shards, world, 1000)) == [True] * 4
+    assert run_world(4, lambda world: train_a_while(given, shards, world, 1000)) == [True] * 4
+    assert chosen(auto)[1:] == [("tree", True), ("tree", True)]
+    assert_same_bits(final_state(auto), final_state(given))
+
+
+def chosen(config: RunConfig) -> list[tuple[str, bool]]:
+    """What each launch said of its choice."""
+    records = read_records(RunDirectory.of(config).metrics)
+    return [(record["algorithm"], record["kept"]) for record in records if record.get("event") == "all_reduce"]

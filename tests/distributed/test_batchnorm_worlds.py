@@ -279,12 +279,26 @@ def test_groups_that_leave_their_node_are_told_of_once(run_world: Any) -> None:
 
 def test_running_statistics_settle_or_go_back() -> None:
     model = nn.Sequential(BatchNorm(3), BatchNorm(2))
-    statistics = RunningStatistics(model)
+    statistics, change = RunningStatistics(model), torch.empty(10)
     assert len(statistics) == 10
     statistics.remember()
     model[0].running_mean.fill_(5.0)
+    statistics.contribute(change)
+    assert change.tolist() == [5.0] * 3 + [0.0] * 7
     statistics.settle(torch.full((10,), float("nan")), torch.tensor(False))
     assert torch.equal(model[0].running_mean, torch.zeros(3))
     statistics.settle(torch.arange(10.0), torch.tensor(True))
-    assert model[1].running_var.tolist() == [8.0, 9.0]
-    assert dict(model.named_buffers())["0.running_var"].tolist() == [3.0, 4.0, 5.0]
+    assert model[1].running_var.tolist() == [9.0, 10.0]
+    assert dict(model.named_buffers())["0.running_var"].tolist() == [4.0, 5.0, 6.0]
+
+
+def test_running_statistics_follow_through_short_messages() -> None:
+    """A variance that moves from 1 to 1.5, each change rounded to bf16 on its way; rounded values would stay behind."""
+    layer = BatchNorm(1)
+    statistics, change = RunningStatistics(layer), torch.empty(2)
+    for _ in range(100):
+        statistics.remember()
+        layer.running_var.lerp_(torch.tensor([1.5]), 0.1)
+        statistics.contribute(change)
+        statistics.settle(change.bfloat16().float(), torch.tensor(True))
+    assert layer.running_var.item() == pytest.approx(1.5, rel=1e-4)

@@ -187,6 +187,7 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
         ended: list[PodscaleError] = []
         started = time.monotonic()
         with watched(meet(TIMEOUT), ended.append, seconds=BEAT, deaf=True) as whereabouts:
+            whereabouts.updated(1)
             whereabouts.enter("allreduce_wait")
             if world.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)

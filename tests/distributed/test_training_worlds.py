@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.config import RunConfig, result_values
@@ -262,14 +263,21 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
 
 
 def poison(steps: range, rank: int) -> Prepare:
-    """One rank sees images that are not a number."""
+    """One rank's images come out of normalisation as something that is not a number."""
 
     def prepare(session: Session) -> None:
-        def spoil(batch: Any) -> None:
-            if batch.source.step in steps and session.world.rank == rank:
-                batch.images[0] = float("nan")
+        step = -1
 
-        before_every_step(session, spoil)
+        def remember(batch: Any) -> None:
+            nonlocal step
+            step = batch.source.step
+
+        def spoil(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            spoiled = module.training and step in steps and session.world.rank == rank
+            return (given[0] * float("nan"),) if spoiled else given
+
+        session.state.model.get_submodule("conv1").register_forward_pre_hook(spoil)
+        before_every_step(session, remember)
 
     return prepare
 

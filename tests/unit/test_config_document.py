@@ -99,6 +99,7 @@ def test_all_wrong_values_are_told_at_once():
         ("train: {all_reduce: {bucket_mb: 1e-6}}\n", "1e-06 MiB is smaller than one fp32 element"),
         ("train: {all_reduce: {algorithm: ring, wire_row: bf16}}\n", "ring knows no rows; set wire_column"),
         ("train: {all_reduce: {algorithm: ddp, wire_column: bf16}}\n", "ddp sends fp32; choose another algorithm"),
+        ("train: {weight_update: sharded, all_reduce: {algorithm: tree}}\n", "tree cannot stop half way"),
         ("launch: {resources: {accelerators: 8}}\n", "name the resource of the 8 accelerators"),
     ],
 )  # fmt: skip
@@ -173,6 +174,12 @@ def test_unreadable_files(tmp_path: Path):
 
 def test_deep_nesting_is_refused_not_a_crash():
     assert "not valid YAML" in refusal("a: " + "[" * 100_000)
+
+
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029", "a\x85 b"])
+def test_unicode_line_breaks_survive(text: str):
+    config = RunConfig.model_validate({"data": {"source": text}})
+    assert loads(dumps(config)) == config
 
 
 @settings(max_examples=25, deadline=None)

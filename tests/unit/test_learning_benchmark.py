@@ -74,6 +74,12 @@ class TestResuming:
         learning.Place(tmp_path).begin("a", "f" * 40, restart=True)
         assert learning.Place(tmp_path).records_of("a").code == "f" * 40
 
+    def test_a_folder_belongs_to_one_set_of_documents(self, tmp_path: Path) -> None:
+        learning.Place(tmp_path).keep(parts.DOCUMENTS)
+        learning.Place(tmp_path).keep(parts.DOCUMENTS)
+        with pytest.raises(SystemExit, match="other documents"):
+            learning.Place(tmp_path).keep({"photographs": {**parts.PHOTOGRAPHS, "model.width": 32}})
+
     def test_a_trial_is_known_by_its_settings_in_any_order(self) -> None:
         one = Trial("photographs", {"a": 1, "b": 2}, 1)
         assert one.key == Trial("photographs", {"b": 2, "a": 1}, 1).key

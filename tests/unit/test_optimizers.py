@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import ModelSection
@@ -265,6 +265,7 @@ def test_a_masked_update_changes_nothing_to_the_bit(name: str, elsewhere: bool) 
     assert all(tensor.any() for tensor in kept)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=8), st.integers(1, 5), st.randoms())
 def test_the_pieces_of_all_ranks_are_every_element_once(sizes: list[int], ranks: int, random: Any) -> None:
     starts = np.concatenate([[0], np.cumsum([size + random.randrange(40) for size in sizes])]).tolist()

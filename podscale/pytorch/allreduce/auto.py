@@ -68,13 +68,15 @@ def settle_all_reduce(
     fence: Callable[[], None] | None,
     report: Callable[..., None],
 ) -> RunConfig:
-    """The document with `auto` replaced by what was chosen; every rank must call this at the same time.
+    """The document with `auto`, if it says so, replaced by what was chosen; all ranks must call this at the same time.
 
     keep: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
     """
+    asked = config.train.all_reduce
+    if asked.algorithm != "auto":
+        return config
     if world.first and fence is not None:
         fence()
-    asked = config.train.all_reduce
     halves = config.train.weight_update == "sharded"
     settled = settle(asked, world, 4 * models.spec(config.model, classes).size, keep, halves=halves)
     report(settled.facts(), kept=settled.kept)

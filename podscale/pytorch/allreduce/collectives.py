@@ -11,8 +11,8 @@ from podscale.pytorch.allreduce.order import Span, spans
 from podscale.pytorch.allreduce.plan import chain_broadcast, chain_reduce, ring_all_gather, ring_reduce_scatter
 from podscale.pytorch.mesh import Axis
 
-SEGMENT = {"cpu": 2**17, "cuda": 2**20}
-"""Elements of a message, by device (0.5 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
+SEGMENT = {"cpu": 2**18, "cuda": 2**20}
+"""Elements of a message, by device (1 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
 
 # The names of torch >= 2.13, which deprecates the older ones.
 reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -12,9 +12,11 @@ from podscale.pytorch.allreduce.plan import Plan, Receive, Round
 from podscale.pytorch.mesh import Axis
 
 AHEAD = 8
-"""Messages announced before they are needed: gloo sends only what its peer has said it will take."""
+"""Messages announced before they are needed, since gloo sends only what its peer has said it will take; and rounds
+that sends may run ahead of receives."""
 UNSENT = 64
-"""Messages that may be under way before the oldest is waited for; bounds the memory of casts."""
+"""Messages under way before the oldest is waited for, which bounds the memory of casts. Several times what AHEAD
+rounds can send: else all places might wait for each other to take a message."""
 
 
 class Messenger(Protocol):
@@ -35,13 +37,13 @@ class GlooMessenger:
         self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
 
     def run(self, plan: Plan, buffer: Tensor) -> None:
-        rounds, sent = plan.rounds, 0
+        rounds, sent, lead = plan.rounds, 0, min(plan.slack, AHEAD)
         expected = (receive for one in rounds for receive in one.receives)
         self._reserve(plan)
         for number, current in enumerate(rounds):
-            for following in rounds[sent : number + plan.slack + 1]:
+            for following in rounds[sent : number + lead + 1]:
                 self._send(following, buffer)
-            sent = max(sent, number + plan.slack + 1)
+            sent = number + lead + 1
             for receive in current.receives:
                 self._announce(expected, buffer)
                 self._take(receive, buffer)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import Hyper
-from podscale.pytorch.optim.momentum import Form, Momentum, add_decay, factors
+from podscale.pytorch.optim.momentum import Form, build_mover, factors
 from podscale.pytorch.optim.norms import Norms
 from podscale.pytorch.optim.share import Share
 
@@ -45,33 +45,24 @@ class Lars:
         clip: bool = False,
     ) -> None:
         self._share, self._norms = share, Norms(share)
-        self._decays = torch.tensor([float(segment.decays) for segment in share.segments], device=share.device)
         self._trust_coefficient, self._eps, self._trust = trust_coefficient, eps, trust
         self._form, self._clip = form, clip
-        self._momentum = Momentum(share, nesterov=nesterov)
+        self._momentum = build_mover(share, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
-        decayed_first = self._trust == "norm_of_sum"
-        of_weights, of_gradients = list[Tensor](), list[Tensor]()
-        for group in self._share.groups:
-            if decayed_first:
-                add_decay(group, hyper.weight_decay)
-            of_weights += torch._foreach_norm(group.weight_pieces)
-            of_gradients += torch._foreach_norm(group.gradient_pieces)
-        finite, (w, g) = self._norms(finite, of_weights, of_gradients)
-        ratio = self._ratio(w, g, hyper)
-        inside, outside = factors(self._form, hyper.learning_rate, ratio)
-        decay = None if decayed_first else hyper.weight_decay
-        self._momentum.step(inside, outside, hyper.momentum, decay, finite)
+        of_sum = self._trust == "norm_of_sum"
+        finite, (w, g) = self._norms(finite, *self._momentum.norms(hyper.weight_decay, of_sum=of_sum))
+        inside, outside = factors(self._form, hyper.learning_rate, self._ratio(w, g, hyper))
+        self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=of_sum)
         return finite
 
     def _ratio(self, w: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
         """The trust ratio of each segment, fp32 [segments], from the norms of weights and gradients."""
         below = g + self._eps
         if self._trust == "sum_of_norms":
-            below = below + hyper.weight_decay * self._decays * w
+            below = below + hyper.weight_decay * self._share.decays * w
         ratio = torch.where((w > 0) & (g > 0), self._trust_coefficient * w / below, 1.0)
         if self._clip:
             ratio = (ratio / hyper.learning_rate).clamp(max=1.0)

@@ -3,7 +3,9 @@
 Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +30,34 @@ def add_decay(group: Group, weight_decay: Tensor) -> None:
         torch._foreach_addcmul_(gradients, weights, factors)
 
 
+class Mover(Protocol):
+    """Momentum over a share: in lists of operations here, in two kernels in `fused`."""
+
+    values: Tensor
+    """The momentum buffers, fp32, in the order of the share."""
+
+    def norms(
+        self, weight_decay: Tensor, *, of_sum: bool
+    ) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
+        """The norms of each piece's weights and gradients; `of_sum`: of g + weight_decay * w in place of g."""
+        ...
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        """One update; `decayed`: after norms of the sum. Uses up gradients; changes nothing where not finite."""
+        ...
+
+
+def build_mover(share: Share, *, nesterov: bool) -> Mover:
+    """The fused one on a GPU, where Triton is installed."""
+    if share.device.type == "cuda" and find_spec("triton"):
+        from podscale.pytorch.optim.fused import FusedMomentum
+
+        return FusedMomentum(share, nesterov=nesterov)
+    return Momentum(share, nesterov=nesterov)
+
+
 class Momentum:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
@@ -39,14 +69,25 @@ class Momentum:
         self.values = share.zeros()
         self._views = share.views(self.values)
 
-    def step(self, inside: Tensor, outside: Tensor, momentum: Tensor, decay: Tensor | None, finite: Tensor) -> None:
-        """Adds `decay` times the weights first, if given. Uses up gradients; changes nothing where not finite."""
+    def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """See `Mover`. The sum is left in the gradients."""
+        w, g = list[Tensor](), list[Tensor]()
+        for group in self._share.groups:
+            if of_sum:
+                add_decay(group, weight_decay)
+            w += torch._foreach_norm(group.weight_pieces)
+            g += torch._foreach_norm(group.gradient_pieces)
+        return w, g
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
         into = self._share.per_part(where_finite(finite, inside, 0.0))
         away = self._share.per_part(where_finite(finite, -outside, 0.0))
         keep = where_finite(finite, momentum, 1.0)
         for group, momenta in zip(self._share.groups, self._views, strict=True):
-            if decay is not None:
-                add_decay(group, decay)
+            if not decayed:
+                add_decay(group, weight_decay)
             updates, parts = group.gradients, slice(group.first, group.last)
             torch._foreach_mul_(momenta, keep)
             if self._nesterov:

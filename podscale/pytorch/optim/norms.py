@@ -20,13 +20,15 @@ class Norms:
         numbers = torch.arange(len(share.segments), device=share.device)
         self._membership = (share.segment_of == numbers[:, None]).double()
 
-    def __call__(self, finite: Tensor, *pieces: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def __call__(self, finite: Tensor, *pieces: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[Tensor]]:
         """Whether all ranks are `finite`, and the norm of each segment, fp32 [segments], from those of its pieces."""
         squares = [self._membership @ _stacked(norms, self._membership).square() for norms in pieces]
         finite, sums = self._share.agree(finite, *squares)
         return finite, [total.sqrt().float() for total in sums]
 
 
-def _stacked(norms: Sequence[Tensor], like: Tensor) -> Tensor:
+def _stacked(norms: Sequence[Tensor] | Tensor, like: Tensor) -> Tensor:
     """fp64 [pieces]; a rank may have none."""
+    if isinstance(norms, Tensor):
+        return norms.double()
     return torch.stack(list(norms)).double() if norms else like.new_zeros(0)

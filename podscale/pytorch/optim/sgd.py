@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import Hyper
-from podscale.pytorch.optim.momentum import Form, Momentum, factors
+from podscale.pytorch.optim.momentum import Form, build_mover, factors
 from podscale.pytorch.optim.share import Share
 
 
@@ -17,12 +17,12 @@ class Sgd:
 
     def __init__(self, share: Share, *, nesterov: bool, form: Form = "scaled") -> None:
         self._share, self._form = share, form
-        self._momentum = Momentum(share, nesterov=nesterov)
+        self._momentum = build_mover(share, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
         finite, _ = self._share.agree(finite)
         inside, outside = factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
-        self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite)
+        self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=False)
         return finite

@@ -37,12 +37,16 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """`size` elements of one segment: from `at` in the flat layout, from `own` in buffers of the share alone."""
+    """`size` elements of one segment: from `at` in the flat layout, from `own` in buffers of the share alone.
+
+    weight: where they begin in the weights, which are laid out in one of the two ways.
+    """
 
     segment: int
     at: int
     own: int
     size: int
+    weight: int
 
 
 class Group(NamedTuple):
@@ -84,37 +88,19 @@ class Share:
         self.segments, self._exchange = list(segments), exchange
         self.length = sum(stop - start for start, stop in owned)
         self.device = gradients.device
-        self.pieces = cut(segments, owned)
-        whole = len(weights) == len(gradients)
-        assert whole or len(weights) == self.length
-        own_weights = [weights.narrow(0, p.at if whole else p.own, p.size) for p in self.pieces]
-        own_gradients = [gradients.narrow(0, p.at, p.size) for p in self.pieces]
+        self.weights, self.gradients = weights, gradients
+        assert len(weights) in (len(gradients), self.length)
+        self.pieces = cut(segments, owned, compact=len(weights) != len(gradients))
         self.segment_of = torch.tensor([p.segment for p in self.pieces], dtype=torch.int64, device=self.device)
         self.adapts = torch.tensor([segment.adapts for segment in segments], device=self.device)
-        self._owned, self._rows = list(owned), []
+        self.decays = torch.tensor([float(segment.decays) for segment in segments], device=self.device)
+        self._owned = list(owned)
         in_rows = self.device.type != "cpu" if rows is None else rows
-        if in_rows and self.pieces:
-            self._rows = [part.to(self.device) for part in rows_of(segments, owned)]
-            places = [*owned] if whole else [(own, own + stop - start) for own, (start, stop) in self._places()]
-            decays = torch.tensor([float(segment.decays) for segment in segments], device=self.device)
-            self.groups = [
-                Group(
-                    0,
-                    len(owned),
-                    [_in_rows(weights, *place) for place in places],
-                    [_in_rows(gradients, *place) for place in owned],
-                    own_weights,
-                    own_gradients,
-                    list(range(len(owned))),
-                    [decays.index_select(0, part)[:, None] for part in self._rows],
-                )
-            ]
-            return
-        self.groups = []
-        for first, last in self._group_bounds():
-            parts = (own_weights[first:last], own_gradients[first:last])
-            decaying = [i for i, p in enumerate(self.pieces[first:last]) if segments[p.segment].decays]
-            self.groups.append(Group(first, last, *parts, *parts, decaying, [None] * len(decaying)))
+        self._rows = [part.to(self.device) for part in rows_of(segments, owned)] if in_rows and self.pieces else []
+        own_weights = [weights.narrow(0, p.weight, p.size) for p in self.pieces]
+        own_gradients = [gradients.narrow(0, p.at, p.size) for p in self.pieces]
+        make = self._row_groups if self._rows else self._piece_groups
+        self.groups = make(own_weights, own_gradients)
 
     def zeros(self) -> Tensor:
         """Room for one more fp32 value of each of this rank's weights."""
@@ -141,6 +127,26 @@ class Share:
         total = self._exchange(torch.cat([(~finite).double().view(1), *values]))
         return total[0] == 0, list(total[1:].split([len(value) for value in values]))
 
+    def _piece_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
+        """Every piece as one part."""
+        groups = []
+        for first, last in self._group_bounds():
+            parts = (weights[first:last], gradients[first:last])
+            decaying = [i for i, p in enumerate(self.pieces[first:last]) if self.segments[p.segment].decays]
+            groups.append(Group(first, last, *parts, *parts, decaying, [None] * len(decaying)))
+        return groups
+
+    def _row_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
+        """Every owned range as one part."""
+        compact = len(self.weights) != len(self.gradients)
+        places = [(own, own + stop - start) if compact else (start, stop) for own, (start, stop) in self._places()]
+        parts = (
+            [_in_rows(self.weights, *place) for place in places],
+            [_in_rows(self.gradients, *place) for place in self._owned],
+        )
+        masks: list[Tensor | None] = [self.decays.index_select(0, part)[:, None] for part in self._rows]
+        return [Group(0, len(places), *parts, weights, gradients, list(range(len(places))), masks)]
+
     def _places(self) -> list[tuple[int, tuple[int, int]]]:
         """Where each owned range begins in buffers of the share alone, and the range."""
         sizes = [stop - start for start, stop in self._owned]
@@ -158,8 +164,11 @@ class Share:
         return list(pairwise([*bounds, len(self.pieces)]))
 
 
-def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]]) -> list[Piece]:
-    """The owned parts of all segments in the order of the layout, at most `PIECE` elements each."""
+def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]], *, compact: bool = False) -> list[Piece]:
+    """The owned parts of all segments in the order of the layout, at most `PIECE` elements each.
+
+    compact: whether the weights are this rank's elements alone.
+    """
     pieces, own = [], 0
     by_start = sorted(range(len(segments)), key=lambda number: segments[number].start)
     for range_start, range_stop in owned:
@@ -167,7 +176,8 @@ def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]]) -> list[P
             segment = segments[number]
             start, stop = max(range_start, segment.start), min(range_stop, segment.start + segment.size)
             for at in range(start, stop, PIECE):
-                pieces.append(Piece(number, at, own + at - range_start, min(PIECE, stop - at)))
+                within = own + at - range_start
+                pieces.append(Piece(number, at, within, min(PIECE, stop - at), within if compact else at))
         own += range_stop - range_start
     return pieces
 
