@@ -8,8 +8,8 @@ the links and their limits are those of lab.py, and nothing outside the namespac
 """
 
 import argparse
-import logging
 import os
+import signal
 import sys
 import time
 
@@ -39,7 +39,7 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         sys.exit("benchmarks.network needs root, because it makes network namespaces: start it with sudo")
-    logging.disable(logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the lab is taken down
     for name in options.parts or PARTS:
         begin = time.monotonic()
         PARTS[name]()

@@ -16,7 +16,6 @@ from podscale.config.model import ModelSection
 from podscale.plan import nccl
 from podscale.plan.collectives import Axis, Fabric, crossing, flat, hierarchical, tree
 from podscale.pytorch.allreduce.auto import measure
-from podscale.pytorch.world import World
 
 GPUS = 1024
 GROUP = 16
@@ -35,7 +34,7 @@ def claims() -> None:
         "the size where the ring is faster, the ring above. The model knows no time for launching a kernel.",
     ]
     with lab(Shape(2, 4, 100e6, 25e6, node_delay=0.5e-3)) as built:
-        calibrated = run_ranks(built, _fabric)[0]
+        calibrated = run_ranks(built, measure, None)[0]
     for title, fabric, by_nccl in (
         ("P40, PCIe, 100 GbE (constants of NCCL 2.30's model, LL protocol)", p40_fabric(), True),
         ("The lab's links as measured, 64 nodes of 16 ranks", at_scale(calibrated), False),
@@ -67,11 +66,6 @@ def at_scale(lab_fabric: Fabric) -> Fabric:
         Axis(nodes, column.latency, GROUP * card),
         Axis(GPUS, mean, max(row.per_byte, card)),
     )
-
-
-def _fabric(world: World) -> Fabric:
-    mesh = world.mesh()
-    return measure(world, mesh.row, mesh.column)
 
 
 def described(fabric: Fabric) -> str:

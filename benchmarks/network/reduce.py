@@ -16,7 +16,7 @@ from podscale.pytorch.layout import plan_layout
 from podscale.pytorch.world import World
 
 SIZES = (1.0, 8.0, 51.0, 102.2, 243.9)
-"""MB of fp32 gradients: ResNet-50's 25,557,032 parameters are 102.2, AlexNet's 60,965,224 are 243.9."""
+"""MB of fp32 gradients: ResNet-50's 25,557,032 parameters are 102.2, AlexNet's 60,967,112 are 243.9."""
 ROUNDS = {1.0: 10, 8.0: 3, 51.0: 2, 102.2: 1, 243.9: 1}
 DDP = "DDP default"
 

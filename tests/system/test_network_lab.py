@@ -28,11 +28,21 @@ def _usable() -> str:
     """Why there can be no lab here; empty where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "the lab needs ip and tc (iproute2)"
-    done = subprocess.run(["ip", "netns", "add", f"{PREFIX}0-0-trial"], capture_output=True, text=True)
-    clean_up()
-    return "" if done.returncode == 0 else f"this place allows no network namespaces: {done.stderr.strip()}"
+    missing = [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]
+    if missing:
+        return f"the lab needs {', '.join(missing)} (iproute2, procps)"
+    if not Path("/dev/net/tun").exists():
+        return "the lab's delays need /dev/net/tun"
+    name = f"{PREFIX}0-0-trial"
+    trial = (f"ip netns add {name}", f"tc -n {name} qdisc add dev lo root tbf rate 8mbit burst 32kb limit 1mb")
+    try:
+        for command in trial:
+            done = subprocess.run(command.split(), capture_output=True, text=True)
+            if done.returncode:
+                return f"this place cannot shape links of a namespace: {done.stderr.strip()}"
+        return ""
+    finally:
+        clean_up()
 
 
 @pytest.fixture(autouse=True)

@@ -25,13 +25,14 @@ from podscale.plan.collectives import Axis, Fabric
 from podscale.plan.fit import fit_axis
 from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.mesh import Axis as Group
+from podscale.pytorch.mesh import plan_rows
 from podscale.pytorch.world import World
 
 CHOICES = ("flat", "tree", "hierarchical", "torus2d")
 """What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
 WITH_ROWS = ("hierarchical", "torus2d")
 HALVED = ("flat", "torus2d")
-PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 2), (2**22, 1), (2**25, 1))
+PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 3), (2**22, 2), (2**25, 2))
 """Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
 AXIS_SECONDS = 0.8
 """Longest probe of one of the three axes."""
@@ -55,8 +56,9 @@ class Settled:
         found = {"algorithm": self.choice.algorithm, "bucket_mb": f"{self.choice.bucket_mb:g}"}
         for name, axis in (("row", self.fabric.row), ("column", self.fabric.column), ("world", self.fabric.world)):
             found[f"{name}_ranks"] = str(axis.ranks)
-            found[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
-            found[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
+            if axis.ranks > 1:
+                found[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
+                found[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
         return found
 
 
@@ -92,14 +94,14 @@ def settle(
     halves: only what can stop half way will do, since the update is sharded.
     Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
     """
-    mesh = world.mesh(section.row)
+    rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
-    key = [world.size, mesh.rows, gradient_bytes, world.device.type, wires, halves]
+    key = [world.size, rows, gradient_bytes, world.device.type, wires, halves]
     answer: list[Any] = [_kept(keep, key) if world.first else None]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     if answer[0] is not None:
         return _settled(answer[0], kept=True)
-    fabric = measure(world, mesh.row, mesh.column)
+    fabric = measure(world, section.row)
     found: list[Any] = [None]
     if world.first:
         row, column = (WIRES[wire].itemsize / 4 for wire in wires)
@@ -118,14 +120,19 @@ def _fitting(section: AllReduceSection, halves: bool) -> Sequence[str]:
     return [name for name in CHOICES if name not in unfit]
 
 
-def measure(world: World, row: Group, column: Group) -> Fabric:
+def measure(world: World, row: int | None) -> Fabric:
     """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
-    inside, across = _axis(world, row), _axis(world, column)
-    if 1 in (row.size, column.size):
-        through = inside if column.size == 1 else across
+    mesh = world.mesh(row)
+    groups = [mesh.row, mesh.column]
+    inside, across = _axis(world, mesh.row), _axis(world, mesh.column)
+    if 1 in (mesh.row.size, mesh.column.size):
+        through = inside if mesh.column.size == 1 else across
     else:
-        through = _axis(world, world.line())  # which passes the links of both, and is no faster than either
-        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / row.size))
+        groups.append(world.line())
+        through = _axis(world, groups[-1])  # which passes the links of both, and is no faster than either
+        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
+    for group in groups:
+        dist.destroy_process_group(group.group)  # training makes those of its algorithm alone
     slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
     return Fabric(inside, across, through, **slices)
 
