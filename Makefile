@@ -28,7 +28,7 @@ types: .venv/.dev ## mypy: types
 check: lint types test ## what continuous integration runs
 
 bench: .venv/.dev ## benchmarks into benchmarks/results/ (two more with IMAGES=originals.tar and SHARD_SET=dir)
-	@for name in telemetry reducer batchnorm pipeline; do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in telemetry reducer batchnorm optimizers pipeline; do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python benchmarks/shards.py --images "$(IMAGES)"; fi
 	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python benchmarks/input.py $(SHARD_SET); fi
 

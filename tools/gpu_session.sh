@@ -6,7 +6,9 @@
 #   OUT=/tmp/found LIMIT=590 PYTHON=python3 WHEELS=wheels IMAGES=photos.tar tools/gpu_session.sh
 #
 # PYTHON: an interpreter with torch. WHEELS: a folder of wheels for what else is missing there, where no registry can
-# be reached (pip download fills it elsewhere). IMAGES: archive or folder of JPEGs for the rows with real images.
+# be reached (pip download fills it elsewhere): besides torch and torchvision it takes numpy, pillow, prometheus-client,
+# pydantic (with pydantic-core, annotated-types, typing-inspection), PyYAML, safetensors, simplejpeg, typer (with
+# shellingham), xxhash, filelock, fsspec, and pytest for the tests. IMAGES: archive or folder of JPEGs for the rows with real images.
 # TESTS=0 leaves the tests out; SWEEP names another series than `gpu`; further arguments go to `podscale bench train`.
 set -u
 cd "$(dirname "$0")/.."
@@ -31,9 +33,14 @@ export PYTHONPATH=${PYTHONPATH%:}
 podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
 left() { echo $((LIMIT - SECONDS)); }
 
+# Without the project's own settings, which ask for plugins that may not be there.
+tests() {
+  PYTHONPATH=$PWD:$PYTHONPATH timeout "$1" "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib \
+    -p no:cacheprovider -W ignore -m gpu tests/gpu -q -rfE --durations=10 -k "$2" 2>&1 | tee -a "$OUT/gpu-tests.txt"
+}
 if [ "$TESTS" != 0 ]; then
-  # The compiler's tests take longest and come last; the sweep compiles too.
-  timeout 150 "$PYTHON" -m pytest -m gpu tests/gpu -q -p no:cacheprovider -k 'not compiled' 2>&1 | tee "$OUT/gpu-tests.txt"
+  : >"$OUT/gpu-tests.txt"
+  tests 150 'not compiled' # the compiler's tests take longest and come last; the sweep compiles too
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
@@ -42,6 +49,4 @@ if [ -n "${IMAGES:-}" ]; then
     real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
 fi
 podscale bench train --sweep "$SWEEP" --budget "$(left)" --time-limit 150 --out "$OUT" ${real[@]+"${real[@]}"} "$@"
-if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then
-  timeout "$(left)" "$PYTHON" -m pytest -m gpu tests/gpu -q -p no:cacheprovider -k compiled 2>&1 | tee -a "$OUT/gpu-tests.txt"
-fi
+if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then tests "$(left)" compiled; fi

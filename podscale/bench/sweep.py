@@ -114,17 +114,19 @@ def read_rows(results: Path) -> list[Row]:
 
 
 def document(base: Base, variant: Variant, settings: Settings) -> RunConfig:
-    """The run document of a variant: no schedule, telemetry or evaluation, as little else as possible changed."""
+    """The run document of a variant: as little as possible changed, but that real images get all cores to decode."""
     if variant.real and settings.shard_set is None:
         raise InputError(f"{variant.name}: real images need a shard set: name one with --shard-set")
-    changes = ["telemetry.enabled=false"]
-    if variant.real and base([]).input.loader == "synthetic":
+    plain = base([])
+    processes = variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes()
+    changes = ["telemetry.enabled=false", f"launch.processes={processes}"]
+    if variant.real and plain.input.loader == "synthetic":
         changes.append("input.loader=auto")
+    if variant.real and plain.input.workers == 1:
+        changes.append(f"input.workers={max(1, devices.cores() // processes)}")
     changes += [f"{name}={json.dumps(value)}" for name, value in variant.changes.items()]
     if not variant.real:
         changes.append("input.loader=synthetic")
-    processes = variant.changes.get("launch.processes") or base([]).launch.processes or devices.default_processes()
-    changes.append(f"launch.processes={processes}")
     if variant.batch is not None:
         changes.append(f"train.global_batch={variant.batch * processes}")
     return base(changes)

@@ -110,7 +110,7 @@ def _reading(measured: Sequence[Row]) -> list[str]:
                 f"Milestones {', '.join(map(str, MILESTONES))}: passed {', '.join(passed) or 'none'}."
             )
     for row in measured:
-        if row.key["images"] == "real" and (twin := _twin(row, synthetic, "input.loader")):
+        if row.key["images"] == "real" and (twin := _twin(row, synthetic, "input.loader", "input.workers")):
             share = _rate(row) / _rate(twin)
             lines.append(f"Real images reach {share:.1%} of the rate without (goal {REAL_SHARE:.0%}): `{row.name}`.")
     fp32 = [row for row in synthetic if _option(row, "train.precision") == "fp32"]
@@ -120,10 +120,10 @@ def _reading(measured: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _twin(row: Row, others: Sequence[Row], option: str) -> Row | None:
-    """The row among others that differs from `row` in at most this option."""
-    wanted = {**row.options, option: None}
-    return next((other for other in others if {**other.options, option: None} == wanted), None)
+def _twin(row: Row, others: Sequence[Row], *options: str) -> Row | None:
+    """The row among others that differs from `row` in at most these options."""
+    ignored = dict.fromkeys(options)
+    return next((other for other in others if {**other.options, **ignored} == {**row.options, **ignored}), None)
 
 
 def _found(row: Row) -> dict[str, Any]:

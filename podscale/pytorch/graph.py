@@ -75,14 +75,14 @@ class GraphedStep:
         return static
 
     def _carry_out(self, static: DeviceBatch, phase: Phase) -> StepResult:
-        """One ordinary update, measured: the last one of the warm-up, and every sampled one."""
+        """One ordinary update; the last one of the warm-up and every sampled one tell their times."""
         self._times.clear()
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         with self._on_own_stream():
             result = self.eager.carry_out(static, both(self._times.part, phase))
         self._eager_bytes = torch.cuda.max_memory_allocated(self._device) - before
-        self._waiting = True
+        self._waiting = self._done >= WARM_UP
         return result
 
     def _record(self, static: DeviceBatch) -> None:

@@ -1,7 +1,7 @@
 """Arithmetic of forward and backward: fp32, bf16 or fp16 under autocast, or bf16 weights; the loss scale of fp16.
 
-What an update works on is fp32 always: averaged gradients, norms, trust ratio, momentum and master weights (Jia 2018,
-section 4.1); so are batch norm's parameters and statistics, and the loss.
+What an update works on is fp32 always: averaged gradients, norms, trust ratio, momentum and master weights (Jia 2018);
+so are batch norm's parameters and statistics, and the loss.
 """
 
 import os

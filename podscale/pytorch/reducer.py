@@ -18,7 +18,6 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.model import AllReduceSection
-from podscale.errors import InputError
 from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_lane
@@ -174,11 +173,7 @@ class FlatReducer:
 
 def _shards_of(all_reduce: AllReduce) -> HalvedAllReduce | None:
     """What scatters and gathers; None where one rank has everything, so that there is nothing to share."""
-    if not isinstance(all_reduce, HalvedAllReduce):
-        raise InputError(
-            "train.weight_update=sharded needs an all-reduce that stops half way: set train.all_reduce.algorithm to "
-            "torus2d, flat or ring, or train.weight_update=replicated"
-        )
+    assert isinstance(all_reduce, HalvedAllReduce), type(all_reduce)  # the document's checks see to it
     return all_reduce if all_reduce.shards > 1 else None
 
 

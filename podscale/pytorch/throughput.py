@@ -51,8 +51,8 @@ def main() -> None:
     except BaseException as error:
         code = 1
         kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
-        lines = str(error).strip().splitlines() or [""]
-        write_json(result.with_suffix(f".{os.environ.get('RANK', '0')}"), {"error": f"{kind}: {lines[0]}"[:300]})
+        text = " ".join(str(error).split())
+        write_json(result.with_suffix(f".{os.environ.get('RANK', '0')}"), {"error": f"{kind}: {text}"[:300]})
         if not isinstance(error, torch.OutOfMemoryError):
             sys.excepthook(type(error), error, error.__traceback__)
     sys.stdout.flush()

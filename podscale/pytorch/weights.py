@@ -1,9 +1,8 @@
 """The fp32 weights that an update works on, and how the model's parameters follow them.
 
 The weights lie in the flat layout of the gradients. Where the whole update is carried out on every rank, parameters in
-fp32 are views of the weights, and there is nothing to bring up to date. Where the update is sharded (Kumar 2019,
-section 3; Xu 2020), each rank updates its shard of every bucket, and the ranks of a row then gather the others'
-shards: weights travel instead of gradients, in fp32, or rounded to bf16 at half the volume. Then, and for parameters
+fp32 are views of the weights, and there is nothing to bring up to date. Where the update is sharded (Kumar 2019;
+Xu 2020), each rank updates its shard of every bucket, and the ranks of a row then gather the others' shards: weights travel instead of gradients, in fp32, or rounded to bf16 at half the volume. Then, and for parameters
 in half precision, the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
 """
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
-from podscale.pytorch.layout import view_like
+from podscale.pytorch.layout import strided_like, view_like
 
 GATHERED = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Formats in which weights are gathered, by their names in a run document."""
@@ -50,7 +49,7 @@ class Weights:
             if parameter.dtype == dtype:
                 parameter.data = views[name]
         followers = {name: p for name, p in buffer.parameters.items() if p.dtype != dtype}
-        self._followers = [parameter.data for parameter in followers.values()]
+        self._followers = [strided_like(parameter.data, views[name]) for name, parameter in followers.items()]
         self._followed = [views[name] for name in followers]
         self.publish()
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,12 +12,21 @@ from torch import Tensor
 
 from podscale.config.model import AllReduceSection
 from podscale.errors import InputError
-from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, Torus2D, build_all_reduce, collectives, torus2d
+from podscale.pytorch.allreduce import (
+    AllReduce,
+    HalvedAllReduce,
+    Torus2D,
+    build_all_reduce,
+    collectives,
+    hierarchical,
+    torus2d,
+)
 from podscale.pytorch.allreduce.base import WIRES
+from podscale.pytorch.mesh import Axis
 from podscale.pytorch.world import World
 from tests.support import reduction
 
-LENGTHS = (1, 5, 64, 203)
+LENGTHS = (1, 5, 64, 101, 203)
 LONG = 1201
 """More segments in a part than messages that may be under way."""
 SMALL = 101
@@ -135,6 +145,28 @@ def halves(world: World) -> None:
 
 def test_halves_make_up_the_whole_and_gather_exactly(run_world: Any) -> None:
     run_world(4, halves)
+
+
+def as_on_gpus(world: World) -> None:
+    """Raises where the grids over the backend's own collectives, which GPUs use, are wrong; here over gloo's."""
+
+    def backend(axis: Axis, wire: torch.dtype, device: torch.device) -> collectives.Collectives:
+        return collectives.BackendCollectives(axis, wire)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torus2d, "build_collectives", backend)
+        patch.setattr(hierarchical, "build_collectives", backend)
+        for name, row, wire in product(("torus2d", "hierarchical"), (1, 2, 4), ("fp32", "bf16")):
+            all_reduce = Case(name, row, wire, wire).build(world)
+            for length in LENGTHS:
+                mean = contribution(world.rank, length)
+                all_reduce(mean)
+                exact = torch.stack([contribution(rank, length).double() for rank in range(world.size)]).mean(0)
+                assert (mean - exact).abs().max() < TOLERANCE[wire], (name, row, wire, length)
+
+
+def test_grids_over_the_backends_own_collectives(run_world: Any) -> None:
+    run_world(4, as_on_gpus)
 
 
 def scattered_nodes(world: World) -> tuple[Any, Tensor]:

@@ -80,6 +80,22 @@ def test_hooks_average_as_ddp_does(run_world: Any) -> None:
                 assert all(torch.equal(gradient, other[number][step][place]) for other in ranks)
 
 
+def half_precision(world: World) -> list[Tensor]:
+    ddp = DistributedDataParallel(network().bfloat16(), bucket_cap_mb=0.01)
+    hooks.register(ddp, algorithm="torus2d", row=2)
+    inputs, labels = data(world.rank, 0)
+    nn.functional.cross_entropy(ddp(inputs.bfloat16()).float(), labels).backward()
+    return [p.grad for p in ddp.parameters() if p.grad is not None]
+
+
+def test_half_precision_gradients_are_added_in_fp32(run_world: Any) -> None:
+    ranks = run_world(4, half_precision)
+    for place, want in enumerate(oracle(0)):
+        assert ranks[0][place].dtype == torch.bfloat16
+        np.testing.assert_allclose(ranks[0][place].double().numpy(), want, rtol=0, atol=4e-3)
+        assert all(torch.equal(ranks[0][place], other[place]) for other in ranks)
+
+
 def failing(world: World) -> None:
     """Raises where a failed all-reduce or a wrong option is not told."""
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)

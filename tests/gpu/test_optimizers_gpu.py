@@ -49,7 +49,10 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
     def build() -> Any:
         torch.manual_seed(0)
         weights, gradients = torch.randn(70_016, device="cuda"), torch.randn(70_016, device="cuda")
-        segments = [Segment("a", 0, 70_000, True, True), Segment("b", 70_000, 16, False, False)]
+        segments = [
+            Segment("a", 0, 69_970, True, True),
+            Segment("b", 69_984, 32, False, False),
+        ]  # aligned, as layouts are
         share = Share(segments, [(0, 70_016)], weights, gradients)
         return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share)
 

@@ -126,7 +126,7 @@ def test_what_rows_say_together() -> None:
     rows = [
         row("fast", 7000.0, train__precision="bf16"),
         row("slow", 2000.0, train__precision="fp32"),
-        row("photos", 6930.0, "real", train__precision="bf16", input__loader="auto"),
+        row("photos", 6930.0, "real", train__precision="bf16", input__loader="auto", input__workers="8"),
         Row("broken", {"images": "synthetic", "options": {}}, None, "out of memory: CUDA | tried"),
     ]
     text = "\n".join(report("podscale bench train", rows))

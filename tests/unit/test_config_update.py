@@ -16,6 +16,7 @@ TORUS = {"algorithm": "torus2d"}
         ({"precision": "fp16", "loss_scale": 1.0}, "train.loss_scale", "fp16 without loss scaling"),
         ({"weight_gather": "bf16"}, "train.weight_gather", "train.weight_update=sharded"),
         ({"weight_update": "sharded", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
+        ({"weight_update": "sharded", "all_reduce": {"algorithm": "tree"}}, "train.all_reduce.algorithm", "half way"),
         ({"precision": "bf16-pure", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
         ({"optimizer": {"name": "lamb", "nesterov": True}}, "train.optimizer.nesterov", "LAMB has no nesterov"),
         ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "LAMB has no"),

@@ -366,6 +366,34 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 
 @loaders
+def test_a_substitute_looks_as_in_its_own_place(loader, make_shard_set) -> None:
+    """In one epoch a sample is cropped one way, whether it was asked for or stands in for another."""
+    directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
+    batches = train(document(loader), directory, 0, 6)
+    keys = np.concatenate([batch.keys for batch in batches]).tolist()
+    images = np.concatenate([np.asarray(batch.images) for batch in batches])
+    repeated = {key for key in keys if keys.count(key) > 1}
+    assert len(repeated) == 2
+    for key in repeated:
+        first, *others = [images[slot] for slot, other in enumerate(keys) if other == key]
+        assert all(np.array_equal(first, image) for image in others)
+
+
+def test_batches_are_prepared_ahead(make_shard_set) -> None:
+    config = document(input={"prefetch": 3})
+    split = ShardSet.open(make_shard_set()).split("train")
+    loader = build_loader(config, split, build_order(config, split), rank=0, world=1, device="cpu")
+    asked: list[int] = []
+    at = loader._requests.at  # type: ignore[attr-defined]
+    loader._requests.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
+    batches = loader.batches(0, 12)
+    next(batches)
+    assert asked == [0, 1, 2, 3]
+    batches.close()  # type: ignore[attr-defined]
+    loader.close()
+
+
+@loaders
 def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set) -> None:
     directory = make_shard_set(with_bad_records((5, 23)), shards=2)
     keys = ShardSet.open(directory).split("validation").keys
@@ -473,3 +501,25 @@ def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> Non
             difference = np.abs(left.images.astype(int) - right.images)
             assert difference.mean() < 0.6
             assert np.percentile(difference, 99.9) <= 4
+
+
+def test_crops_are_drawn_anew_by_seed_and_epoch(make_shard_set) -> None:
+    """The order depends on the seed as well, so images are compared by their keys."""
+    directory = make_shard_set()
+
+    def epochs(seed: int) -> list[dict[int, np.ndarray]]:
+        batches = train(document(run={"seed": seed}), directory, 0, 12)
+        images = [
+            (key, image) for batch in batches for key, image in zip(batch.keys.tolist(), batch.images, strict=True)
+        ]
+        return [dict(images[:48]), dict(images[48:])]
+
+    def alike(left: dict[int, np.ndarray], right: dict[int, np.ndarray]) -> int:
+        assert left.keys() == right.keys()
+        return sum(np.array_equal(left[key], right[key]) for key in left)
+
+    first, second = epochs(4)
+    assert len(first) == len(second) == 48
+    assert alike(first, epochs(4)[0]) == 48
+    assert alike(first, epochs(5)[0]) <= 2
+    assert alike(first, second) <= 2

@@ -108,6 +108,14 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry, metrics: TrainMetri
     assert value(registry, "train_samples_skipped_total", reason="decode") == 7
 
 
+def test_times_of_a_sampled_update_replace_those_before(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
+    assert value(registry, "train_sampled_phase_seconds", phase="optimizer") is None
+    metrics.sampled({"forward_backward": 0.04, "optimizer": 0.002})
+    metrics.sampled({"forward_backward": 0.05, "optimizer": 0.001})
+    assert value(registry, "train_sampled_phase_seconds", phase="forward_backward") == 0.05
+    assert value(registry, "train_sampled_phase_seconds", phase="optimizer") == 0.001
+
+
 def test_phases_are_exclusive_and_add_up_to_the_wall_time() -> None:
     begin = time.perf_counter()
     clock = PhaseClock()

@@ -69,7 +69,7 @@ class NvjpegLoader:
         done.synchronize()
         return found
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _fill(self, request: Request) -> tuple[Request, Tensor]:
         size, rows = self._requests.size, request.rows.copy()
         images = torch.zeros(len(rows), size, size, 3, dtype=torch.uint8, device=self._device)

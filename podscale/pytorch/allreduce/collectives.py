@@ -80,17 +80,15 @@ class BackendCollectives:
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
         start, stop = parts[self.axis.place]
-        whole = _packed(buffer, parts, self._wire)
+        whole = _packed(buffer, parts, self._wire, _share(parts))
         mine = whole.new_empty(len(whole) // len(parts))
         reduce_scatter_tensor(mine, whole, group=self.axis.group)
         buffer[start:stop].copy_(mine[: stop - start])
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
         start, stop = parts[self.axis.place]
-        share = _share(parts)
-        mine = buffer.new_zeros(share, dtype=self._wire)
-        mine[: stop - start].copy_(buffer[start:stop])
-        whole = mine.new_empty(share * len(parts))
+        mine = _packed(buffer, [(start, stop)], self._wire, _share(parts))
+        whole = mine.new_empty(len(mine) * len(parts))
         all_gather_tensor(whole, mine, group=self.axis.group)
         _unpack(whole, buffer, parts)
 
@@ -110,12 +108,11 @@ class BackendCollectives:
         _put_back(buffer, sent)
 
 
-def _packed(buffer: Tensor, parts: list[Span], wire: torch.dtype) -> Tensor:
-    """The parts one after the other, equally long, in the wire's format; the buffer's own memory if it is like that."""
+def _packed(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
+    """The parts one after the other, `share` long, in the wire's format; the buffer's own memory if it is like that."""
     grid = _grid(buffer, parts)
-    if grid is not None:
+    if grid is not None and grid.shape[1] == share:
         return grid.to(wire).reshape(-1)
-    share = _share(parts)
     packed = buffer.new_zeros(share * len(parts), dtype=wire)
     for place, (start, stop) in enumerate(parts):
         packed[place * share : place * share + stop - start].copy_(buffer[start:stop])
@@ -150,6 +147,31 @@ def _put_back(buffer: Tensor, sent: Tensor) -> None:
         buffer.copy_(sent)
 
 
+class NoCollectives:
+    """An axis of one rank, whose sums are its own values: nothing is sent, so nothing is rounded."""
+
+    def __init__(self, axis: Axis) -> None:
+        assert axis.size == 1
+        self.axis = axis
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def broadcast(self, buffer: Tensor) -> None:
+        pass
+
+
 def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> Collectives:
-    """The better of the two: NCCL's own on GPUs; on CPUs ours, since gloo's reduce-scatter moves twice the data."""
+    """The better of the two: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
+    if axis.size == 1:
+        return NoCollectives(axis)
     return BackendCollectives(axis, wire) if device.type == "cuda" else MessageCollectives(axis, wire, device)

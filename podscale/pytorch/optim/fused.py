@@ -2,8 +2,8 @@
 
 A program takes one piece. The first kernel reads weights and gradients for their norms; the second reads them and the
 momentum, and writes weights and momentum: seven times 4 bytes for each weight in all, which at the 4.8 TB/s of an H200
-is 0.15 ms for ResNet-50. Pieces are taken up to the next multiple of `ALIGNMENT`, which only reaches padding, so that
-whole vectors are read; padding is zero and stays so.
+takes at least 0.15 ms for ResNet-50. Pieces are taken up to the next multiple of `ALIGNMENT`, which only reaches
+padding, so that whole vectors are read; padding is zero and stays so.
 """
 
 import torch

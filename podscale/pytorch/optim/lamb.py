@@ -1,4 +1,4 @@
-"""LAMB (You 2020, algorithm 2) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
+"""LAMB (You 2020) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
 
 With b1 the schedule's momentum, t the updates carried out so far, this one included, and moments in fp32:
 g = g / max(1, |g over all parameters| / clip_norm);  m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2

@@ -12,7 +12,7 @@ class Norms:
     """Adds up squares piece by piece and segment by segment, in fp64.
 
     Within a rank that is a product with a matrix of ones and zeros, whose order is fixed; where ranks hold different
-    pieces, their sums are added in one small message (Kumar 2019, section 3; Xu 2020).
+    pieces, their sums are added in one small message (Kumar 2019; Xu 2020).
     """
 
     def __init__(self, share: Share) -> None:

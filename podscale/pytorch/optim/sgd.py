@@ -12,7 +12,7 @@ class Sgd:
     """d = g + weight_decay * w, then momentum (see `Momentum`), scaled by default as in torch and in Goyal 2017.
 
     Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
-    the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, remark 2; Codreanu 2017).
+    the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
     """
 
     def __init__(self, share: Share, *, nesterov: bool, form: Form = "scaled") -> None:
