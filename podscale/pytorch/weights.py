@@ -1,9 +1,10 @@
 """The fp32 weights that an update works on, and how the model's parameters follow them.
 
 The weights lie in the flat layout of the gradients. Where the whole update is carried out on every rank, parameters in
-fp32 are views of the weights, and there is nothing to bring up to date. Where the update is sharded (Kumar 2019;
-Xu 2020), each rank updates its shard of every bucket, and the ranks of a row then gather the others' shards: weights travel instead of gradients, in fp32, or rounded to bf16 at half the volume. Then, and for parameters
-in half precision, the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
+fp32 are views of the weights, and there is nothing to bring up to date. Where the update is sharded (Kumar 2019; Xu
+2020), each rank updates its shard of every bucket, and the ranks of a row then gather the others' shards: weights
+travel instead of gradients, in fp32, or rounded to bf16 at half the volume. Then, and for parameters in half precision,
+the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
 """
 
 from collections.abc import Callable
