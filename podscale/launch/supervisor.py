@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter
 
-from podscale import devices
+from podscale import devices, processes
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.files import write_atomically
@@ -212,7 +212,7 @@ class _Attempt:
         if self._first_lost is not None or self._killed or self._hastened:
             return
         pids = registered_ranks(self._rank_dir)
-        gone = {rank: pid for rank, pid in pids.items() if not orphans.alive(pid)}
+        gone = {rank: pid for rank, pid in pids.items() if not processes.alive(pid)}
         reports = read_rank_outcomes(self._rank_dir)  # after the look at the processes: a report comes before the end
         hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # then it was killed for that
         lost = [LostRank(rank, pid) for rank, pid in gone.items() if rank not in reports]

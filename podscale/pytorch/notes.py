@@ -3,7 +3,7 @@
 import socket
 from dataclasses import dataclass, field
 
-from podscale.launch import orphans
+from podscale import processes
 
 
 class Whereabouts:
@@ -55,9 +55,9 @@ class Note:
         """What has become of a process that no longer writes: seen on the same host, unknown elsewhere."""
         if self.host != socket.gethostname():
             return "does not answer"
-        if not orphans.alive(self.pid):
+        if not processes.alive(self.pid):
             return "is gone"
-        return "is stopped" if orphans.state(self.pid) in "Tt" else "does not answer"
+        return "is stopped" if processes.state(self.pid) in "Tt" else "does not answer"
 
     @property
     def place(self) -> str:
