@@ -33,7 +33,7 @@ bench: .venv/.dev ## benchmarks into benchmarks/results/ (two more with IMAGES=o
 	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python benchmarks/input.py $(SHARD_SET); fi
 
 bench-network: .venv/.dev ## all-reduce and scaling over shaped links, about ten minutes; needs root (ARGS="ratios auto" to choose)
-	@$(BIN)/python -m benchmarks.network $(ARGS)
+	@TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.network $(ARGS)
 
 bench-gpu: ## on a machine with a GPU and PYTHON with torch: its tests, then the sweep of `podscale bench train`
 	@PYTHON="$(PYTHON)" tools/gpu_session.sh

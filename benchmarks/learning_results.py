@@ -43,7 +43,7 @@ def plots(name: str, part: Part, groups: Groups, records: Records) -> Iterator[s
     """Draws what there is to draw: all arms over x, and the curves of the last comparison; names of the files."""
     points: dict[str, list[Point]] = {}
     for arm in (arm for arms in groups.values() for arm in arms):
-        for line in arm.lines if len(top1s(arm, records)) == len(arm.trials) else ():
+        for line in arm.lines if top1s(arm, records) else ():
             points.setdefault(line, []).append((arm.x, *in_percent(top1s(arm, records))))
     if points:
         lines = [Line(line, sorted(found)) for line, found in points.items()]
@@ -59,7 +59,7 @@ def plots(name: str, part: Part, groups: Groups, records: Records) -> Iterator[s
         yield f"learning-{name}.svg"
     group, arms = list(groups.items())[-1] if groups else ("", [])
     curves = [Line(arm.name, curve(arm, records)) for arm in arms]
-    if any(line.points for line in curves):
+    if any(line.points for line in curves):  # before its first training, a part has nothing to draw
         title = f"{part.title}{f', {group[0].lower()}{group[1:]}' if group else ''}"
         write_plot(RESULTS / f"learning-{name}-curves.svg", title, curves, x_name="epoch", y_name="top-1, %")
         yield f"learning-{name}-curves.svg"
@@ -159,7 +159,7 @@ def all_runs(name: str, part: Part, records: Records) -> list[str]:
     rows = [
         f"| {label} | {record.seed} | {record.updates:,} | "
         f"{f'{record.top1:.2%}' if record.top1 is not None else 'diverged'} | {record.masked} | "
-        f"{record.cpu_seconds:.0f} |"
+        f"{f'{record.cpu_seconds:.0f}' if record.cpu_seconds else 'in several launches'} |"
         for label, record in found
     ]
     return [
@@ -176,12 +176,14 @@ def all_runs(name: str, part: Part, records: Records) -> list[str]:
     ]
 
 
-def named_trials(part: Part, records: Records) -> Iterator[tuple[str, Trial]]:
-    """The trials of a part with names for people."""
+def named_trials(part: Part, records: Records) -> list[tuple[str, Trial]]:
+    """The trials of a part with names for people; one that is in the sweep and in an arm goes by the former."""
+    named: dict[str, tuple[str, Trial]] = {}
     for sweep in part.sweeps:
         for rate, trial in sweep.trials(records.get).items():
-            yield f"sweep: batch {sweep.batch:,}, {sweep.optimizer.upper()}, rate {rate:g}", trial
+            named[trial.key] = f"sweep: batch {sweep.batch:,}, {sweep.optimizer.upper()}, rate {rate:g}", trial
     for group, arms in part.groups(records.get).items():
         for arm in arms:
             for trial in arm.trials:
-                yield f"{group}{': ' if group else ''}{arm.name}", trial
+                named.setdefault(trial.key, (f"{group}{': ' if group else ''}{arm.name}", trial))
+    return list(named.values())

@@ -48,7 +48,8 @@ class Record:
 
     code: git tree of podscale/ that it ran; commit: where that tree stands. exit_code: of `podscale train`; with any
     but 0 there is an `error` and no accuracy. curve: (epoch, top-1) pairs. training_loss: mean over the last epoch, in
-    nats, label smoothing included. cpu_seconds: user and system, of all processes of the training.
+    nats, label smoothing included. cpu_seconds: user and system, of all processes of the training; 0 where it took more
+    than one launch.
     """
 
     family: str
@@ -135,9 +136,9 @@ class Runner:
 
     def train(self, trial: Trial) -> Record:
         """One training; raises RuntimeError where it was stopped or could not start, which is no result."""
-        started = time.monotonic()
-        ended, cpu_seconds = self._podscale("train", trial)
         run = self.workspace / "runs" / trial.key
+        started, begun_before = time.monotonic(), run.exists()
+        ended, cpu_seconds = self._podscale("train", trial)
         if ended.returncode not in (0, 1):
             raise RuntimeError(f"{trial}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
         record = Record(
@@ -149,7 +150,7 @@ class Runner:
             exit_code=ended.returncode,
             error=ended.stderr.strip()[-500:] if ended.returncode else "",
             seconds=time.monotonic() - started,
-            cpu_seconds=cpu_seconds,
+            cpu_seconds=0.0 if begun_before else cpu_seconds,
             date=time.strftime("%Y-%m-%d %H:%M"),
             **measured(read_history(run / "metrics.jsonl"), whole=ended.returncode == 0),
         )

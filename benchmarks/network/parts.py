@@ -53,7 +53,11 @@ def bound(shape: Shape, megabytes: float) -> float:
 def allreduce() -> None:
     """Every algorithm and DDP, sizes from 1 to 244 MB, on 2 x 4 and 4 x 2."""
     lines = _head("allreduce", "All-reduce over shaped links")
-    lines += [BOUND + "In brackets: times the bound. `flat` is gloo's own ring.", ""]
+    lines += [
+        BOUND + "In brackets: times the bound. `flat` is gloo's own ring. Above "
+        f"{reduce.HYBRID_UP_TO:g} MB hybrid, a ring from 8 MiB on, is not measured again: the figures are the ring's.",
+        "",
+    ]
     for shape, sizes in (
         (Shape(2, 4, RANK_RATE, NODE_RATE), reduce.SIZES),
         (Shape(4, 2, RANK_RATE, NODE_RATE), reduce.SIZES[:-1]),

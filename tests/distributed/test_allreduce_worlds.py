@@ -26,7 +26,7 @@ from podscale.pytorch.mesh import Axis
 from podscale.pytorch.world import World
 from tests.support import reduction
 
-LENGTHS = (1, 5, 64, 203)
+LENGTHS = (1, 5, 64, 101, 203)
 LONG = 1201
 """More segments in a part than messages that may be under way."""
 SMALL = 101
