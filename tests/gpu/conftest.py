@@ -64,8 +64,8 @@ def _train_here(
 ) -> dict[str, Any]:
     from podscale.checkpoint import Checkpoints, Identity
     from podscale.config import result_values
+    from podscale.pytorch.build import build_session
     from podscale.pytorch.monitor import monitoring
-    from podscale.pytorch.session import build_session
     from podscale.pytorch.stop import StopRequest
     from podscale.pytorch.trainer import train
     from podscale.rundir import RunDirectory
