@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     else:
         if options.row is not None and options.ranks % options.row:
             raise InputError(f"--row {options.row} does not divide --ranks {options.ranks}; choose a divisor")
-        found = allreduce.run_ranks(job, options.ranks, options.time_limit)
+        found = allreduce.measure(job, options.ranks, options.time_limit)
     lines = allreduce.tables(found)
     if options.out is not None:
         text = ["# Speed of all-reduce", "", f"Command: `{os.environ.get('PODSCALE_COMMAND', '')}`", "", *lines, ""]
