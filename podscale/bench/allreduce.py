@@ -7,7 +7,6 @@ all-reduce, (n-1)/n for a reduce-scatter or all-gather, n the ranks of the group
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from math import log2
 from pathlib import Path
 from statistics import median
@@ -16,6 +15,7 @@ from typing import Any
 from podscale.bench.ranks import run_ranks
 from podscale.errors import InputError, PodscaleError
 from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
+from podscale.evaluate.report.charts.standalone import standalone
 from podscale.evaluate.report.svg import Markup, tag
 
 CHILD = "podscale.pytorch.linkspeed"
@@ -107,21 +107,16 @@ def drawing(found: Mapping[str, Any]) -> str:
     for one in found["whole"]:
         rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
         points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
-    style = (resources.files("podscale.evaluate.report") / "style.css").read_text(encoding="utf-8")
-    style += "svg{background:var(--bg);font-family:system-ui,sans-serif}"
     series = [Series(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
     names = [_key(one, 60.0 + 95 * (number % 4), 34.0 + 16 * (number // 4)) for number, one in enumerate(series)]
     title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
-    picture = tag(
-        "svg",
-        tag("style", Markup(style)),
-        tag("text", title, x=16.0, y=16.0, style="font-weight:600;font-size:13px"),
+    return standalone(
+        tag("text", title, x=16.0, y=16.0, class_="title"),
         names,
         tag("g", line_drawing(series, x_unit=f"doublings of {smallest:,} bytes"), transform="translate(16 60)"),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH + 32:.0f} {HEIGHT + 68:.0f}",
+        width=WIDTH + 32,
+        height=HEIGHT + 68,
     )
-    return f"{picture}\n"
 
 
 def _key(series: Series, x: float, y: float) -> list[Markup]:
