@@ -142,7 +142,7 @@ def run_training(
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
             fence=may_write,
-            listener=monitor.saved,
+            listener=monitor.checkpoint,
         )
         classes, keep = len(shard_set.classes), run.all_reduce
         config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)

@@ -46,7 +46,13 @@ def training(config: RunConfig, shards: Path, world: World, stop: int | None = N
     with monitoring(config, world, run, ranks, None) as monitor:
         identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
         checkpoints = Checkpoints(
-            run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=False, fence=None, listener=monitor.saved
+            run.checkpoints,
+            identity,
+            keep_last=2,
+            keep_best=1,
+            asynchronous=False,
+            fence=None,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, request)
         feed = session.feed

@@ -70,7 +70,7 @@ def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
             fence=None,
-            listener=monitor.saved,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         prepare(session)

@@ -75,7 +75,13 @@ def _train_here(
     with monitoring(config, world, run, run.path, None) as monitor:
         identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
         checkpoints = Checkpoints(
-            run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=True, fence=None, listener=monitor.saved
+            run.checkpoints,
+            identity,
+            keep_last=2,
+            keep_best=1,
+            asynchronous=True,
+            fence=None,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         feed = session.feed
