@@ -5,11 +5,11 @@ with the number of the update (see step), the seed of dropout in its generator. 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
-from podscale.pytorch.feed import DeviceBatch, Phase
+from podscale.pytorch.feed import DeviceBatch, Phase, untimed
 from podscale.pytorch.step import Step, StepResult
 from podscale.pytorch.timing import DeviceTimes
 from podscale.pytorch.world import World
@@ -92,7 +92,7 @@ class GraphedStep:
         """
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._result = self.eager.carry_out(static, _untimed)
+            self._result = self.eager.carry_out(static, untimed)
 
     def _replay(self, phase: Phase) -> StepResult:
         """Launches the graph. The answers are copied, because the next replay writes them again."""
@@ -133,7 +133,3 @@ def both(first: Phase, second: Phase) -> Phase:
             yield
 
     return phase
-
-
-def _untimed(name: str) -> AbstractContextManager[None]:
-    return nullcontext()
