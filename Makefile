@@ -8,7 +8,7 @@ RUN ?= digits
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint types check bench clean lock lock-upgrade
+.PHONY: help run test lint types check bench bench-network bench-gpu clean lock lock-upgrade
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,9 +28,15 @@ types: .venv/.dev ## mypy: types
 check: lint types test ## what continuous integration runs
 
 bench: .venv/.dev ## benchmarks into benchmarks/results/ (two more with IMAGES=originals.tar and SHARD_SET=dir)
-	@for name in telemetry reducer pipeline; do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in telemetry reducer batchnorm optimizers pipeline; do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python benchmarks/shards.py --images "$(IMAGES)"; fi
 	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python benchmarks/input.py $(SHARD_SET); fi
+
+bench-network: .venv/.dev ## all-reduce and scaling over shaped links, about ten minutes; needs root (ARGS="ratios auto" to choose)
+	@TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.network $(ARGS)
+
+bench-gpu: ## on a machine with a GPU and PYTHON with torch: its tests, then the sweep of `podscale bench train`
+	@PYTHON="$(PYTHON)" tools/gpu_session.sh
 
 lock: ## resolve the requirement files again, keeping versions that still fit
 	@tools/lock.sh

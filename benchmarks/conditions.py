@@ -34,14 +34,18 @@ def versions(packages: Sequence[str]) -> str:
     return ", ".join(found)
 
 
-def head(title: str, packages: Sequence[str]) -> list[str]:
-    """Title, command, machine, versions and date; call it before anything is measured."""
+def head(title: str, packages: Sequence[str], command: str | None = None) -> list[str]:
+    """Title, command, machine, versions and date; call it before anything is measured.
+
+    command: how to repeat it; default: the script and arguments of this process.
+    """
     script, *arguments = sys.argv
     shown = [Path(argument).name if "/" in argument else argument for argument in arguments]  # no paths of a machine
+    command = command or f"python benchmarks/{Path(script).name} {shlex.join(shown)}".strip()
     return [
         f"# {title}",
         "",
-        f"Command: `python benchmarks/{Path(script).name} {shlex.join(shown)}`".rstrip(" `") + "`  ",
+        f"Command: `{command}`  ",
         f"Machine: {machine()}  ",
         f"Versions: {versions(packages)}  ",
         f"Date: {time.strftime('%Y-%m-%d')}",

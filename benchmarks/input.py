@@ -82,7 +82,7 @@ def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
     """simplejpeg decodes, OpenCV resizes the crop linearly without antialiasing (other pixels than PIL's)."""
     import cv2
 
-    from podscale.config.model import CropSection
+    from podscale.config.schedule import CropSection
     from podscale.input.crop import training_views
 
     cv2.setNumThreads(1)

@@ -124,7 +124,12 @@ def _execute(launch: Launch, root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)  # artifacts of the former launch: copies of what the run directory holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resources and images mean nothing here
-        local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(root), raise_on_error=True)
+        local.init(
+            runner=local.SubprocessRunner(use_venv=False),
+            pipeline_root=str(root),
+            workspace_root=str(launch.scratch / "workspace"),  # else kfp leaves one behind
+            raise_on_error=True,
+        )
         try:
             training_pipeline(launch.config, retries=0)()
         except Exception:

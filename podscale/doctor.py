@@ -148,7 +148,7 @@ def _software() -> Iterator[Finding]:
     yield Finding(
         "DALI",
         "ok" if dali else "note",
-        dali or "not installed: input.loader=torchvision is used",
+        dali or "not installed: GPUs decode by torchvision (input.loader=nvjpeg), CPUs as ever",
         "" if dali else "on Linux x86-64: pip install 'podscale[gpu]'",
     )
 

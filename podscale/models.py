@@ -126,11 +126,15 @@ class ModelSpec:
         return sum(parameter.size for parameter in self.parameters)
 
     def flops(self, image_size: int) -> int:
-        """Floating-point operations of one image's forward pass, 2 per multiply-add; training costs about 3 times it.
+        """Floating-point operations of one image's forward pass, 2 per multiply-add.
 
         Counts convolutions and linear layers, as the field does; `image_size` is the side in pixels.
         """
         return 2 * sum(layer.multiplications(image_size) for layer in self.layers)
+
+    def training_flops(self, image_size: int) -> int:
+        """Those of forward and backward: backward is two more passes, but nobody needs the gradient of the pixels."""
+        return 3 * self.flops(image_size) - 2 * self.layers[0].multiplications(image_size)
 
     def activations(self, image_size: int) -> int:
         """Elements of all layers' outputs of one image: what sets the memory and the traffic of training."""

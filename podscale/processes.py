@@ -1,10 +1,11 @@
-"""Processes that end with the one they serve, even where that is killed. Linux only."""
+"""Processes that end with the one they serve, even where that is killed; whether one lives. Linux only: /proc."""
 
 import ctypes
 import os
 import select
 import signal
 import threading
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -28,6 +29,19 @@ def die_with(pid: int) -> None:
     except ProcessLookupError:
         die()
     threading.Thread(target=_watch, args=(handle,), name="launcher-watch", daemon=True).start()
+
+
+def state(pid: int) -> str:
+    """The state of a process as in /proc (T: stopped, Z: a zombie); empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def alive(pid: int) -> bool:
+    """False for a process that is gone or a zombie."""
+    return state(pid) not in ("", "Z", "X")
 
 
 def die() -> None:

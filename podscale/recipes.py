@@ -9,8 +9,8 @@ A batch of the table gets its row. One between two rows is interpolated between 
 logarithmic scale of the batch:
 
 - learning rate and 1 - momentum geometrically, because their ratio, which is the step a long run of equal gradients
-  makes, grows through most of the table (53 at 816, 120 at 4,096, 213 at 13,056, 408 at 32,768, 512 at 65,536) although the
-  submitters divide it differently between the two;
+  makes, grows through most of the table (53 at 816, 120 at 4,096, 213 at 13,056, 408 at 32,768, 512 at 65,536)
+  although the submitters divide it differently between the two;
 - warm-up and epochs linearly; weight decay geometrically, then to the nearest power of two times 1e-4, which the rules
   of the closed division ask for;
 - the batch-norm span geometrically, then to the nearest divisor of the batch.
@@ -105,6 +105,7 @@ def setting(name: str, batch: int) -> Setting:
         "train.optimizer.weight_decay": row.weight_decay,
         "train.optimizer.decay_all": False,
         "train.optimizer.trust_coefficient": 0.001,
+        "train.optimizer.momentum_form": "unscaled",
         "train.optimizer.eps": 0.0,
         "train.schedule.name": "polynomial",
         "train.schedule.power": 2.0,

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from podscale.config.model import CropSection, ScheduleSection, TrainSection
+from podscale.config import TrainSection
+from podscale.config.schedule import CropSection, ScheduleSection
 
 COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
 """Columns of `table`."""
@@ -112,6 +113,21 @@ def values(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: f
         if phase.reset:
             found[steps == first, 1] = 0.0
     return found
+
+
+def sketch(train: TrainSection, samples: int, points: int = 240) -> tuple[Values, Values]:
+    """What a drawing needs: (epochs float64 [n], columns float64 [n, columns]) at about `points` updates.
+
+    The last update before each jump and the first one after it are among them.
+    """
+    per_epoch = steps_per_epoch(train, samples)
+    last = total_steps(train, samples) - 1
+    epochs = [phase.start for phase in phases(train)]
+    epochs += [phase.schedule_start + phase.schedule.warmup_epochs for phase in phases(train)]
+    jumps = np.array([first_step(epoch, per_epoch) for epoch in epochs])
+    even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
+    steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
+    return steps / per_epoch, values(train, steps, per_epoch)
 
 
 def crosses(step: int, period: float) -> bool:

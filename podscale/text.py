@@ -1,6 +1,7 @@
 """Numbers, and text from outside (class names, paths, messages), made fit to be shown to people."""
 
 import unicodedata
+from collections.abc import Sequence
 
 
 def count(number: int, noun: str) -> str:
@@ -23,6 +24,19 @@ def human_bytes(number: float) -> str:
             break
         number /= 1024
     return f"{number:.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:.1f} {unit}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """[2] -> 'rank 2'; [0, 1, 2, 5] -> 'ranks 0 to 2 and 5'; the numbers must rise."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + "".join(parts[-1:])
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
 
 
 def printable(value: str | bytes) -> str:

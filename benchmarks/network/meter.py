@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +29,25 @@ class Sample:
         return statistics.median(self.seconds)
 
 
+class Busy:
+    """Counts the machine's busy cores from its making on."""
+
+    def __init__(self) -> None:
+        self._total, self._idle = _ticks()
+
+    def share(self) -> float:
+        """Share of all cores in use since then."""
+        total, idle = _ticks()
+        return 1 - (idle - self._idle) / max(total - self._total, 1)
+
+
 def measure(world: World, lab: Lab, operation: Callable[[], object], rounds: int) -> Sample:
-    """Runs `operation` on all ranks at once, `rounds` times; every rank gets the times, rank 0 the rest too."""
-    before = _counters(world, lab)
+    """Runs `operation` on all ranks at once, `rounds` times; every rank gets the times, rank 0 the traffic too."""
+    before, busy = _traffic(world, lab), Busy()
     seconds = tuple(_round(operation) for _ in range(rounds))
-    after = _counters(world, lab)
-    node, rank, total, idle = (late - early for early, late in zip(before, after, strict=True))
-    shape = lab.shape
-    return Sample(seconds, node / rounds / shape.nodes, rank / rounds / shape.size, 1 - idle / max(total, 1))
+    share, after = busy.share(), _traffic(world, lab)
+    node, rank = (late - early for early, late in zip(before, after, strict=True))
+    return Sample(seconds, node / rounds / lab.shape.nodes, rank / rounds / lab.shape.size, share)
 
 
 def _round(operation: Callable[[], object]) -> float:
@@ -48,10 +59,15 @@ def _round(operation: Callable[[], object]) -> float:
     return float(elapsed)
 
 
-def _counters(world: World, lab: Lab) -> Sequence[int]:
-    """Bytes over node and rank links, and the machine's ticks: all and idle ones."""
+def _traffic(world: World, lab: Lab) -> tuple[int, int]:
+    """Bytes sent over the nodes' and over the ranks' links so far."""
     dist.barrier()
-    if not world.first:
-        return 0, 0, 0, 0
+    found = (lab.node_bytes(), lab.rank_bytes()) if world.first else (0, 0)
+    dist.barrier()
+    return found
+
+
+def _ticks() -> tuple[int, int]:
+    """The machine's clock ticks so far: of all cores, and idle ones."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return lab.node_bytes(), lab.rank_bytes(), sum(ticks), ticks[3] + ticks[4]
+    return sum(ticks), ticks[3] + ticks[4]

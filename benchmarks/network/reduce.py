@@ -12,11 +12,14 @@ from benchmarks.network.meter import Sample, measure
 from benchmarks.network.replay import Replay, Trace, pieces
 from podscale.config.model import AllReduceSection
 from podscale.pytorch.allreduce import build_all_reduce
+from podscale.pytorch.layout import plan_layout
 from podscale.pytorch.world import World
 
-SIZES = (1.0, 8.0, 51.0, 102.2, 244.4)
-"""MB of fp32 gradients: ResNet-50's 25,557,032 parameters are 102.2, AlexNet's 61,100,840 are 244.4."""
-ROUNDS = {1.0: 10, 8.0: 3, 51.0: 2, 102.2: 1, 244.4: 1}
+SIZES = (1.0, 8.0, 51.0, 102.2, 243.9)
+"""MB of fp32 gradients: ResNet-50's 25,557,032 parameters are 102.2, AlexNet's 60,967,112 are 243.9."""
+ROUNDS = {1.0: 10, 8.0: 3, 51.0: 1, 102.2: 1, 243.9: 1}
+HYBRID_UP_TO = 51.0
+"""Larger ones than hybrid's threshold are its ring's; one of them is enough to see it."""
 DDP = "DDP default"
 
 Operations = dict[str, Callable[[], object]]
@@ -27,9 +30,12 @@ def sweep(world: World, lab: Lab, sections: dict[str, dict[str, Any]], sizes: Se
     found: dict[str, dict[float, Sample]] = {}
     for name, section in sections.items():
         reduce = build_all_reduce(AllReduceSection(**section), world)
+        check(world, reduce, section)
         for size in sizes:
+            if name == "hybrid" and size > HYBRID_UP_TO:
+                found[name][size] = found["ring"][size]
+                continue
             bucket = _bucket(world, size)
-            check(world, reduce, section)
             found.setdefault(name, {})[size] = measure(world, lab, lambda r=reduce, b=bucket: r(b), ROUNDS[size])
     for size in sizes:
         found.setdefault(DDP, {})[size] = _ddp(world, lab, pieces(int(size * 1e6)), ROUNDS[size])
@@ -45,6 +51,31 @@ def one_by_one(world: World, lab: Lab, sections: dict[str, dict[str, Any]], trac
         reduce = build_all_reduce(AllReduceSection(**section), world)
         check(world, reduce, section)
         found[name] = measure(world, lab, lambda r=reduce: [r(tensor) for tensor in tensors], 1)
+    return found
+
+
+def in_buckets(
+    world: World, lab: Lab, sections: dict[str, dict[str, Any]], trace: Trace, bucket_mb: float
+) -> dict[str, Sample]:
+    """The same tensors fused into buckets as the reducer lays them out."""
+    layout = plan_layout([shape.numel() for shape in trace.shapes], int(bucket_mb * 2**20) // 4, world.size)
+    flat = torch.zeros(layout.length)
+    buckets = [flat[start:stop] for start, stop in layout.bounds]
+    found = {}
+    for name, section in sections.items():
+        reduce = build_all_reduce(AllReduceSection(**section), world)
+        check(world, reduce, section)
+        found[name] = measure(world, lab, lambda r=reduce: [r(bucket) for bucket in buckets], 1)
+    return found
+
+
+def in_turn(world: World, lab: Lab, sections: dict[str, dict[str, Any]], megabytes: float) -> dict[str, Sample]:
+    """One bucket with every section."""
+    bucket, found = _bucket(world, megabytes), {}
+    for name, section in sections.items():
+        reduce = build_all_reduce(AllReduceSection(**section), world)
+        check(world, reduce, section)
+        found[name] = measure(world, lab, lambda r=reduce: r(bucket), 1)
     return found
 
 

@@ -99,7 +99,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class Replay(nn.Module):
-    """Stands in for a network: forward waits, backward delivers gradients (each element `value`) at the trace's times."""
+    """Stands in for a network: forward waits, backward delivers gradients, all of `value`, at the trace's times."""
 
     def __init__(self, trace: Trace, value: float) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.network.lab import Lab
+from benchmarks.network.meter import Busy
 from benchmarks.network.replay import Replay, Trace
 from podscale.config.model import AllReduceSection
 from podscale.pytorch.reducer import build_reducer
@@ -20,18 +20,17 @@ DDP, ALONE = "DDP default", "no reduction"
 
 
 class Steps(NamedTuple):
-    """Median seconds of a step, from the common start until the slowest rank is done; of its wait after backward, on
-    rank 0; and whether the means were right.
+    """Median seconds of a step, from the common start until the slowest rank is done, and of its wait after backward,
+    on rank 0; share of the machine's cores in use; whether the means were right.
     """
 
     step: float
     wait: float
+    busy: float
     right: bool
 
 
-def weak_scaling(
-    world: World, lab: Lab, sections: dict[str, dict[str, Any]], trace: Trace, rounds: int
-) -> dict[str, Steps]:
+def weak_scaling(world: World, sections: dict[str, dict[str, Any]], trace: Trace, rounds: int) -> dict[str, Steps]:
     """{variant: Steps} of the replayed step, without reduction, with every section, and with DDP's defaults."""
     found = {ALONE: _ours(world, {"algorithm": "flat"}, trace, rounds, reduces=False)}
     for name, section in sections.items():
@@ -57,7 +56,7 @@ def _ours(world: World, section: dict[str, Any], trace: Trace, rounds: int, *, r
     _times(step, 0.0, 1)  # connections and memory are made
     network.hurry = False
     times = _times(step, trace.update, rounds)
-    right = not reduces or _right(world, reducer.gradients)
+    right = not reduces or _right(world, reducer.buffer.views)
     reducer.close()
     return Steps(*times, right)
 
@@ -83,9 +82,9 @@ def _start() -> Tensor:
     return torch.zeros((), requires_grad=True)
 
 
-def _times(step: Callable[[], float], update: float, rounds: int) -> tuple[float, float]:
-    """Medians of whole steps and of the waits they return."""
-    steps, waits = [], []
+def _times(step: Callable[[], float], update: float, rounds: int) -> tuple[float, float, float]:
+    """Medians of whole steps and of the waits they return; busy cores."""
+    steps, waits, busy = [], [], Busy()
     for _ in range(rounds):
         dist.barrier()
         begin = time.perf_counter()
@@ -94,7 +93,7 @@ def _times(step: Callable[[], float], update: float, rounds: int) -> tuple[float
         elapsed = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
         dist.all_reduce(elapsed, dist.ReduceOp.MAX)
         steps.append(float(elapsed))
-    return statistics.median(steps), statistics.median(waits)
+    return statistics.median(steps), statistics.median(waits), busy.share()
 
 
 def _right(world: World, gradients: list[Tensor]) -> bool:

@@ -20,12 +20,19 @@ def load(document: str | None, changes: Sequence[str]) -> RunConfig:
     return resolved
 
 
-def show(document: str | None, changes: Sequence[str], *, as_json: bool, schema: bool) -> None:
-    """Prints the resolved document as YAML or JSON, or the schema of all documents."""
+def show(
+    document: str | None, changes: Sequence[str], *, as_json: bool, schema: bool, plot: bool, svg: Path | None
+) -> None:
+    """Prints the resolved document as YAML or JSON, the schema of all documents, or a drawing of its schedules."""
     if schema:
         sys.stdout.write(schema_text())
         return
     resolved = load(document, changes)
+    if plot or svg is not None:
+        from podscale.commands.plot import plot as drawn
+
+        print(drawn(resolved, svg))
+        return
     text = resolved.model_dump_json(indent=2) + "\n" if as_json else config.dumps(resolved)
     sys.stdout.write(text)
 

@@ -1,12 +1,14 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
 from podscale import devices, models, resume, schedules
-from podscale.config import RunConfig
+from podscale.config import RunConfig, TrainSection
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
-FLOAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
+MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2}
+"""fp32 values that a rule keeps of each weight."""
 UNKNOWN = "known once the shards are made"
 
 
@@ -79,6 +81,10 @@ def _process_row(config: RunConfig) -> str:
 
 def _training_row(config: RunConfig, images: int | None) -> str:
     text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
+    if config.train.target_top1 is not None:
+        text = f"until {config.train.target_top1:.2%} top-1, at most {text}"
+    if config.train.phases:
+        text += f", other settings from epoch {', '.join(f'{phase.start:g}' for phase in config.train.phases)}"
     if images is None:
         return f"{text}, updates {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)
@@ -94,19 +100,29 @@ def _evaluation_row(config: RunConfig, images: int | None) -> str:
 def _memory_row(config: RunConfig, classes: int | None) -> str:
     """Weights, gradients, momentum, and what forward keeps for backward: outputs of convolutions and of their norms."""
     spec = models.spec(config.model, classes or 1000)
-    state = 3 * 4 * spec.size
-    ranks = processes_per_node(config) * config.launch.nodes
+    per_node = processes_per_node(config)
+    ranks = per_node * config.launch.nodes
+    weights, kept_beside = _state_bytes(config.train, spec.size, ranks, per_node)
     per_rank = config.train.global_batch // (ranks * config.train.accumulation)
     kept = 2 * spec.activations(config.input.image_size) * per_rank * FLOAT_BYTES[config.train.precision]
-    total = state + kept
     text = (
-        f"about {human_bytes(total)} per process: weights, gradients and momentum {human_bytes(state)}, "
-        f"activations {human_bytes(kept)}"
+        f"about {human_bytes(weights + kept_beside + kept)} per process: weights and gradients {human_bytes(weights)}, "
+        f"optimizer {human_bytes(kept_beside)}, activations {human_bytes(kept)}"
     )
     available = devices.memory().available
     if not devices.visible_gpus() and available:
         text += f"; {human_bytes(available)} of main memory is free"
     return text
+
+
+def _state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tuple[int, int]:
+    """Bytes of weights and gradients, and of what the optimizer keeps beside them (see pytorch.weights)."""
+    sharded = train.weight_update == "sharded"
+    pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
+    weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
+    row = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
+    masters_and_moments = 4 * rounded + 4 * MOMENTS[train.optimizer.name]
+    return (4 + weights) * size, masters_and_moments * size // (row if sharded else 1)
 
 
 def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:

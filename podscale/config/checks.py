@@ -26,10 +26,15 @@ def check_sections(config: RunConfig) -> None:
             "train.global_batch",
             f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
         )
+    check_step(config)
     check_span(config)
     check_phases(train)
-    if train.optimizer.nesterov and train.optimizer.momentum == 0:
-        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    check_update(train)
+    if config.telemetry.mlperf_log and train.target_top1 is None:
+        raise conflict(
+            "telemetry.mlperf_log",
+            "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
+        )
     smallest = min(config.input.image_size, config.eval_image_size)
     if model.name == "alexnet":
         check_alexnet(config, smallest)
@@ -48,6 +53,57 @@ def check_sections(config: RunConfig) -> None:
         )
 
 
+def check_update(train: TrainSection) -> None:
+    """Raises where optimizer, precision and the way of updating do not go together."""
+    optimizer = train.optimizer
+    if optimizer.nesterov and optimizer.momentum == 0:
+        raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
+        key = "nesterov" if optimizer.nesterov else "momentum_form"
+        raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
+    if train.precision == "fp16" and train.loss_scale <= 1:
+        raise conflict(
+            "train.loss_scale",
+            f"fp16 without loss scaling loses small gradients, and train.loss_scale is {train.loss_scale:g}; leave it "
+            "at 65536, which adapts by itself, or use bf16, which needs none",
+        )
+    if train.weight_gather == "bf16" and train.weight_update != "sharded":
+        raise conflict(
+            "train.weight_gather", "only a sharded update gathers weights; set train.weight_update=sharded or fp32"
+        )
+    if train.all_reduce.algorithm == "ddp" and (train.weight_update == "sharded" or train.precision == "bf16-pure"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            "ddp, the baseline, reduces whole fp32 gradients: it goes with train.weight_update=replicated and with "
+            "fp32, bf16 or fp16; choose another algorithm",
+        )
+    if train.weight_update == "sharded" and train.all_reduce.algorithm in ("tree", "hierarchical", "hybrid"):
+        raise conflict(
+            "train.all_reduce.algorithm",
+            f"{train.all_reduce.algorithm} cannot stop half way, with one shard of the mean on each rank, as "
+            "train.weight_update=sharded asks; use torus2d, ring or flat",
+        )
+
+
+def check_step(config: RunConfig) -> None:
+    """Raises where the ways to carry out an update exclude each other."""
+    train = config.train
+    if train.cuda_graph and train.all_reduce.algorithm == "ddp":
+        raise conflict(
+            "train.cuda_graph",
+            "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole update; set "
+            "train.all_reduce.algorithm to one of ours, or train.cuda_graph=false",
+        )
+    if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
+        raise conflict(
+            "train.compile",
+            f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
+            "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
+        )
+    if train.stem_compute == "space_to_depth" and config.model.stem == "small":
+        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
+
+
 def check_alexnet(config: RunConfig, smallest: int) -> None:
     """Raises where the document asks of AlexNet what it does not have."""
     if config.model.stem != "imagenet":
@@ -61,7 +117,7 @@ def check_alexnet(config: RunConfig, smallest: int) -> None:
 
 
 def check_phases(train: TrainSection) -> None:
-    """Raises where phases do not follow each other, or a warm-up does not end within its schedule."""
+    """Raises where phases do not follow each other, or their schedules do not fit."""
     starts = [0.0, *(phase.start for phase in train.phases), train.epochs]
     for number, (before, start) in enumerate(pairwise(starts[:-1])):
         if start <= before:
@@ -73,6 +129,11 @@ def check_phases(train: TrainSection) -> None:
             f"train.phases.{len(train.phases) - 1}.start",
             f"a phase from epoch {starts[-2]} on never begins: the run ends after {train.epochs} epochs",
         )
+    check_schedules(train)
+
+
+def check_schedules(train: TrainSection) -> None:
+    """Raises where a warm-up does not end within its schedule, or the schedule does not fit the optimizer."""
     schedules = [("train", 0.0, train.schedule)]
     schedules += [(f"train.phases.{i}", p.start, p.schedule) for i, p in enumerate(train.phases) if p.schedule]
     ends = [*(start for _, start, _ in schedules[1:]), train.epochs]
@@ -82,6 +143,12 @@ def check_phases(train: TrainSection) -> None:
             raise conflict(
                 f"{key}.schedule.warmup_epochs",
                 f"a warm-up of {schedule.warmup_epochs} epochs does not end within {whole} of {end - start:g} epochs",
+            )
+        if schedule.momentum_correction and train.optimizer.form != "unscaled":
+            raise conflict(
+                f"{key}.schedule.momentum_correction",
+                f"momentum correction is for a buffer that holds the learning rate, and that of {train.optimizer.name} "
+                f"is {train.optimizer.form} here: set train.optimizer.momentum_form=unscaled, or leave it out",
             )
 
 

@@ -54,6 +54,13 @@ class _DocumentDumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """YAML 1.1 folds the line breaks of Unicode too, unless they are escaped."""
+    folds = any(c in text for c in "\x85\u2028\u2029")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if folds else None)
+
+
+_DocumentDumper.add_representer(str, _represent_text)
 _DocumentDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 

@@ -7,17 +7,13 @@ sections stand in `checks`.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.fields import display, placement, result
 from podscale.config.recipe import fill_recipe
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=False
-    )
+from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
+from podscale.config.section import Section
 
 
 class RunSection(Section):
@@ -62,35 +58,13 @@ class DataSection(Section):
     max_bytes: int = result(64 * 2**20, "Larger files are unusable, in bytes.", ge=1)
 
 
-class CropSection(Section):
-    """Training augmentation, drawn from a stream keyed by (seed, epoch, sample key)."""
-
-    scale: tuple[float, float] = result((0.08, 1.0), "Share of the image's area that a random crop keeps.")
-    ratio: tuple[float, float] = result((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
-    flip: float = result(0.5, "Probability of a horizontal mirror.", ge=0, le=1)
-    short_side: float | None = result(
-        None,
-        "Instead of a random scale and ratio: a square whose side is this share of the image's short side, anywhere "
-        "in the image; 0.875 is a crop of 224 from a short side of 256.",
-        gt=0,
-        le=1,
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "CropSection":
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < low <= high:
-                raise ValueError(f"{name}: needs 0 < low <= high, got [{low}, {high}]")
-        if self.scale[1] > 1:
-            raise ValueError(f"scale: a crop cannot keep more than the whole image, got {self.scale[1]}")
-        return self
-
-
 class InputSection(Section):
     """From shards to batches on the device."""
 
-    loader: Literal["auto", "torchvision", "dali", "synthetic"] = placement(
-        "auto", "Who decodes and crops; all follow the same order. `auto`: dali on GPUs where installed."
+    loader: Literal["auto", "torchvision", "dali", "nvjpeg", "synthetic"] = placement(
+        "auto",
+        "Who decodes and crops; all follow the same order. `auto`: on GPUs dali where installed, else nvjpeg "
+        "(torchvision's decoder on the GPU) where it works.",
     )
     image_size: int = result(224, "Side of the square training image in pixels.", ge=4)
     order: Literal["global", "blocked"] = result(
@@ -164,76 +138,50 @@ class ModelSection(Section):
 
 
 class OptimizerSection(Section):
-    name: Literal["sgd", "lars"] = result("sgd", "Update rule.")
-    momentum: float = result(0.9, "Momentum of the gradient average.", ge=0, lt=1)
-    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum.")
+    name: Literal["sgd", "lars", "lamb"] = result("sgd", "Update rule.")
+    momentum: float = result(0.9, "Momentum of the gradient average (LAMB: beta 1).", ge=0, lt=1)
+    momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result(
+        None,
+        "Where the learning rate stands: `unscaled` inside the momentum buffer (the default of LARS), `scaled` outside "
+        "(the default of SGD), LARS's ratio with it; `ratio_inside`: the ratio inside, the learning rate outside.",
+    )
+    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD and LARS.")
     weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
+    adapt_all: bool = result(False, "LARS and LAMB: scale batch norm and biases too, although they do not decay.")
+    skip: tuple[str, ...] = result(
+        (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
+    )
+    trust: Literal["sum_of_norms", "norm_of_sum"] = result(
+        "sum_of_norms", "LARS: what the weight's norm is set against, |g| + decay |w| (You 2017) or |g + decay w|."
+    )
     trust_coefficient: float = result(0.001, "LARS eta (You 2017).", gt=0)
-    eps: float = result(0.0, "LARS: added to the denominator of the trust ratio.", ge=0)
+    trust_clip: bool = result(
+        False, "LARS: no layer moves faster than the learning rate (LARC). LAMB: no ratio is above 1."
+    )
+    eps: float | None = result(
+        None, "LARS: added to the denominator of the ratio (default 0). LAMB: to that of the update (1e-6).", ge=0
+    )
+    beta2: float = result(0.999, "LAMB: decay of the average of squared gradients.", ge=0, lt=1)
+    clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
 
+    @property
+    def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
+        """The momentum form in use."""
+        return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
 
-class ScheduleSection(Section):
-    name: Literal["cosine", "step", "polynomial", "constant"] = result("cosine", "Decay after the warm-up.")
-    learning_rate: float = result(0.1, "Peak learning rate at the full global batch.", gt=0)
-    warmup_epochs: float = result(0.0, "Linear warm-up, in epochs.", ge=0)
-    warmup_start: float = result(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
-    end_learning_rate: float = result(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
-    power: float = result(2.0, "Exponent of the polynomial decay.", gt=0)
-    milestones: tuple[float, ...] = result((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")
-    gamma: float = result(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
-    decay_from: Literal["warmup", "start"] = result(
-        "warmup",
-        "Where cosine and polynomial decay begin to count: at the end of the warm-up, or at the start of the "
-        "schedule, so that they are under way when the warm-up ends (Codreanu 2017).",
-    )
-    decay_epochs: float | None = result(
-        None,
-        "Length of cosine and polynomial decay in epochs; default: to the end of the schedule. A longer one is cut "
-        "before its end (the poly_cyc of Codreanu 2017).",
-        gt=0,
-    )
-    momentum_start: float | None = result(
-        None, "Momentum at step 0 of the warm-up, from where it moves linearly to the phase's.", ge=0, lt=1
-    )
-    momentum_end: float | None = result(
-        None, "Momentum at the end of the schedule, to which it moves linearly after the warm-up.", ge=0, lt=1
-    )
-    momentum_correction: bool = result(
-        False,
-        "Multiply momentum by rate(t) / rate(t - 1) during the warm-up, for momentum buffers that hold the learning "
-        "rate inside (Goyal 2017, section 3; Codreanu 2017).",
-    )
-
-    @model_validator(mode="after")
-    def _milestones_rise(self) -> "ScheduleSection":
-        if list(self.milestones) != sorted(set(self.milestones)) or any(m <= 0 for m in self.milestones):
-            raise ValueError(f"milestones: must be positive and rising, got {list(self.milestones)}")
-        return self
-
-
-class PhaseSection(Section):
-    """A later part of a run; what it leaves out goes on as in the phase before."""
-
-    start: float = result(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
-    schedule: ScheduleSection | None = result(
-        None,
-        "A schedule of its own (options of train.schedule) that counts from the start of the phase; default: the one "
-        "before goes on.",
-    )
-    momentum: float | None = result(None, "Momentum from here on.", ge=0, lt=1)
-    weight_decay: float | None = result(None, "Weight decay from here on.", ge=0)
-    reset_momentum: bool = result(
-        False, "Begin with an empty momentum buffer, as a run started from saved weights alone does."
-    )
-    crop: CropSection | None = result(None, "Training augmentation from here on (options of input.crop).")
+    @property
+    def added_eps(self) -> float:
+        """The epsilon in use."""
+        return self.eps if self.eps is not None else (1e-6 if self.name == "lamb" else 0.0)
 
 
 class AllReduceSection(Section):
     """How gradients are averaged over the ranks (docs/all-reduce.md)."""
 
-    algorithm: Literal["flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
+    algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
         "flat",
+        "`auto`: measure the links when the run first starts, and choose algorithm and bucket_mb; kept with the run. "
         "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
         "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
         "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
@@ -275,6 +223,9 @@ class TrainSection(Section):
     epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
     global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
     accumulation: int = placement(1, "Forward-backward passes per update.", ge=1)
+    target_top1: float | None = result(
+        None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
+    )
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
@@ -283,8 +234,22 @@ class TrainSection(Section):
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
         "`reset_momentum`, `weight_decay`, `crop`). The part before the first is what the other options say.",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = result("fp32", "Arithmetic of forward and backward (autocast).")
-    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16.", gt=0)
+    weight_update: Literal["replicated", "sharded"] = placement(
+        "replicated",
+        "`replicated`: every rank updates all weights. `sharded`: each updates its part and gathers the others' (Kumar "
+        "2019); needs an all-reduce that stops half way.",
+    )
+    weight_gather: Literal["fp32", "bf16"] = result(
+        "fp32",
+        "Format in which a sharded update gathers weights. `bf16` halves the volume; the model then computes with "
+        "rounded weights, batch norm's included, while the masters stay fp32.",
+    )
+    precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result(
+        "fp32",
+        "Arithmetic of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
+        "convolutions and linear layers in bf16, rounded from fp32 masters after every update.",
+    )
+    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
     channels_last: bool = placement(True, "Activations in NHWC memory order.")
     stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement(
         "plain",
@@ -327,6 +292,11 @@ class TelemetrySection(Section):
     linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
     log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
     log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
+    mlperf_log: bool = display(
+        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
+    )
+    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
+    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
 
 
 class ResourcesSection(Section):
@@ -352,7 +322,9 @@ class LaunchSection(Section):
     shard_workers: int = placement(0, "Packing processes; 0 = one per core.", ge=0)
     max_restarts: int = placement(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
     grace_seconds: float = placement(60.0, "Time to save after a stop request, before processes are killed.", gt=0)
-    timeout_seconds: float = placement(300.0, "Longest wait of one rank for its peers.", gt=0)
+    timeout_seconds: float = placement(
+        300.0, "Longest wait of one rank for its peers; then all end and name the missing one.", gt=0
+    )
     image: str = placement("podscale:latest", "Container image that a pipeline on a cluster runs.", min_length=1)
     retries: int = placement(2, "Times a pipeline on a cluster starts a failed stage again.", ge=0)
     time_limit_hours: float = placement(168.0, "Longest time a stage on a cluster may take, retries included.", gt=0)

@@ -172,6 +172,13 @@ def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
     gpus = devices.visible_gpus()
     if gpus and processes > gpus:
         yield f"launch.processes {processes}: only {gpus} GPUs are visible here; set launch.processes={gpus}"
+    if document.train.all_reduce.backend == "nccl" and not gpus:
+        yield (
+            "train.all_reduce.backend nccl: NCCL joins GPUs, and none is visible here; check the driver and the job's "
+            "resources, or set train.all_reduce.backend=auto to train on CPUs"
+        )
+    if document.train.cuda_graph and not gpus:
+        yield "train.cuda_graph: there is no NVIDIA GPU here to record a graph for; set train.cuda_graph=false"
     if place == "here" and nodes > 1:
         yield f"launch.nodes {nodes}: this is one machine; set launch.nodes=1, or compile the pipeline for a cluster"
         return

@@ -31,7 +31,8 @@ def fill_recipe(values: Any) -> Any:
             "train.optimizer.name", f"recipe {name} is for lars, not for {given_optimizer}; drop one of them"
         )
     filled = deepcopy(values)
-    skipped = {"model.batch_norm.span"} if _at(values, "model.batch_norm.group", 1) != 1 else set()
+    given_group = _at(values, "model.batch_norm.group") is not None  # says the same as a span in another way
+    skipped = {"model.batch_norm.span"} if given_group else set()
     for key, value in {**setting.values, WRITTEN_BY_RECIPE: setting.origin}.items():
         if key not in skipped:
             _put(filled, key, value)

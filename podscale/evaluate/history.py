@@ -1,11 +1,14 @@
 """What metrics.jsonl tells: the curves of a run, put in order after restarts, and totals over all its launches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podscale.telemetry.events import Record, parse_record, undisturbed
+from podscale.telemetry.events import Record, Undisturbed, parse_record, read_records
+
+STEPS = 4096
+"""At least so many step lines of a longer run are kept: more than a curve has pixels."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +54,88 @@ class History:
 
 def read_history(path: Path) -> History:
     """The history in metrics.jsonl; empty where there is no such file. Lines that cannot be read are counted."""
+    reader = _Reader()
     try:
-        return parse_history(path.read_bytes().splitlines())
+        for record in read_records(path, reader.damage):
+            reader.add(record)
     except OSError:
         return History()
+    return reader.history()
 
 
 def parse_history(lines: Iterable[bytes]) -> History:
     """The history in these lines of metrics.jsonl."""
-    parsed = [parse_record(line) for line in lines]
-    entries = [entry for entry in parsed if entry is not None]
-    kept = undisturbed(entries)
-    phases: dict[str, float] = {}
-    for entry in entries:
-        for name, value in (entry.get("phases") or {}).items():
-            phases[name] = phases.get(name, 0.0) + (number(value) or 0.0)
-    return History(
-        steps=[entry for entry in kept if entry["kind"] == "step"],
-        evaluations=[entry for entry in kept if entry["kind"] == "evaluation"],
-        events=[entry for entry in entries if entry["kind"] == "event"],
-        phases=phases,
-        seconds=sum(_launch_seconds(entries)),
-        damaged=len(parsed) - len(entries),
-    )
+    reader = _Reader()
+    for line in lines:
+        record = parse_record(line)
+        if record is not None:
+            reader.add(record)
+        else:
+            reader.damage(line)
+    return reader.history()
+
+
+class _Reader:
+    """Puts a history together line by line, in memory that does not grow with the length of the run."""
+
+    def __init__(self) -> None:
+        self._run = Undisturbed()
+        self._events: list[Record] = []
+        self._phases: dict[str, float] = {}
+        self._clock = _Clock()
+        self._damaged = 0
+        self._steps = 0
+
+    def damage(self, line: bytes) -> None:
+        self._damaged += 1
+
+    def add(self, record: Record) -> None:
+        self._clock.add(record)
+        for name, value in (record.get("phases") or {}).items():
+            self._phases[name] = self._phases.get(name, 0.0) + (number(value) or 0.0)
+        self._run.add(record)
+        if record["kind"] == "event":
+            self._events.append(record)
+        self._steps += record["kind"] == "step"
+        if self._steps >= 2 * STEPS:
+            self._run.kept = _thinned(self._run.kept)
+            self._steps = sum(entry["kind"] == "step" for entry in self._run.kept)
+
+    def history(self) -> History:
+        return History(
+            steps=[entry for entry in self._run.kept if entry["kind"] == "step"],
+            evaluations=[entry for entry in self._run.kept if entry["kind"] == "evaluation"],
+            events=self._events,
+            phases=self._phases,
+            seconds=self._clock.seconds(),
+            damaged=self._damaged,
+        )
+
+
+def _thinned(records: list[Record]) -> list[Record]:
+    """Every second step line; its rate is then that over the steps of both, so that throughput stays exact."""
+    thin: list[Record] = []
+    before, waiting = 0, None
+    for record in records:
+        if record["kind"] != "step":
+            thin.append(record)
+        elif waiting is None:
+            waiting = record
+        else:
+            thin.append(_joined(before, waiting, record))
+            before, waiting = record["step"], None
+    return [*thin, waiting] if waiting is not None else thin
+
+
+def _joined(before: int, first: Record, second: Record) -> Record:
+    """Two neighbouring step lines in one; `before` is the step of the line before them."""
+    rates = [number(line.get("images_per_second")) for line in (first, second)]
+    steps = [first["step"] - before, second["step"] - first["step"]]
+    known = [(count, rate) for count, rate in zip(steps, rates, strict=True) if rate and count > 0]
+    if not known:
+        return second
+    rate = sum(count for count, _ in known) / sum(count / rate for count, rate in known)
+    return {**second, "images_per_second": rate}
 
 
 def number(value: Any) -> float | None:
@@ -83,20 +145,27 @@ def number(value: Any) -> float | None:
     return float(value) if abs(value) < float("inf") else None
 
 
-def _launch_seconds(entries: list[Record]) -> Iterator[float]:
-    """Seconds of each launch; one begins with a "start" or "resumed" event, or with both together."""
-    first = last = None
-    opening = False
-    for entry in entries:
+class _Clock:
+    """Seconds of all launches; one begins with a "start" or "resumed" event, or with both together."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._first: float | None = None
+        self._last: float | None = None
+        self._opening = False
+
+    def add(self, entry: Record) -> None:
         if entry.get("event") == "evaluated":
-            continue  # the stage after training writes this
+            return  # the stage after training writes this
         opens = entry["kind"] == "event" and entry.get("event") in ("start", "resumed")
-        if opens and not opening and first is not None and last is not None:
-            yield last - first
-            first = last = None
-        opening = opens
+        if opens and not self._opening:
+            self._total, self._first, self._last = self.seconds(), None, None
+        self._opening = opens
         time = number(entry.get("time"))
         if time is not None:
-            first, last = (time if first is None else first), time
-    if first is not None and last is not None:
-        yield last - first
+            self._first, self._last = (time if self._first is None else self._first), time
+
+    def seconds(self) -> float:
+        if self._first is None or self._last is None:
+            return self._total
+        return self._total + self._last - self._first

@@ -12,7 +12,8 @@ import numpy.typing as npt
 class Batch:
     """The images of one rank for one update (training) or one step (evaluation).
 
-    images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor where a loader decodes on the device.
+    images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor where a loader decodes on the device. Such a
+    tensor is complete when it is handed over: whoever uses it need not know the loader's stream.
     labels: int64 [n] class indices.
     keys: uint64 [n] sample keys, for predictions and for proving the order.
     weights: float32 [n]; 1 for a sample, 0 for padding, which keeps shapes equal across ranks and counts nowhere.

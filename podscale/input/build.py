@@ -39,7 +39,9 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, rank: int, world
 def resolve_loader(name: str, device: str) -> str:
     """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py."""
     if name == "auto":
-        return "dali" if device.startswith("cuda") and dali_installed() else "torchvision"
+        if not device.startswith("cuda"):
+            return "torchvision"
+        return "dali" if dali_installed() else "nvjpeg" if _nvjpeg_works(device) else "torchvision"
     if name == "dali" and not dali_installed():
         raise InputError("input.loader=dali, but DALI is not installed: pip install 'podscale[gpu]', or loader=auto")
     return name
@@ -47,6 +49,14 @@ def resolve_loader(name: str, device: str) -> str:
 
 def dali_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
+def _nvjpeg_works(device: str) -> bool:
+    try:
+        from podscale.input.loaders.nvjpeg import works_on
+    except ImportError:  # torchvision 0.29 has announced that its decoders will go
+        return False
+    return works_on(device)
 
 
 def open_shard_set(location: str, config: RunConfig) -> ShardSet:
@@ -76,6 +86,10 @@ def _build(config: RunConfig, requests: Requests, guard: Guard, device: str) -> 
         return DaliLoader(
             requests, guard, workers=settings.workers, prefetch=settings.prefetch, seed=config.run.seed, device=device
         )
+    if name == "nvjpeg":
+        from podscale.input.loaders.nvjpeg import NvjpegLoader
+
+        return NvjpegLoader(requests, guard, prefetch=settings.prefetch, device=device)
     from podscale.input.loaders.torchvision import TorchvisionLoader
 
     return TorchvisionLoader(requests, guard, workers=settings.workers, prefetch=settings.prefetch)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from podscale.config.model import CropSection
+from podscale.config.schedule import CropSection
 from podscale.keyed import keyed, uniform
 
 Ints = npt.NDArray[np.int64]

@@ -14,7 +14,8 @@ from podscale.order import SampleOrder, evaluation_slots
 from podscale.schedules import crops
 
 if TYPE_CHECKING:
-    from podscale.config.model import CropSection, RunConfig
+    from podscale.config.model import RunConfig
+    from podscale.config.schedule import CropSection
     from podscale.input.guard import Guard
     from podscale.shards.shardset import Split
 

@@ -16,12 +16,12 @@ from podscale.rundir.lease import FENCE, LEASE
 LOG_DIR = "PODSCALE_LOG_DIR"
 
 
-def command(spec: JobSpec) -> list[str]:
-    """The command line of this pod's child."""
+def command(spec: JobSpec, rank_dir: Path) -> list[str]:
+    """The command line of this pod's child; torchrun keeps its own files in `rank_dir`, which is temporary."""
     rank = ["podscale.launch.rankprocess", spec.rank_module]
     if spec.alone:
         return [sys.executable, "-m", *rank]
-    return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(spec), "-m", *rank]
+    return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(spec, rank_dir), "-m", *rank]
 
 
 def environment(
@@ -72,9 +72,9 @@ def start(arguments: list[str], variables: dict[str, str], log: Path) -> subproc
         )
 
 
-def _torchrun_options(spec: JobSpec) -> list[str]:
+def _torchrun_options(spec: JobSpec, rank_dir: Path) -> list[str]:
     """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
-    options = [f"--nproc-per-node={spec.processes}"]
+    options = [f"--nproc-per-node={spec.processes}", f"--log-dir={rank_dir / 'torchrun'}"]
     meeting = spec.rendezvous
     if meeting.nodes == 1:
         # A free port that torchrun itself listens on, and no look-up of this machine's name.

@@ -46,14 +46,6 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def alive(pid: int) -> bool:
-    """False for a process that is gone or a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def members(rank_dir: Path) -> list[int]:
     """Living processes of a launch: those whose environment names its rank directory, whoever their parent is now."""
     mark = f"{RANK_DIR}={rank_dir}".encode()
@@ -64,7 +56,7 @@ def members(rank_dir: Path) -> list[int]:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue  # ended meanwhile, or another user's
-            if mark in environment.split(b"\0") and alive(int(entry.name)):
+            if mark in environment.split(b"\0") and processes.alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from podscale.errors import ExitCode
 from podscale.files import write_json
@@ -71,22 +73,21 @@ def judge(ending: Ending) -> Verdict:
     """The exit code of the stage and the culprit's own words.
 
     A rank's own error explains more than the loss of a peer that follows from it, so the order is: bad input, other
-    errors, a hang, a requested stop, a lost rank, `peer lost`.
+    errors, a requested stop, a lost rank, a hang, `peer lost`.
     """
     culprit = _first(ending.reports, ExitCode.BAD_INPUT) or _first_failure(ending.reports)
-    culprit = culprit or _first(ending.reports, ExitCode.HANG)
     if culprit:
         return culprit
     if ending.killed:
         return Verdict(int(ExitCode.FAILED), _not_stopped(ending))
     stopped = _first(ending.reports, ExitCode.PREEMPTED)
-    if stopped:
+    if stopped and (ending.stopped or ending.lost is None):  # torchrun asks the peers of a lost rank to stop
         return stopped
+    witness = _first(ending.reports, ExitCode.HANG) or _first(ending.reports, ExitCode.PEER_LOST)
     if ending.lost is not None:
-        return _judge_lost(ending.lost)
-    peer_lost = _first(ending.reports, ExitCode.PEER_LOST)
-    if peer_lost:
-        return peer_lost
+        return _judge_lost(ending.lost, witness)
+    if witness:
+        return witness
     if ending.stopped and not ending.reports:
         return Verdict(int(ExitCode.PREEMPTED), "stopped on request before any rank had started")
     if ending.status != 0 and not ending.reports:
@@ -100,6 +101,19 @@ def outcome_path(rank_dir: Path, rank: int) -> Path:
 
 def write_rank_outcome(rank_dir: Path, rank: int, outcome: RankOutcome) -> None:
     write_json(outcome_path(rank_dir, rank), asdict(outcome))
+
+
+def end_process(rank_dir: Path, rank: int, outcome: RankOutcome) -> NoReturn:
+    """Records how this rank ended and ends its process at once.
+
+    After a lost peer an ordinary shutdown would wait for threads that wait for the peer.
+    """
+    write_rank_outcome(rank_dir, rank, outcome)
+    if outcome.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's log people see, and the verdict
+        print(outcome.error, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(outcome.exit_code)
 
 
 def read_rank_outcomes(rank_dir: Path) -> dict[int, RankOutcome]:
@@ -141,11 +155,15 @@ def _first_failure(reports: Mapping[int, RankOutcome]) -> Verdict | None:
     return None
 
 
-def _judge_lost(lost: LostRank) -> Verdict:
-    """A crash of the rank itself is a failure; one that was taken from outside is worth a restart."""
+def _judge_lost(lost: LostRank, noticed: Verdict | None) -> Verdict:
+    """A crash of the rank itself is a failure; one that was taken from outside is worth a restart.
+
+    noticed: how a peer that waited for it put it; the first line says in which collective.
+    """
     crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASHES)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST
-    return Verdict(int(code), f"{lost}; the same command continues from the newest checkpoint")
+    witness = f" ({noticed.error.splitlines()[0]})" if noticed is not None else ""
+    return Verdict(int(code), f"{lost}{witness}; the same command continues from the newest checkpoint")
 
 
 def _not_stopped(ending: Ending) -> str:

@@ -15,22 +15,22 @@ from pathlib import Path
 from podscale.errors import ExitCode, PodscaleError
 from podscale.launch.local import LOG_DIR
 from podscale.launch.orphans import RANK_DIR, die_with_parent
-from podscale.launch.outcomes import RankOutcome, outcome_path, register_rank, write_rank_outcome
+from podscale.launch.outcomes import RankOutcome, end_process, outcome_path, register_rank
 from podscale.rundir.lease import FENCE, LEASE, Lease
 from podscale.stopping import Stopped, raise_on_stop
 
 
 def main() -> None:
-    """Runs the module and exits with its code; an error ends as outcome-<rank>.json and as the exit code."""
+    """Runs the module and ends the process with its code; however it ends, outcome-<rank>.json says so."""
     die_with_parent()
     rank = int(os.environ["RANK"])
     rank_dir = Path(os.environ[RANK_DIR])
     _open_log(rank)
     outcome_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
-    sys.exit(_run(rank, rank_dir))
+    end_process(rank_dir, rank, _run(rank, rank_dir))
 
 
-def _run(rank: int, rank_dir: Path) -> int:
+def _run(rank: int, rank_dir: Path) -> RankOutcome:
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     try:
@@ -42,22 +42,18 @@ def _run(rank: int, rank_dir: Path) -> int:
         register_rank(rank_dir, rank)
         lease = _take_lease() if rank == 0 and FENCE not in os.environ else None
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-        outcome = RankOutcome(int(ExitCode.DONE), "")
         del lease
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        outcome = RankOutcome(code, end.code if isinstance(end.code, str) else "")
+        return RankOutcome(code, end.code if isinstance(end.code, str) else "")
     except PodscaleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        outcome = RankOutcome(int(error.exit_code), str(error))
+        return RankOutcome(int(error.exit_code), str(error))
     except Stopped as stop:
-        outcome = RankOutcome(int(ExitCode.PREEMPTED), str(stop))
+        return RankOutcome(int(ExitCode.PREEMPTED), str(stop))
     except BaseException as error:
         traceback.print_exc()
-        outcome = RankOutcome(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
-    if not outcome_path(rank_dir, rank).exists():  # the module's own report is the better one
-        write_rank_outcome(rank_dir, rank, outcome)
-    return outcome.exit_code
+        return RankOutcome(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+    return RankOutcome(int(ExitCode.DONE), "")
 
 
 def _take_lease() -> Lease:

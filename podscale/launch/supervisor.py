@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter
 
-from podscale import devices
+from podscale import devices, processes
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.files import write_atomically
@@ -36,6 +36,8 @@ from podscale.telemetry.server import MetricsServer
 from podscale.telemetry.steplog import StepLog
 
 POLL_SECONDS = 0.1
+AFTERMATH_SECONDS = 15.0
+"""Once a rank has failed, the others have this long to find out and say so; a rank that is stopped never does."""
 RESTARTABLE = (int(ExitCode.PEER_LOST), int(ExitCode.HANG))
 TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -148,17 +150,20 @@ class _Attempt:
         self._memory_kills = devices.memory_kills()
         self._forwarded = 0
         self._killed = False
+        self._failed_since: float | None = None
+        self._hastened = False
 
     def run(self) -> Ending:
         """Starts the child and waits for its end; afterwards no process of it is left."""
-        for leftover in self._rank_dir.iterdir():
-            leftover.unlink()
-        child = local.start(local.command(self._spec), self._variables, self._launcher_log)
+        shutil.rmtree(self._rank_dir)  # of the attempt before
+        self._rank_dir.mkdir(mode=0o700)
+        child = local.start(local.command(self._spec, self._rank_dir), self._variables, self._launcher_log)
         try:
             while child.poll() is None:
                 self._display.update()
                 self._find_lost()
                 self._pass_stop_on(child)
+                self._end_aftermath()
                 time.sleep(POLL_SECONDS)
         finally:
             orphans.end_all(self._rank_dir)
@@ -183,22 +188,35 @@ class _Attempt:
             self._killed = self._unreported() != [] or not registered_ranks(self._rank_dir)
             orphans.end_all(self._rank_dir)
 
+    def _end_aftermath(self) -> None:
+        if self._spec.rendezvous.nodes > 1 and self._spec.max_restarts:
+            return  # torchrun starts the ranks again itself
+        if self._failed_since is None and (self._first_lost is not None or self._has_failed()):
+            self._failed_since = time.monotonic()
+        since = self._failed_since
+        if since is not None and time.monotonic() - since > AFTERMATH_SECONDS and not self._hastened:
+            self._hastened = True
+            orphans.end_all(self._rank_dir)
+
+    def _has_failed(self) -> bool:
+        """Whether a rank has reported its failure."""
+        fine = (ExitCode.DONE, ExitCode.PREEMPTED)
+        return any(report.exit_code not in fine for report in read_rank_outcomes(self._rank_dir).values())
+
     def _unreported(self) -> list[int]:
         reports = read_rank_outcomes(self._rank_dir)
         return [rank for rank in registered_ranks(self._rank_dir) if rank not in reports]
 
     def _find_lost(self) -> None:
         """Remembers the first rank that is gone without a report; later ones are lost because of it."""
-        if self._first_lost is None and not self._killed:
-            pids = registered_ranks(self._rank_dir)
-            gone = {rank: pid for rank, pid in pids.items() if not orphans.alive(pid)}
-            reports = read_rank_outcomes(
-                self._rank_dir
-            )  # after the look at the processes: a report comes before the end
-            for rank, pid in gone.items():
-                if rank not in reports:
-                    self._first_lost = LostRank(rank, pid)
-                    return
+        if self._first_lost is not None or self._killed or self._hastened:
+            return
+        pids = registered_ranks(self._rank_dir)
+        gone = {rank: pid for rank, pid in pids.items() if not processes.alive(pid)}
+        reports = read_rank_outcomes(self._rank_dir)  # after the look at the processes: a report comes before the end
+        hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # then it was killed for that
+        lost = [LostRank(rank, pid) for rank, pid in gone.items() if rank not in reports]
+        self._first_lost = lost[0] if lost and not hang else None
 
     def _ending(self, status: int) -> Ending:
         launcher = self._launcher_output()

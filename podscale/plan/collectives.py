@@ -1,16 +1,15 @@
 """How long an all-reduce takes: latency and bandwidth of two axes, one formula an algorithm.
 
 The alpha-beta model. A message of B bytes between neighbours on an axis takes `latency + B * per_byte` seconds, with
-every group of that axis busy at the same time. Summed over an algorithm's steps that is an affine function of the
-bucket's size S: what each formula here returns. p = ranks in a row (a node), N = rows, n = p N.
+every group of that axis busy at the same time. p = ranks in a row (a node), N = rows, n = p N, S = bytes.
 
-Sources: ring and its halves, Patarasuk and Yuan 2009 (bandwidth optimal, 2(n-1)/n S); torus, Ying 2018 section 3.3
-and Kumar 2019; hierarchical, Jia 2018 (4(p-1) + 2(N-1) steps); tree, recursive halving of the number of hops. NCCL
-chooses by formulas of the same form (src/graph/tuning.cc; see plan/nccl.py).
+Sources: ring and its halves, Patarasuk and Yuan 2009 (bandwidth optimal, 2(n-1)/n S over every link); double tree,
+Sanders 2009; torus, Ying 2018 section 3.3 and Kumar 2019; hierarchical, Jia 2018; phases on different links one behind
+the other in slices, BlueConnect (Cho 2019). NCCL chooses by formulas of the same form (see plan/nccl.py).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -69,6 +68,16 @@ class Fabric:
     row: Axis
     column: Axis
     world: Axis
+    slice_bytes: int = 2 * 2**20
+    """Of a bucket whose phases go one behind the other; and how many slices at most."""
+    most_slices: int = 8
+
+    def carrying(self, row: float, column: float) -> "Fabric":
+        """The same links for shorter messages: shares of fp32 along rows, and along columns and through all ranks."""
+        shares = {"row": row, "column": column, "world": column}
+        axes = {name: getattr(self, name) for name in shares}
+        lighter = {name: axis._replace(per_byte=axis.per_byte * shares[name]) for name, axis in axes.items()}
+        return replace(self, **lighter)
 
     @property
     def alone(self) -> Axis:
@@ -77,49 +86,69 @@ class Fabric:
         return column._replace(per_byte=min(column.per_byte, max(self.row.per_byte, self.world.per_byte)))
 
 
-def flat(fabric: Fabric) -> Line:
+def flat(fabric: Fabric, size: float) -> float:
     """One ring through all ranks: 2(n-1) steps, 2(n-1)/n S over every link."""
-    return fabric.world.all_reduce()
+    return fabric.world.all_reduce()(size)
 
 
-def torus2d(fabric: Fabric) -> Line:
+def tree(fabric: Fabric, size: float) -> float:
+    """Two binary trees with half of the data each: 2 log2 n hops, 2 log2 N of them between nodes; up to 2 S a link."""
+    inside, across = (ceil(log2(axis.ranks)) for axis in (fabric.row, fabric.column))
+    fixed = 2 * (inside * fabric.row.latency + across * fabric.column.latency)
+    return fixed + 2 * size * (fabric.alone.per_byte if across else fabric.row.per_byte)
+
+
+def hierarchical(fabric: Fabric, size: float) -> float:
+    """Reduce to each row's master, ring among the masters, broadcast: 2(p-1) + 2(N-1) steps.
+
+    Segments go along a chain in a row, so a row's links carry S one way and S the other. (Jia 2018 counts 4(p-1) steps,
+    for rows that scatter and gather.)
+    """
+    row, across = fabric.row, fabric.alone.all_reduce()
+    way = row.steps(row.ranks - 1, 1.0 if row.ranks > 1 else 0.0)
+    own = way + Line(0.0, _crossing_share(fabric) * row.per_byte)
+    return _in_slices(fabric, size, [way, across, way], busiest=max(own, across, key=_slope))
+
+
+def torus2d(fabric: Fabric, size: float) -> float:
     """Reduce-scatter in the row, all-reduce of 1/p of the bytes in the column, all-gather in the row."""
     row = fabric.row.reduce_scatter()
-    return row + fabric.column.all_reduce().of_share(1 / fabric.row.ranks) + row
+    across = fabric.column.all_reduce().of_share(1 / fabric.row.ranks)
+    own = row + row + Line(0.0, _crossing_share(fabric) / fabric.row.ranks * fabric.row.per_byte)
+    return _in_slices(fabric, size, [row, across, row], busiest=max(own, across, key=_slope))
 
 
-def hierarchical(fabric: Fabric) -> Line:
-    """Reduce to each row's master, ring among the masters, broadcast (Jia 2018): 4(p-1) + 2(N-1) steps.
-
-    Reduction and broadcast in a row are bandwidth optimal: scattered and gathered, 2(p-1)/p S each.
-    """
-    inside = fabric.row.all_reduce()
-    return inside + fabric.alone.all_reduce() + inside
+def _crossing_share(fabric: Fabric) -> float:
+    """Of the bytes, what one ring across rows sends: it passes the sender's own link, too."""
+    return 2 * (fabric.column.ranks - 1) / fabric.column.ranks
 
 
-def tree(fabric: Fabric) -> Line:
-    """Up and down a binary tree of masters over the rows: every level carries all bytes."""
-    levels_inside, levels_across = (ceil(log2(axis.ranks)) for axis in (fabric.row, fabric.column))
-    return fabric.row.steps(2 * levels_inside, 2 * levels_inside) + fabric.alone.steps(
-        2 * levels_across, 2 * levels_across
-    )
+def _in_slices(fabric: Fabric, size: float, phases: list[Line], busiest: Line) -> float:
+    """Slices of a bucket one behind the other through phases on different links: after the first the busiest rules."""
+    grid = fabric.row.ranks > 1 and fabric.column.ranks > 1
+    slices = max(1, min(fabric.most_slices, int(size // fabric.slice_bytes))) if grid else 1
+    share = size / slices
+    return sum(phase(share) for phase in phases) + (slices - 1) * busiest(share)
 
 
-ALGORITHMS: Mapping[str, Callable[[Fabric], Line]] = {
+def _slope(line: Line) -> float:
+    return line.per_byte
+
+
+ALGORITHMS: Mapping[str, Callable[[Fabric, float], float]] = {
     "flat": flat,
     "ring": flat,
     "tree": tree,
     "hierarchical": hierarchical,
     "torus2d": torus2d,
 }
+"""Seconds of an all-reduce of so many bytes."""
 
 
-def hybrid_threshold(fabric: Fabric) -> float:
-    """Bytes from which a ring beats the hierarchy (Jia 2018 leaves his threshold unpublished); infinite if never."""
-    small, large = hierarchical(fabric), flat(fabric)
-    if large.per_byte >= small.per_byte:
-        return float("inf") if small.fixed <= large.fixed else 0.0
-    return max(0.0, (large.fixed - small.fixed) / (small.per_byte - large.per_byte))
+def crossing(fabric: Fabric, small: Callable[[Fabric, float], float], large: Callable[[Fabric, float], float]) -> float:
+    """Bytes from which `large` is the faster one, to a power of two; infinite if it never is below 1 GiB."""
+    sizes = [float(2**power) for power in range(10, 31)]
+    return next((size for size in sizes if large(fabric, size) < small(fabric, size)), float("inf"))
 
 
 def bandwidth_bound(size: float, nodes: int, ranks: int, rank_rate: float, node_rate: float) -> float:

@@ -7,17 +7,22 @@ import numpy as np
 from podscale.plan.collectives import Axis, Line
 
 SMALLEST_LATENCY, SMALLEST_PER_BYTE = 1e-7, 1e-13
-"""A fit of noisy times may come out at or below zero: no link is faster than 0.1 us or 10 TB/s."""
+"""A fit of noisy times may come out at zero: no link is faster than 0.1 us or 10 TB/s."""
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
-    """The affine function through times by size, by least squares of the *relative* error.
+    """The affine function through times by size, by least squares of the *relative* error, neither part negative.
 
     Relative, because otherwise the largest message alone would decide and latency would drown in its noise.
     """
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
     rows = np.stack([1 / time, size / time], axis=1)
-    (fixed, per_byte), *_ = np.linalg.lstsq(rows, np.ones(len(size)), rcond=None)
+    one = np.ones(len(size))
+    (fixed, per_byte), *_ = np.linalg.lstsq(rows, one, rcond=None)
+    if fixed < 0:  # noise: the nearest fit that a link can have goes through the origin
+        fixed, per_byte = 0.0, np.linalg.lstsq(rows[:, 1:], one, rcond=None)[0][0]
+    elif per_byte <= 0:  # no bandwidth was seen: what the largest message got is the least there is
+        fixed, per_byte = time.min(), time[-1] / size[-1]
     return Line(float(fixed), float(per_byte))
 
 

@@ -13,6 +13,7 @@ from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.errors import InputError
 from podscale.pytorch.optim import Optimizer
 from podscale.pytorch.precision import Precision
+from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
 
 
@@ -41,39 +42,73 @@ class State:
     """Everything that a resumed run needs, equal on all ranks."""
 
     model: nn.Module
+    weights: Weights
     optimizer: Optimizer
     precision: Precision
     progress: Progress
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All arrays by their names in a checkpoint; they are the live ones."""
-        named = {f"model/{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
-        return named | {f"optimizer/momentum/{slot.name}": slot.momentum for slot in self.optimizer.slots}
+    @property
+    def optimizer_bytes(self) -> int:
+        """What this rank keeps for its updates beside the weights that the model computes with."""
+        kept = [*self.optimizer.moments.values()]
+        if self.weights.masters is not self.weights.published:
+            kept.append(self.weights.masters)
+        return sum(tensor.nbytes for tensor in kept)
 
-    def capture(self, world: World) -> Snapshot:
-        """A copy of the state in memory; training may go on at once."""
-        arrays = {name: as_array(tensor) for name, tensor in self.tensors().items()}
+    def tensors(self) -> dict[str, Tensor]:
+        """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
+
+        None depends on how the update is sharded or on the format in which the model computes.
+        """
+        return self._named(self._flat())
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """The fp32 weights and the buffers by their names in the model; all ranks call it."""
+        return self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
+
+    def capture(self, world: World) -> Snapshot | None:
+        """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
+        tensors = self.tensors()
+        if not world.first:
+            return None
+        arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
     def share(self, snapshot: Snapshot | None, world: World) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
+        flat = self._flat()
+        named = self._named(flat)
         if snapshot is not None:
-            self._load(snapshot)
+            self._load(snapshot, named)
         meta: list[Any] = [self._meta() if world.first else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
-        tensors = list(self.tensors().values())
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.broadcast(flat, src=0)
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensors = [*flat.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        message = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.broadcast(message, src=0)
+        for tensor, part in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
+        self.weights.load_masters(flat.pop("model"))
+        for name, values in self.optimizer.moments.items():
+            values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+
+    def _flat(self) -> dict[str, Tensor]:
+        """Masters and moments in the whole flat layout, gathered where they are sharded."""
+        moments = {f"optimizer/{name}": self.weights.whole(v) for name, v in self.optimizer.moments.items()}
+        return {"model": self.weights.whole_masters(), **moments}
+
+    def _named(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Every array by its name, as views of these buffers and of what is kept besides."""
+        named = {
+            f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
+        }
+        named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
+        return named | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state()}
 
-    def _load(self, snapshot: Snapshot) -> None:
-        tensors = self.tensors()
+    def _load(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
         missing = sorted(tensors.keys() ^ snapshot.arrays.keys())
         if missing:
             raise InputError(

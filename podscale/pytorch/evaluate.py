@@ -1,7 +1,7 @@
 """Evaluation over all ranks: every sample once. During training as three numbers, afterwards as predictions."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,10 +17,13 @@ from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Loader
 from podscale.order import evaluation_steps
 from podscale.pytorch.feed import DeviceBatch, Feed, Phase
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 
 TOP_K = 5
+STOP_EVERY = 4
+"""Batches between two looks at requests to stop."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,34 @@ class Evaluator:
     losses are without label smoothing.
     """
 
-    def __init__(self, loader: Loader, count: int, batch: int, feed: Feed, precision: Precision, world: World) -> None:
-        self._loader, self._feed, self._precision, self._world = loader, feed, precision, world
+    def __init__(
+        self,
+        loader: Loader,
+        count: int,
+        batch: int,
+        feed: Feed,
+        normalise: Normalise,
+        precision: Precision,
+        world: World,
+    ) -> None:
+        self._loader, self._feed, self._normalise = loader, feed, normalise
+        self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
-        self._count, self._batch = count, batch
+        self.count, self._batch = count, batch
         self._report = progress.from_environment() if world.first else progress.silent
 
-    def measure(self, model: nn.Module, phase: Phase) -> Evaluation:
-        """Accuracy and loss over the whole split, the same on all ranks."""
+    def measure(
+        self, model: nn.Module, phase: Phase, stop_requested: Callable[[], bool] | None = None
+    ) -> Evaluation | None:
+        """Accuracy and loss over the whole split, the same on all ranks.
+
+        stop_requested: asked now and then; where any rank says yes, all give up together and None is returned.
+        """
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
-        for batch, answers in self._answers(model, phase):
+        for number, (batch, answers) in enumerate(self._answers(model, phase)):
+            if stop_requested is not None and number % STOP_EVERY == 0 and self._agree(stop_requested()):
+                return None
             weights = torch.from_numpy(batch.source.weights).to(self._world.device, torch.float64)
             hits = answers.topk == batch.labels[:, None]
             sums[0] += weights @ hits[:, 0].double()
@@ -69,10 +89,16 @@ class Evaluator:
             sums[3] += weights.sum()
         dist.all_reduce(sums)
         top1, top5, loss, images = sums.tolist()
-        assert images <= self._count, f"{images} of {self._count} validation images were seen"
+        assert images <= self.count, f"{images} of {self.count} validation images were seen"
         if images == 0:
             raise PodscaleError("no validation image could be decoded; run `podscale shard --verify`")
         return Evaluation(top1 / images, top5 / images, loss / images, int(images), time.perf_counter() - started)
+
+    def _agree(self, stop: bool) -> bool:
+        """Whether any rank wants to stop; on the host, so that no device is waited for."""
+        word = torch.tensor([int(stop)], dtype=torch.int32)
+        dist.all_reduce(word, dist.ReduceOp.MAX)
+        return bool(word.item())
 
     def predict(self, model: nn.Module, phase: Phase) -> Predictions | None:
         """The predictions of the whole split on rank 0, None elsewhere."""
@@ -87,12 +113,12 @@ class Evaluator:
 
     def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
         with evaluating(model), torch.inference_mode():
-            ticker = progress.Ticker("evaluate", self._report, self._count)
+            ticker = progress.Ticker("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
-                    logits = model(batch.images)
+                    logits = model(self._normalise(batch.images))
                 yield batch, answers_of(logits, batch.labels)
-                ticker.set(min(self._count, step * self._batch * self._world.size), 0, 0)
+                ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from safetensors.numpy import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
+from podscale import models
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
@@ -26,15 +27,18 @@ class Trained:
     progress: Progress
 
 
-def export(model: nn.Module, trained: Trained, directory: Path) -> None:
-    """Writes the model in fp32 under torchvision's names; model.json last, so its presence means complete."""
+def export(tensors: dict[str, Tensor], trained: Trained, directory: Path) -> None:
+    """Writes a model's fp32 weights and buffers under torchvision's names.
+
+    model.json is written last, so its presence means complete.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    arrays = {name: as_array(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
     write_atomically(directory / WEIGHTS, save(arrays, metadata={"format": "pt"}))
-    write_json(directory / DESCRIPTION, describe(model, trained))
+    write_json(directory / DESCRIPTION, describe(trained))
 
 
-def describe(model: nn.Module, trained: Trained) -> dict[str, Any]:
+def describe(trained: Trained) -> dict[str, Any]:
     """The content of model.json: architecture, classes, preprocessing, how it was trained."""
     config, progress = trained.config, trained.progress
     size = config.eval_image_size
@@ -42,7 +46,7 @@ def describe(model: nn.Module, trained: Trained) -> dict[str, Any]:
         "format": FORMAT,
         "run": config.run.id,
         "architecture": config.model.model_dump(mode="json"),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": models.spec(config.model, len(trained.classes)).size,
         "classes": trained.classes,
         "preprocessing": {
             "color": "RGB",

@@ -1,12 +1,14 @@
 """Where buckets are averaged while backward goes on: strictly one after the other, in the order handed over."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce import AllReduce
+Average = Callable[[Tensor], None]
+"""Averages a bucket in place, by blocking collectives."""
 
 
 class Lane(Protocol):
@@ -28,18 +30,25 @@ class ThreadLane:
     mixes up buckets of one size.
     """
 
-    def __init__(self, all_reduce: AllReduce) -> None:
-        self._all_reduce = all_reduce
+    def __init__(self, average: Average) -> None:
+        self._average = average
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
         self._running: list[Future[None]] = []
 
     def submit(self, bucket: Tensor) -> None:
-        self._running.append(self._thread.submit(self._all_reduce, bucket))
+        self._running.append(self._thread.submit(self._carry_out, bucket, len(self._running) + 1))
 
     def wait(self) -> None:
         running, self._running = self._running, []
         for future in running:
             future.result()
+
+    def _carry_out(self, bucket: Tensor, number: int) -> None:
+        try:
+            self._average(bucket)
+        except RuntimeError as error:
+            error.add_note(f"the average of gradient bucket {number}")
+            raise
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -48,8 +57,8 @@ class ThreadLane:
 class StreamLane:
     """A side stream, for GPU tensors: collectives queue there, after the gradients they need and before the update."""
 
-    def __init__(self, all_reduce: AllReduce, device: torch.device) -> None:
-        self._all_reduce = all_reduce
+    def __init__(self, average: Average, device: torch.device) -> None:
+        self._average = average
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=-1)
 
@@ -57,7 +66,7 @@ class StreamLane:
         # Hooks run on autograd's thread, on the stream of the gradient that was just written.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            self._all_reduce(bucket)
+            self._average(bucket)
 
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
@@ -66,6 +75,6 @@ class StreamLane:
         pass
 
 
-def build_lane(all_reduce: AllReduce, device: torch.device) -> Lane:
+def build_lane(average: Average, device: torch.device) -> Lane:
     """The lane of a device."""
-    return StreamLane(all_reduce, device) if device.type == "cuda" else ThreadLane(all_reduce)
+    return StreamLane(average, device) if device.type == "cuda" else ThreadLane(average)

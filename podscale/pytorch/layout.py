@@ -29,16 +29,18 @@ class Layout:
         return self.bounds[-1][1]
 
 
-def plan_layout(sizes: Sequence[int], bucket_elements: int, multiple: int) -> Layout:
+def plan_layout(sizes: Sequence[int], bucket_elements: int, multiple: int, *, last_apart: bool = False) -> Layout:
     """Fills buckets in the order of `sizes`; a tensor larger than a bucket gets one of its own.
 
-    Buckets are padded to a multiple of `multiple` (the shards of a sharded update).
+    Buckets are padded to a multiple of `multiple` (the shards of a sharded update). With `last_apart` the last tensor
+    does not share its bucket.
     """
     unit = lcm(multiple, ALIGNMENT)
     starts, buckets, bounds = [], [], []
     bucket_start = position = 0
-    for size in sizes:
-        if position > bucket_start and position + size - bucket_start > bucket_elements:
+    for number, size in enumerate(sizes):
+        apart = last_apart and number == len(sizes) - 1
+        if position > bucket_start and (apart or position + size - bucket_start > bucket_elements):
             position = _round_up(position, unit)
             bounds.append((bucket_start, position))
             bucket_start = position
@@ -56,6 +58,20 @@ def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
         outputs, inputs, height, width = like.shape
         return part.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
     return part.view(like.shape)
+
+
+def strided_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The same elements with the strides of `like`, where the two differ in dimensions of size 1 alone.
+
+    A 1x1 filter in NHWC order has other strides there than its view, and one such pair in a list makes torch copy all
+    of the list one by one.
+    """
+    if tensor.stride() == like.stride():
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    if all(size == 1 or mine == other for size, mine, other in pairs):
+        return tensor.as_strided(like.shape, like.stride())
+    return tensor
 
 
 def _round_up(value: int, unit: int) -> int:

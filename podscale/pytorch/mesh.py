@@ -25,7 +25,8 @@ Rows = tuple[tuple[int, ...], ...]
 class Axis:
     """The ranks that this rank meets along one axis, itself among them.
 
-    name: `row`, `column`, or `line` for all ranks of the world. ranks: in order of place. place: of this rank.
+    name: `row`, `column`, or `line` for all ranks of the world. ranks: in order of place, which in rows and columns is
+    that of their numbers. place: of this rank.
     """
 
     name: str
@@ -84,7 +85,7 @@ def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
             f"choose a divisor of {len(nodes)}"
         )
     line = [rank for ranks in by_node.values() for rank in ranks]
-    return tuple(tuple(line[start : start + length]) for start in range(0, len(line), length))
+    return tuple(tuple(sorted(line[start : start + length])) for start in range(0, len(line), length))
 
 
 def build_mesh(world: "World", row: int | None = None) -> Mesh:
@@ -93,7 +94,7 @@ def build_mesh(world: "World", row: int | None = None) -> Mesh:
     Raises InputError, the same on every rank, where the grid does not come out.
     """
     rows = plan_rows(world.nodes(), row)
-    columns = tuple(zip(*rows, strict=True))
+    columns = [tuple(sorted(column)) for column in zip(*rows, strict=True)]
     return Mesh(_axis(world, "row", rows), _axis(world, "column", columns), rows)
 
 

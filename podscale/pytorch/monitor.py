@@ -5,22 +5,24 @@ It never waits for the device: losses come with the control words, after the fac
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from podscale.checkpoint import Passed, Saved
+from podscale.checkpoint import Failed, Report, Restored, Saved
 from podscale.config import RunConfig
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
+from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import Lap, TrainMetrics
+from podscale.telemetry.mlperf import MlperfLog
 
 
 class Monitor:
@@ -30,8 +32,17 @@ class Monitor:
     the host's times: queued work shows where the host first waits for it.
     """
 
-    def __init__(self, metrics: TrainMetrics, log: EventLog | None, *, log_every: int) -> None:
-        self._metrics, self._log, self._log_every = metrics, log, log_every
+    def __init__(
+        self,
+        metrics: TrainMetrics,
+        log: EventLog | None,
+        *,
+        log_every: int,
+        mlperf: MlperfLog | None = None,
+        whereabouts: Whereabouts | None = None,
+    ) -> None:
+        self._metrics, self._log, self._log_every, self._mlperf = metrics, log, log_every, mlperf
+        self._whereabouts = whereabouts or Whereabouts()
         self._step_started = time.perf_counter()
         self._last_step, self._ranks = 0, 1
         self._laps: dict[int, Lap] = {}
@@ -41,17 +52,24 @@ class Monitor:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (names in telemetry.phases)."""
+        self._whereabouts.enter(name)
         if name == "data_wait":
             self._step_started = time.perf_counter()
         elif name == "allreduce_wait":
             self.busy = time.perf_counter() - self._step_started
         return self._metrics.phase(name)
 
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """A phase that is part of a larger one and counted there; a sign of progress all the same."""
+        self._whereabouts.tick()
+        return nullcontext()
+
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
-        """The training begins after `step` updates."""
+        """The training begins after `step` updates; its first image has not been read yet."""
         self._last_step, self._ranks = total_steps, ranks
+        self._whereabouts.begin(step)
         self._metrics.world(ranks, global_batch)
         self._metrics.lap()
         self.event(
@@ -62,9 +80,13 @@ class Monitor:
             global_batch=global_batch,
             **more,
         )
+        if self._mlperf is not None and step < total_steps:  # else all was done before, and its log is complete
+            wanted = {name: more[name] for name in ("device", "train_images", "validation_images")}
+            self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **wanted)
 
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
+        self._whereabouts.updated(step)
         self._metrics.step(images, time.perf_counter() - self._step_started)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
@@ -94,8 +116,20 @@ class Monitor:
             slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
         )
 
-    def evaluated(self, step: int, found: Evaluation, *, epoch: float) -> None:
-        """Reports an evaluation."""
+    def evaluating(self, step: int) -> None:
+        """An evaluation begins after `step` updates, all of which are done."""
+        if self._mlperf is not None:
+            self._mlperf.evaluating(step)
+
+    def sampled(self, seconds: dict[str, float]) -> None:
+        """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
+        self._metrics.sampled(seconds)
+        self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
+
+    def evaluated(self, step: int, found: Evaluation, *, epoch: float, target_reached: bool = False) -> None:
+        """Reports an evaluation, and whether it ends the run."""
+        if self._mlperf is not None:
+            self._mlperf.evaluated(step, found.top1, target_reached=target_reached)
         if self._log is None:
             return
         self._metrics.evaluated(found.top1, found.top5)
@@ -107,14 +141,26 @@ class Monitor:
             loss=found.loss,
             images_per_second=round(found.images / max(found.seconds, 1e-9), 2),
         )
+        if target_reached:
+            self.event("target_reached", step=step, epoch=round(epoch, 4), top1=found.top1)
 
-    def saved(self, report: Saved | Passed) -> None:
-        """Reports a checkpoint that is whole on disk, or one that could not be used; from the writer's thread."""
-        if isinstance(report, Saved):
-            self._metrics.checkpoint_saved(report.seconds, report.bytes)
-            self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
-        else:
-            self.event("checkpoint_passed", step=report.step, reason=report.reason)
+    def settled(self, facts: Mapping[str, str], *, kept: bool) -> None:
+        """Reports what `all_reduce.algorithm: auto` came to; kept: from an earlier launch of this run."""
+        self._metrics.all_reduce(facts)
+        self.event("all_reduce", kept=kept, **facts)
+
+    def checkpoint(self, report: Report) -> None:
+        """Reports what became of a checkpoint; from the writer's thread."""
+        match report:
+            case Saved():
+                self._metrics.checkpoint_saved(report.seconds, report.bytes)
+                self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
+            case Restored():
+                self._metrics.checkpoint_restored(report.seconds)
+            case Failed():
+                self._metrics.checkpoint_failed()  # no line in the log, which may stand on the same full disk
+            case _:
+                self.event("checkpoint_passed", step=report.step, reason=report.reason)
 
     def event(self, event: str, **values: Any) -> None:
         """Something that happens rarely: preempted, done and the like."""
@@ -124,7 +170,12 @@ class Monitor:
 
 @contextmanager
 def monitoring(
-    config: RunConfig, world: World, run: RunDirectory, rank_directory: Path, fence: Callable[[], None] | None
+    config: RunConfig,
+    world: World,
+    run: RunDirectory,
+    rank_directory: Path,
+    fence: Callable[[], None] | None,
+    whereabouts: Whereabouts | None = None,
 ) -> Iterator[Monitor]:
     """The monitor of one rank; its metrics are written beside training until the end of the block."""
     registry = CollectorRegistry()
@@ -136,9 +187,12 @@ def monitoring(
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
     log = EventLog(run.metrics, fence) if world.first else None
+    mlperf = MlperfLog(run.mlperf, config, fence) if world.first and config.telemetry.mlperf_log else None
     try:
         with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
-            yield Monitor(metrics, log, log_every=config.telemetry.log_every)
+            yield Monitor(metrics, log, log_every=config.telemetry.log_every, mlperf=mlperf, whereabouts=whereabouts)
     finally:
+        if mlperf is not None:
+            mlperf.close()
         if log is not None:
             log.close()

@@ -1,13 +1,14 @@
-"""Arithmetic of forward and backward: fp32, bf16 or fp16 under autocast, and the loss scale of fp16.
+"""Arithmetic of forward and backward: fp32, bf16 or fp16 under autocast, or bf16 weights; the loss scale of fp16.
 
-Weights, gradients, momentum and batch-norm statistics are fp32 always.
+What an update works on is fp32 always: averaged gradients, norms, trust ratio, momentum and master weights (Jia 2018);
+so are batch norm's parameters and statistics, and the loss.
 """
 
 import os
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from podscale.config import TrainSection
 from podscale.pytorch.world import World
@@ -20,7 +21,8 @@ class Precision:
     """One policy; everything it keeps is on the device, so nothing waits for it."""
 
     def __init__(self, name: str, device: torch.device, loss_scale: float = 1.0) -> None:
-        self._dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+        self._pure = name == "bf16-pure"
         self._device = device
         self.scaled = name == "fp16"
         self.scale = torch.full((), loss_scale if self.scaled else 1.0, device=device)
@@ -29,6 +31,16 @@ class Precision:
     def autocast(self) -> Any:
         """The context of a forward pass."""
         return torch.autocast(self._device.type, dtype=self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    def cast(self, model: nn.Module) -> None:
+        """Gives the parameters of convolutions and linear layers their own format, and the images that come in."""
+        if not self._pure:
+            return
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(torch.bfloat16)
+        model.register_forward_pre_hook(lambda _, images: tuple(image.to(torch.bfloat16) for image in images))
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss to differentiate: large enough that fp16 gradients do not vanish."""

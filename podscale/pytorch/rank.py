@@ -1,39 +1,42 @@
 """The process of one rank: `python -m podscale.pytorch.rank`, started by torchrun under the supervisor.
 
-Reads the run document and its place from the environment (see `Place`), carries out one stage, and records how it ended
-in outcome-<rank>.json, because torchrun tells its own caller only that some process failed.
+Reads the run document and its place from the environment (see `Place`), makes sure that all ranks are about to do the
+same, and carries out one stage. How it ended is recorded by launch.rankprocess, in whose process this runs.
 """
 
 import logging
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.config import RunConfig, result_values
-from podscale.errors import ExitCode, InputError, PodscaleError, Preempted
+from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.evaluate import predictions
-from podscale.files import write_json
 from podscale.input import open_shard_set
+from podscale.launch.outcomes import RankOutcome, end_process
+from podscale.pytorch import agreement
 from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce.auto import settle_all_reduce
+from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
 from podscale.pytorch.export import WEIGHTS, load_weights
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.failure import watched
+from podscale.pytorch.feed import Feed, untimed
+from podscale.pytorch.meeting import Meeting, meet
 from podscale.pytorch.monitor import monitoring
+from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.precision import build_precision, set_numerics
-from podscale.pytorch.session import build_evaluator, build_placed_model, build_session, untimed
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import train
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.rundir.lease import fence
 from podscale.shards.shardset import ShardSet
-from podscale.stopping import Stopped
 from podscale.telemetry.events import EventLog
 
 
@@ -65,48 +68,30 @@ class Place:
             rank=int(environment.get("RANK", "0")),
         )
 
+    def end(self, error: PodscaleError) -> NoReturn:
+        """Ends this process because of `error`, from whichever thread finds it."""
+        end_process(self.rank_directory, self.rank, RankOutcome(int(error.exit_code), str(error)))
+
     def fence_of(self, run: RunDirectory) -> Callable[[], None] | None:
         """Raises where a newer launch writes the run directory; None without a lease."""
         return None if self.fence is None else fence(run.lease, self.fence)
 
-    @property
-    def outcome(self) -> Path:
-        return self.rank_directory / f"outcome-{self.rank}.json"
-
 
 def main() -> None:
-    """Carries out the stage, records the outcome and ends the process with its exit code."""
+    """Carries out the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     place = Place.of()
-    code, error, given_up = ExitCode.DONE, "", False
+    meeting = meet(place.config.launch.timeout_seconds)
     try:
-        run_stage(place)
-    except Stopped as request:
-        code, error, given_up = ExitCode.PREEMPTED, str(request), True
-    except BaseException as failure:
-        code, error = describe(failure, place, int(os.environ.get("WORLD_SIZE", "1")))
-    write_json(place.outcome, {"exit_code": int(code), "error": error})
-    if error and os.environ.get("LOCAL_RANK", "0") != "0":  # what the first one prints people see, and this they get
-        print(error, file=sys.stderr)
-    if code in (ExitCode.DONE, ExitCode.PREEMPTED) and not given_up:
+        with watched(meeting, place.end) as whereabouts:
+            run_stage(place, meeting, whereabouts)
+    except Preempted:
         worlds.leave()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # after a lost peer, ordinary shutdown would wait for threads that wait for the peer
+        raise
+    worlds.leave()
 
 
-def describe(failure: BaseException, place: Place, size: int) -> tuple[ExitCode, str]:
-    """The exit code and the text for people; what nobody foresaw keeps its traceback."""
-    known = failure if isinstance(failure, PodscaleError) else None
-    if known is None:
-        known = worlds.explain_peer_failure(failure, place.rank, size, place.stage)
-    if known is not None:
-        return known.exit_code, str(known)
-    traceback.print_exception(failure)
-    return ExitCode.FAILED, f"{type(failure).__name__}: {failure}"
-
-
-def run_stage(place: Place) -> None:
+def run_stage(place: Place, meeting: Meeting, whereabouts: Whereabouts) -> None:
     """Opens the shard set, joins the others and carries out the stage.
 
     A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save.
@@ -116,23 +101,40 @@ def run_stage(place: Place) -> None:
         stop.install()
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    world = worlds.join(place.config.launch.timeout_seconds)
-    shard_set = open_shard_set(place.shard_set, place.config)
+    shard_set = agreed_shard_set(place, meeting)
+    world = worlds.join(meeting.timeout_seconds, meeting=meeting)
     run = RunDirectory.of(place.config)
     match place.stage:
         case "train":
-            run_training(place, world, shard_set, run, stop)
+            run_training(place, world, shard_set, run, stop, whereabouts)
         case "evaluate":
+            whereabouts.enter("evaluation")
             run_evaluation(place, world, shard_set, run)
         case _:
             raise InputError(f"PODSCALE_STAGE={place.stage}: this engine has the stages train and evaluate")
 
 
-def run_training(place: Place, world: World, shard_set: ShardSet, run: RunDirectory, stop: StopRequest) -> None:
+def agreed_shard_set(place: Place, meeting: Meeting) -> ShardSet:
+    """The shard set, once every rank has opened its own and all are about to do the same with it."""
+    opened: list[ShardSet] = []
+
+    def facts() -> agreement.Facts:
+        opened.append(open_shard_set(place.shard_set, place.config))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return agreement.facts(place.config, place.stage, opened[0], device=device, local_size=local_size)
+
+    agreement.agree(meeting, facts)
+    return opened[0]
+
+
+def run_training(
+    place: Place, world: World, shard_set: ShardSet, run: RunDirectory, stop: StopRequest, whereabouts: Whereabouts
+) -> None:
     """Trains; checkpoints and the final model go to the run directory."""
     config, manifest = place.config, shard_set.manifest
     may_write = place.fence_of(run)
-    with monitoring(config, world, run, place.rank_directory, may_write) as monitor:
+    with monitoring(config, world, run, place.rank_directory, may_write, whereabouts) as monitor:
         checkpoints = Checkpoints(
             run.checkpoints,
             Identity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
@@ -140,8 +142,10 @@ def run_training(place: Place, world: World, shard_set: ShardSet, run: RunDirect
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
             fence=may_write,
-            listener=monitor.saved,
+            listener=monitor.checkpoint,
         )
+        classes, keep = len(shard_set.classes), run.all_reduce
+        config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, stop)
         try:
             train(session)
@@ -157,9 +161,10 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
     config = place.config
     set_numerics(config.train)
     model = build_placed_model(config, world, len(shard_set.classes))
+    precision = build_precision(config.train, world)
+    precision.cast(model)
     load_weights(model, run.model / WEIGHTS)
-    feed = Feed(config.input, world, channels_last=config.train.channels_last)
-    loader, evaluator = build_evaluator(config, world, shard_set, feed, build_precision(config.train, world))
+    loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), precision)
     world.barrier()  # so that rank 0 does not count the time in which others are still starting
     started = time.perf_counter()
     try:

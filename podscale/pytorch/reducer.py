@@ -1,15 +1,14 @@
-"""Gradients in one flat fp32 buffer of fixed layout, averaged bucket by bucket while backward is still running.
+"""Gradients averaged over the ranks, bucket by bucket, while backward is still running.
 
-Autograd accumulates straight into views of the buffer. When the last gradient of a bucket is there, the bucket is
-handed to a lane that averages buckets strictly in order: a thread on gloo, a side stream on NCCL. Layout and order
-never depend on timing, so that the same run gives the same bits, with or without overlap, resumed or not (torch's
-DistributedDataParallel changes its buckets after the first step and does not).
+When the last gradient of a bucket is there, the bucket's gradients are copied into the flat buffer, whatever their own
+format, and the bucket is handed to a lane that averages buckets strictly in order: a thread on gloo, a side stream on
+NCCL. Layout and order never depend on timing, so that the same run gives the same bits, with or without overlap,
+resumed or not (torch's DistributedDataParallel changes its buckets after the first step and does not).
 
-Beside the gradients the buffer has room for `extra` values that every rank wants averaged, at no further message:
-the loss and the running statistics of batch norm.
+For a sharded update the average stops half way, where each rank holds its shard of every bucket.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
@@ -19,32 +18,25 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.model import AllReduceSection
-from podscale.pytorch.allreduce import AllReduce, build_all_reduce
+from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
+from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_lane
-from podscale.pytorch.layout import plan_layout, view_like
+from podscale.pytorch.layout import strided_like
 from podscale.pytorch.world import World
 
 
 class Reducer(Protocol):
-    """Owns the gradients of one update."""
+    """Averages the gradients of one update."""
 
     module: nn.Module
     """What the forward pass calls."""
-    extra: Tensor
-    """Further fp32 values to average over the ranks; written before the last backward pass of an update."""
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """The gradient of each parameter, in the order of the model's parameters; valid after `finish`."""
-        ...
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """The same memory in as few tensors as possible, `extra` included."""
-        ...
+    buffer: GradientBuffer
+    """Where the averages are after `finish`; its `extra` is written before the last backward pass of an update."""
+    gather: HalvedAllReduce | None
+    """What collects the shards of a sharded update; None where every rank holds all averages."""
 
     def begin(self) -> None:
-        """Zeroes the gradients for a new update."""
+        """Begins a new update."""
         ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -60,7 +52,9 @@ class Reducer(Protocol):
         ...
 
 
-def build_reducer(section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1) -> Reducer:
+def build_reducer(
+    section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1, sharded: bool = False
+) -> Reducer:
     """The reducer of a document's all_reduce section. Every rank must call this at the same time."""
     if section.algorithm == "ddp":
         return DdpReducer(model, world, bucket_mb=section.bucket_mb, extra=extra)
@@ -71,6 +65,7 @@ def build_reducer(section: AllReduceSection, model: nn.Module, world: World, *, 
         bucket_mb=section.bucket_mb,
         overlap=section.overlap,
         extra=extra,
+        sharded=sharded,
     )
 
 
@@ -86,55 +81,49 @@ class FlatReducer:
         bucket_mb: float = 25.0,
         overlap: bool = True,
         extra: int = 1,
+        sharded: bool = False,
     ) -> None:
-        self.module = model
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._overlap = overlap
-        self._lane = build_lane(all_reduce, world.device)
-        # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
-        backwards = list(reversed(self._parameters))
-        # A multiple of the world's size can be cut into the shards of any algorithm.
-        layout = plan_layout([p.numel() for p in backwards] + [extra], int(bucket_mb * 2**20) // 4, world.size)
-        self.layout = layout
-        self.flat = torch.zeros(layout.length, dtype=torch.float32, device=world.device)
-        self._buckets = [self.flat[start:stop] for start, stop in layout.bounds]
-        self._views = [view_like(self.flat, start, p) for start, p in zip(layout.starts, backwards, strict=False)]
-        self._views.reverse()
-        self.extra = self.flat[layout.starts[-1] : layout.starts[-1] + extra]
-        self._bucket_of = dict(zip(map(id, backwards), layout.buckets, strict=False))
+        self.module, self.all_reduce, self._overlap = model, all_reduce, overlap
+        self.gather = _shards_of(all_reduce) if sharded else None
+        self.buffer = GradientBuffer(
+            model,
+            world.device,
+            bucket_elements=int(bucket_mb * 2**20) // 4,
+            multiple=world.size,  # can be cut into the shards of any algorithm
+            extra=extra,
+            shards=self.gather.shards if self.gather else 1,
+            shard=self.gather.shard if self.gather else 0,
+        )
+        self._buckets = self.buffer.buckets
+        self._own = dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if self.gather else {}
+        self._lane = build_lane(self._average, world.device)
+        parameters = list(self.buffer.parameters.values())
+        numbers = reversed(self.buffer.layout.buckets[:-1])
+        self._bucket_of = dict(zip(map(id, parameters), numbers, strict=True))
+        self._members: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self._buckets]
+        for parameter, view in zip(parameters, self.buffer.views, strict=True):
+            self._members[self._bucket_of[id(parameter)]].append((parameter, view))
         self._missing: list[int] = []
-        self._next = 0
-        self._reducing = False
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
-        self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._parameters]
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        return self._views
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        return [self.flat]
+        self._next, self._first, self._reducing = 0, True, False
+        self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in parameters]
 
     def begin(self) -> None:
-        self.flat.zero_()
-        self._missing = [0] * len(self._buckets)
-        for bucket in self._bucket_of.values():
-            self._missing[bucket] += 1
-        self._next = 0
+        self.buffer.extra.zero_()
+        self._next, self._first = 0, True
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
+        self._missing = [len(members) for members in self._members]
         self._reducing = last
         loss.backward()
         self._reducing = False
+        for number, missing in enumerate(self._missing):
+            if missing:
+                self._collect(number)
+        self._first = False
 
     def finish(self) -> None:
         self._launch(len(self._buckets))
         self._lane.wait()
-        assert all(p.grad is view for p, view in zip(self._parameters, self._views, strict=True)), (
-            "a gradient left the flat buffer: zero_grad() belongs to the reducer"
-        )
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -143,20 +132,49 @@ class FlatReducer:
 
     def _accumulated(self, parameter: Tensor) -> None:
         """Autograd calls this when a parameter's gradient of one pass is in place."""
-        if not self._reducing:
-            return
-        self._missing[self._bucket_of[id(parameter)]] -= 1
-        if self._overlap:
-            ready = self._next
-            while ready < len(self._buckets) and self._missing[ready] == 0:
-                ready += 1
-            self._launch(ready)
+        number = self._bucket_of[id(parameter)]
+        self._missing[number] -= 1
+        if self._missing[number] == 0:
+            self._collect(number)
+            if self._reducing and self._overlap:
+                ready = self._next
+                while ready < len(self._buckets) and self._missing[ready] == 0:
+                    ready += 1
+                self._launch(ready)
+
+    @torch.no_grad()
+    def _collect(self, number: int) -> None:
+        """Moves a bucket's gradients of this pass into the flat buffer."""
+        views, gradients = [], []
+        for parameter, view in self._members[number]:
+            if parameter.grad is not None:
+                views.append(view)
+                gradients.append(strided_like(parameter.grad, view))
+                parameter.grad = None
+            elif self._first:
+                view.zero_()
+        if views:
+            (torch._foreach_copy_ if self._first else torch._foreach_add_)(views, gradients)
 
     def _launch(self, until: int) -> None:
         """Hands over the buckets up to `until`, in order: the order of messages must be the same on every rank."""
         while self._next < until:
             self._lane.submit(self._buckets[self._next])
             self._next += 1
+
+    def _average(self, bucket: Tensor) -> None:
+        """Averages a bucket in place: all of it, or this rank's shard."""
+        own = self._own.get(id(bucket))
+        if self.gather is None or own is None:
+            self.all_reduce(bucket)
+        else:
+            own.copy_(self.gather.reduce_scatter(bucket))
+
+
+def _shards_of(all_reduce: AllReduce) -> HalvedAllReduce | None:
+    """What scatters and gathers; None where one rank has everything, so that there is nothing to share."""
+    assert isinstance(all_reduce, HalvedAllReduce), type(all_reduce)  # the document's checks see to it
+    return all_reduce if all_reduce.shards > 1 else None
 
 
 class DdpReducer:
@@ -168,27 +186,22 @@ class DdpReducer:
         self.module: nn.Module = DistributedDataParallel(
             model, device_ids=devices, bucket_cap_mb=bucket_mb, broadcast_buffers=False, gradient_as_bucket_view=True
         )
-        self._parameters: Sequence[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
+        self.buffer = GradientBuffer(model, world.device, bucket_elements=1, extra=extra)
+        self.gather: HalvedAllReduce | None = None
         self._ranks = world.size
-        self.extra = torch.zeros(extra, device=world.device)
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters if p.grad is not None]
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        return [*self.gradients, self.extra]
 
     def begin(self) -> None:
         self.module.zero_grad(set_to_none=False)
-        self.extra.zero_()
+        self.buffer.extra.zero_()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
 
     def finish(self) -> None:
-        dist.all_reduce(self.extra.div_(self._ranks))
+        """Copies DDP's averages to where the update looks for them."""
+        dist.all_reduce(self.buffer.extra.div_(self._ranks))
+        gradients = [p.grad for p in self.buffer.parameters.values() if p.grad is not None]
+        torch._foreach_copy_(self.buffer.views, gradients)
 
     def close(self) -> None:
         pass

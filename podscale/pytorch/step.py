@@ -10,12 +10,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch, Phase
 from podscale.pytorch.loss import smoothed_cross_entropy
 from podscale.pytorch.optim import Hyper, Optimizer
 from podscale.pytorch.precision import Precision
+from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import Reducer, accumulating
 from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,43 @@ class Step:
         self,
         reducer: Reducer,
         optimizer: Optimizer,
+        weights: Weights,
         precision: Precision,
         statistics: RunningStatistics,
         *,
         schedule: Tensor,
         label_smoothing: float,
         accumulation: int = 1,
+        forward: Forward | None = None,
+        randomness: Randomness | None = None,
     ) -> None:
-        """`schedule`: fp32 [updates, schedules.COLUMNS], on the device."""
-        assert len(reducer.extra) == 1 + len(statistics)
-        self._reducer, self._optimizer = reducer, optimizer
+        """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
+
+        `forward`: a batch's images to logits (see compilation); default: the reducer's module as it is.
+        """
+        assert len(reducer.buffer.extra) == 1 + len(statistics)
+        self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
         self._precision, self._statistics = precision, statistics
         self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._label_smoothing, self._accumulation = label_smoothing, accumulation
+        self._forward = forward or reducer.module
+        self._randomness = randomness
 
     def seek(self, number: int) -> None:
         """The next update is the one after `number` updates: what a resumed run begins with."""
         self._number.fill_(number)
 
     def __call__(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+        self.begin(batch.source.step)
+        return self.carry_out(batch, phase)
+
+    def begin(self, step: int) -> None:
+        """What the host does before update `step`, from 0; the rest is the device's."""
+        if self._randomness is not None:
+            self._randomness.begin(step)
+
+    def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+        """The update itself: the same sequence of work for the device every time."""
         with phase("forward_backward"):
             self._forward_backward(batch)
         with phase("allreduce_wait"):
@@ -64,7 +85,8 @@ class Step:
 
     def _forward_backward(self, batch: DeviceBatch) -> None:
         reducer, parts = self._reducer, self._accumulation
-        loss_slot, statistics_slot = reducer.extra[:1], reducer.extra[1:]
+        extra = reducer.buffer.extra
+        loss_slot, statistics_slot = extra[:1], extra[1:]
         reducer.begin()
         self._statistics.remember()
         size = len(batch.labels) // parts
@@ -72,7 +94,7 @@ class Step:
             last = number == parts - 1
             with accumulating(reducer, last=last):
                 with self._precision.autocast():
-                    logits = reducer.module(batch.images[start:stop])
+                    logits = self._forward(batch.images[start:stop])
                 loss = smoothed_cross_entropy(logits, batch.labels[start:stop], self._label_smoothing) / parts
                 loss_slot += loss.detach()
                 if last:
@@ -80,16 +102,20 @@ class Step:
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
     def _update(self) -> StepResult:
-        """Masks a non-finite update: a NaN of any rank is in everybody's averages, so all decide alike, unasked."""
-        reducer = self._reducer
-        loss = reducer.extra[0].clone()
-        finite = all_finite(reducer.buffers)
-        for buffer in reducer.buffers:
-            buffer.masked_fill_(~finite, 0.0)
-        self._precision.unscale(reducer.gradients)
+        """Masks a non-finite update.
+
+        A NaN of any rank is in everybody's averages; where the update is sharded, it may be in another rank's shard
+        alone, and the optimizer asks the others along with its norms. So all decide alike.
+        """
+        buffer = self._reducer.buffer
+        loss = buffer.extra[0].clone()
+        finite = all_finite([*buffer.averages, buffer.extra])
+        zero_unless(finite, buffer.averages)
+        self._precision.unscale(buffer.averages)
         finite = self._optimizer.step(self._next_hyper(), finite)
+        self._weights.publish()
         self._precision.update(finite)
-        self._statistics.settle(reducer.extra[1:], finite)
+        self._statistics.settle(buffer.extra[1:], finite)
         return StepResult(loss, finite)
 
     def _next_hyper(self) -> Hyper:
@@ -97,6 +123,14 @@ class Step:
         row = self._schedule.index_select(0, self._number)[0]
         self._number += 1
         return Hyper(*row.unbind())
+
+
+def zero_unless(finite: Tensor, buffers: list[Tensor]) -> None:
+    """Zeroes the buffers where not finite. On a CPU nobody waits for the answer, and two passes are saved."""
+    if finite.device.type == "cpu" and finite:
+        return
+    for buffer in buffers:
+        buffer.masked_fill_(~finite, 0.0)
 
 
 def all_finite(buffers: list[Tensor]) -> Tensor:

@@ -1,8 +1,7 @@
-"""Training: one loop over the updates of a run. Everything it uses stands behind one name each (see session)."""
+"""Training: one loop over the updates of a run. What stands behind its names is put together in `build`."""
 
 from dataclasses import dataclass
 
-from podscale.errors import Preempted
 from podscale.pytorch.checkpoints import restore_or_start
 from podscale.pytorch.session import Session
 
@@ -26,24 +25,20 @@ def train(session: Session) -> TrainResult:
     resumed = restore_or_start(session.checkpoints, session.config.checkpoint.resume, session.state, session.world)
     session.step.seek(progress.step)
     session.started(resumed)
+    if resumed and session.evaluation_due():
+        session.settle()  # the former launch was asked to stop before it had measured this state
 
-    batches = session.loader.batches(progress.step, session.steps)
+    batches = session.loader.batches(progress.step, session.end)
     for batch in session.feed(batches, monitor.phase):
         result = session.step(batch, monitor.phase)
         progress.step += 1
         control.send(progress.step, result, busy=monitor.busy, stop=session.stop.requested)
         monitor.updated(progress.step, len(batch.labels), session.loader.bad_records)
 
-        if session.heed(control.due()):
-            session.save(wait=True)
-            raise Preempted(
-                f"stopped on request after update {progress.step} of {session.steps}; the state is saved: "
-                "the same command continues"
-            )
-        if session.evaluation_due():
-            session.evaluate()
-        if session.checkpoint_due():
-            session.save()
+        session.heed(control.due())
+        session.settle()
+        if session.target_reached:
+            break
 
     session.finish()
     return TrainResult(progress.step, progress.skipped, progress.evaluation)

@@ -9,8 +9,11 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from podscale.errors import HangDetected, PeerLost, PodscaleError
+from podscale.pytorch.meeting import Meeting, meet
 from podscale.pytorch.mesh import Axis, Mesh, build_line, build_mesh
+
+NCCL_GRACE_SECONDS = 30.0
+"""Longer than everybody else NCCL's watchdog waits: it ends a process without a word, ours (see pulse) with one."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class World:
     local_size: int
     device: torch.device
     node: int = 0
+    timeout_seconds: float = 300.0
+    """The longest wait in a collective."""
 
     @property
     def first(self) -> bool:
@@ -32,6 +37,11 @@ class World:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def device_name(self) -> str:
+        """What this rank computes on, for people."""
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
 
     def mesh(self, row: int | None = None) -> Mesh:
         """The ranks as a grid, see `mesh.build_mesh`. Every rank must call this, in one order."""
@@ -43,9 +53,10 @@ class World:
 
     def nodes(self) -> tuple[int, ...]:
         """The node of every rank. Every rank must call this at the same time."""
-        nodes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(nodes, torch.tensor([self.node]))
-        return tuple(int(node) for node in nodes)
+        nodes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        nodes[self.rank] = self.node
+        dist.all_reduce(nodes)
+        return tuple(nodes.tolist())
 
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
         """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
@@ -54,7 +65,8 @@ class World:
 
     def group_of(self, partition: list[list[int]]) -> dist.ProcessGroup:
         """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it."""
-        groups = [dist.new_group(ranks) for ranks in partition]
+        timeout = timedelta(seconds=self.timeout_seconds)  # torch's own default, half an hour, is not the world's
+        groups = [dist.new_group(ranks, timeout=timeout) for ranks in partition]
         mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
         group = groups[mine]
         assert isinstance(group, dist.ProcessGroup)
@@ -67,13 +79,14 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
-def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> World:
+def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, meeting: Meeting | None = None) -> World:
     """Joins the process group that torchrun's variables describe; alone where there are none.
 
     NCCL between GPUs, gloo between CPUs (and for small host-side messages in both cases). `timeout_seconds` is the
-    longest that a rank waits for its peers, in forming the group and in every collective.
+    longest that a rank waits for its peers, in forming the group and in every collective. meeting: where the ranks
+    have met before; default: they meet now.
     """
-    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    meeting = meeting or meet(timeout_seconds, environment)
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     local_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cpu")
@@ -81,16 +94,21 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ) ->
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_seconds)
-    if "MASTER_ADDR" in environment:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
-    else:
-        assert size == 1, "a world of several ranks is started by torchrun"
-        dist.init_process_group(
-            backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
-        )
+    patience = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
+    dist.init_process_group(
+        backend, store=meeting.store, rank=meeting.rank, world_size=meeting.size, timeout=timedelta(seconds=patience)
+    )
+    node = int(environment.get("GROUP_RANK", meeting.rank // local_size))
+    return World(meeting.rank, meeting.size, local_rank, local_size, device, node, patience)
+
+
+def current(device: torch.device, environment: Mapping[str, str] = os.environ) -> World:
+    """The world of a default process group that someone else formed, with `device` for this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
     node = int(environment.get("GROUP_RANK", rank // local_size))
-    return World(rank, size, local_rank, local_size, device, node)
+    local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
+    return World(rank, size, local_rank, local_size, device, node, dist.default_pg_timeout.total_seconds())
 
 
 def leave() -> None:
@@ -98,30 +116,3 @@ def leave() -> None:
     if dist.is_initialized():
         with suppress(RuntimeError):  # a peer that left first closes the connection under us; nothing is lost by it
             dist.destroy_process_group()
-
-
-_TIMED_OUT = ("timed out", "timeout")
-_LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "peer", "socket", "nccl error")
-
-
-def explain_peer_failure(error: BaseException, rank: int, size: int, where: str) -> PodscaleError | None:
-    """What a failed collective says about the other ranks, for people; None where `error` is something else."""
-    text = str(error).strip()
-    lowered = text.lower()
-    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError | PodscaleError):
-        return None
-    from_backend = isinstance(error, dist.DistError) or "gloo" in lowered or "nccl" in lowered
-    last = text.splitlines()[-1] if text else type(error).__name__
-    if from_backend and any(words in lowered for words in _TIMED_OUT):
-        return HangDetected(
-            f"rank {rank} of {size} waited in vain for its peers ({where}): {last}\n"
-            "A peer hangs or its machine is gone; the outcome of the other ranks says which. The newest checkpoint "
-            "is kept: start the same command again. Raise launch.timeout_seconds if a step can take that long."
-        )
-    if from_backend and any(words in lowered for words in _LOST):
-        return PeerLost(
-            f"rank {rank} of {size} lost a peer ({where}): {last}\n"
-            "Another rank ended before its time; its own outcome or log says why. The newest checkpoint is kept: "
-            "start the same command again."
-        )
-    return None

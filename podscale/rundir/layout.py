@@ -62,6 +62,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def mlperf(self) -> Path:
+        """The training in MLPerf's lines, where the document asks for them (see podscale.telemetry.mlperf)."""
+        return self.path / "mlperf.log"
+
+    @property
     def endpoint(self) -> Path:
         """The URL of the metrics endpoint, while one is served."""
         return self.path / "metrics.url"
@@ -70,6 +75,11 @@ class RunDirectory:
     def outcome(self) -> Path:
         """How the newest launch of each stage ended."""
         return self.path / "outcome.json"
+
+    @property
+    def all_reduce(self) -> Path:
+        """What `all_reduce.algorithm: auto` measured and chose, for as long as the run lives."""
+        return self.path / "all_reduce.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -84,8 +84,11 @@ class EventLog:
             self._lost += 1
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Every whole line of the log in the order written; half lines of a killed writer are left out."""
+def read_records(path: Path, damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[Record]:
+    """Every whole line of the log in the order written, one at a time; half lines of a killed writer are left out.
+
+    damaged: is handed each line that cannot be read. Nothing comes where there is no such file.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -93,6 +96,8 @@ def read_records(path: Path) -> Iterator[Record]:
             record = parse_record(line)
             if record is not None:
                 yield record
+            else:
+                damaged(line)
 
 
 def parse_record(line: bytes) -> Record | None:
@@ -107,21 +112,31 @@ def parse_record(line: bytes) -> Record | None:
     return None if stepless else record
 
 
-def undisturbed(records: Iterable[Record]) -> list[Record]:
-    """The records as one undisturbed run would have written them.
+class Undisturbed:
+    """The records as one undisturbed run would have written them, of those added so far.
 
     Where a launch began or continued at step n (`step` of its start or resumed event), what earlier launches logged
     of later steps is left out: those updates were lost and done again. So is a step or evaluation that comes again.
     """
-    kept: list[Record] = []
-    for record in records:
+
+    def __init__(self) -> None:
+        self.kept: list[Record] = []
+
+    def add(self, record: Record) -> None:
         if record["kind"] in ("step", "evaluation"):
-            kept = _without(kept, record["kind"], record["step"])
+            self.kept = _without(self.kept, record["kind"], record["step"])
         elif record.get("event") in ("start", "resumed") and "step" in record:
             for kind in ("step", "evaluation"):
-                kept = _without(kept, kind, record["step"] + 1)
-        kept.append(record)
-    return kept
+                self.kept = _without(self.kept, kind, record["step"] + 1)
+        self.kept.append(record)
+
+
+def undisturbed(records: Iterable[Record]) -> list[Record]:
+    """All of these records, see `Undisturbed`."""
+    run = Undisturbed()
+    for record in records:
+        run.add(record)
+    return run.kept
 
 
 def _without(records: list[Record], kind: str, first: int) -> list[Record]:

@@ -55,7 +55,6 @@ class TrainMetrics(Collector):
         self, registry: CollectorRegistry, *, rank: int, run: str, info: Mapping[str, str] | None = None
     ) -> None:
         self._labels = {"run": run, "rank": str(rank)}
-        self._info = {"version": VERSION, **(info or {})}
         self._clock = PhaseClock()
         self._shown = dict.fromkeys(PHASES, 0.0)
         self._buckets = [0] * (len(STEP_BUCKETS) + 1)
@@ -67,6 +66,8 @@ class TrainMetrics(Collector):
         self._checkpoints = dict.fromkeys(CHECKPOINT_OPS, (0, 0.0))
         self._checkpoint_failures = 0
         self._gauges: dict[str, float] = {}
+        self._infos: dict[str, Mapping[str, str]] = {"train_run": {"version": VERSION, **(info or {})}}
+        self._sampled: dict[str, float] = {}
         self._lap = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
         registry.register(self)
 
@@ -87,8 +88,16 @@ class TrainMetrics(Collector):
         """Sets what is known of the state of training."""
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate)
 
+    def sampled(self, seconds: Mapping[str, float]) -> None:
+        """Sets the times on the device of the newest sampled update, by phase."""
+        self._sampled = dict(seconds)
+
     def world(self, size: int, global_batch: int) -> None:
         self._set(train_world_size=size, train_global_batch_size=global_batch)
+
+    def all_reduce(self, info: Mapping[str, str]) -> None:
+        """Says what `auto` measured and chose."""
+        self._infos["train_all_reduce"] = info
 
     def nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
         """Counts updates whose loss or gradient was not finite."""
@@ -132,8 +141,11 @@ class TrainMetrics(Collector):
         yield from self._checkpoint_metrics()
         for name, value in list(self._gauges.items()):
             yield _add(GaugeMetricFamily(f"podscale_{name}", GAUGES[name], labels=[*self._labels]), self._labels, value)
-        info = {**self._labels, **self._info}
-        yield _add(GaugeMetricFamily("podscale_train_run_info", "What is trained; always 1.", labels=[*info]), info, 1)
+        for name, values in list(self._infos.items()):
+            info = {**self._labels, **values}
+            yield _add(GaugeMetricFamily(f"podscale_{name}_info", INFOS[name], labels=[*info]), info, 1)
+        if self._sampled:
+            yield self._sampled_phases()
 
     def describe(self) -> list[Metric]:
         """Nothing: names are known when collected, and registration must not collect."""
@@ -161,6 +173,16 @@ class TrainMetrics(Collector):
         family = CounterMetricFamily(f"podscale_{name}", text, labels=[*self._labels, label])
         for key, value in values.items():
             _add(family, {**self._labels, label: key}, value)
+        return family
+
+    def _sampled_phases(self) -> Metric:
+        family = GaugeMetricFamily(
+            "podscale_train_sampled_phase_seconds",
+            "Device time of a phase in the newest sampled update (of a CUDA graph).",
+            labels=[*self._labels, "phase"],
+        )
+        for name, seconds in self._sampled.items():
+            _add(family, {**self._labels, "phase": name}, seconds)
         return family
 
     def _histogram(self) -> Metric:
@@ -193,6 +215,10 @@ class TrainMetrics(Collector):
         self._gauges.update({name: float(value) for name, value in values.items() if value is not None})
 
 
+INFOS = {
+    "train_run": "What is trained; always 1.",
+    "train_all_reduce": "What all_reduce.algorithm: auto measured and chose; always 1.",
+}
 GAUGES = {
     "train_last_step_timestamp_seconds": "When the last update ended.",
     "train_epoch": "Passes over the training split so far.",

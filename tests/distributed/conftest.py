@@ -20,18 +20,23 @@ RunWorld = Callable[..., list[Any]]
 def run_world() -> RunWorld:
     """run_world(size, body): `body(world)` on `size` real gloo processes; the values they return, by rank.
 
+    timeout_seconds: of the collectives; seconds: how long the test waits.
+
     Processes are forked after torch was imported once, because importing it cold takes longer than most worlds live.
     """
     import torch
 
     torch.set_num_threads(1)  # a forked child must not wait for OpenMP threads that only its parent had
 
-    def run(size: int, body: Callable[[Any], Any], *, seconds: float = 120.0) -> list[Any]:
+    def run(
+        size: int, body: Callable[[Any], Any], *, seconds: float = 120.0, timeout_seconds: float = 60.0
+    ) -> list[Any]:
         context = multiprocessing.get_context("fork")
         port = _free_port()
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            context.Process(target=_rank_main, args=(rank, size, port, body, pipes[rank][1])) for rank in range(size)
+            context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1]))
+            for rank in range(size)
         ]
         for process in processes:
             process.start()
@@ -71,7 +76,9 @@ def _receive(reader: Connection) -> tuple[bool, Any]:
     return answer
 
 
-def _rank_main(rank: int, size: int, port: int, body: Callable[[Any], Any], answer: Connection) -> None:
+def _rank_main(
+    rank: int, size: int, port: int, timeout_seconds: float, body: Callable[[Any], Any], answer: Connection
+) -> None:
     from podscale.pytorch import world as worlds
 
     os.environ.update(
@@ -83,7 +90,7 @@ def _rank_main(rank: int, size: int, port: int, body: Callable[[Any], Any], answ
         MASTER_PORT=str(port),
     )
     try:
-        result = (True, body(worlds.join(60.0)))
+        result = (True, body(worlds.join(timeout_seconds)))
     except BaseException:
         result = (False, traceback.format_exc())
     answer.send_bytes(pickle.dumps(result))

@@ -45,28 +45,32 @@ def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
         images, labels = data(rank, part)
         with accumulating(reducer, last=part == parts - 1):
             loss = nn.functional.cross_entropy(reducer.module(images), labels) / parts
-            reducer.extra += torch.tensor([rank, 1.0, loss.item()])
+            reducer.buffer.extra += torch.tensor([rank, 1.0, loss.item()])
             reducer.backward(loss, last=part == parts - 1)
     reducer.finish()
-    return [g.clone() for g in reducer.gradients] + [reducer.extra.clone()]
+    return [g.clone() for g in reducer.buffer.views] + [reducer.buffer.extra.clone()]
+
+
+ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp")
+BUCKETS = [(1, False, 1), (1, True, 3), (10_000, False, 3)]
+"""KiB of a bucket, channels-last, passes of an update."""
 
 
 def everything(world: World) -> dict[Any, list[Tensor]]:
-    """Every algorithm, bucket size, overlap and memory order, with and without accumulation, twice each."""
-    rows = [row for row in (1, 2, 4) if world.size % row == 0]
+    """Every algorithm with and without overlap, for several buckets, memory orders and accumulations, twice each."""
     found = {}
-    for (name, row), bucket_kb, overlap, channels_last, parts in product(
-        [("flat", None), ("ddp", None), *(("torus2d", row) for row in rows)],
-        (1, 10_000),
-        (True, False),
-        (False, True),
-        (1, 3),
-    ):
-        section = AllReduceSection(algorithm=name, row=row, bucket_mb=bucket_kb / 1024, overlap=overlap)
-        reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
-        one_update(reducer, world.rank, parts)
-        found[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
-        reducer.close()
+    for name in ALGORITHMS:
+        rows = (1, 2, 4) if name in ("hierarchical", "torus2d") else (world.size,)
+        for row, overlap, (bucket_kb, channels_last, parts) in product(rows, (True, False), BUCKETS):
+            if world.size % row:
+                continue
+            section = AllReduceSection(
+                algorithm=name, row=row, bucket_mb=bucket_kb / 1024, overlap=overlap, hybrid_mb=0.001
+            )
+            reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
+            one_update(reducer, world.rank, parts)
+            found[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
+            reducer.close()
     return found
 
 
@@ -124,7 +128,7 @@ def early_reduction(world: World) -> int:
     reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
     during_backward = len(submitted)
     reducer.finish()
-    assert len(submitted) == len(reducer.layout.bounds) > 3
+    assert len(submitted) == len(reducer.buffer.layout.bounds) > 3
     assert during_backward >= len(submitted) - 1, "only the bucket with `extra` may wait for the end"
     reducer.close()
     return early
@@ -140,7 +144,7 @@ def parameters_without_gradient(world: World) -> list[Tensor]:
     reducer.begin()
     reducer.backward(model["used"](torch.ones(2, 4) * (world.rank + 1)).sum(), last=True)
     reducer.finish()
-    return copy.deepcopy(reducer.gradients)
+    return copy.deepcopy(reducer.buffer.views)
 
 
 def test_parameters_without_a_gradient_do_not_stall(run_world: Any) -> None:

@@ -14,11 +14,12 @@ from podscale.input.batch import Batch
 from podscale.pytorch.allreduce import Flat
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.optim import Sgd, Slot
+from podscale.pytorch.optim import Segment, Sgd, Share
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import FlatReducer
 from podscale.pytorch.statistics import RunningStatistics, running_share
 from podscale.pytorch.step import Step
+from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
 
 RATE, SMOOTHING, PARTS = 0.3, 0.1, 2
@@ -41,11 +42,23 @@ def one_update(world: World, running: Literal["mean", "first"] = "mean") -> dict
     model = network()
     statistics = RunningStatistics(model, share=running_share(BatchNormSection(running=running), world))
     reducer = FlatReducer(model, Flat(world), world, extra=1 + len(statistics), bucket_mb=0.001)
-    optimizer = Sgd([Slot(n, p, decays=True, adapts=True) for n, p in model.named_parameters()], nesterov=False)
+    weights = Weights(reducer.buffer)
+    segments = [
+        Segment(n, start, p.numel(), True, True)
+        for (n, p), start in zip(model.named_parameters(), reducer.buffer.starts.values(), strict=True)
+    ]
+    optimizer = Sgd(Share(segments, reducer.buffer.owned, weights.masters, reducer.buffer.flat), nesterov=False)
     precision = Precision("fp32", world.device)
     schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
     step = Step(
-        reducer, optimizer, precision, statistics, schedule=schedule, label_smoothing=SMOOTHING, accumulation=PARTS
+        reducer,
+        optimizer,
+        weights,
+        precision,
+        statistics,
+        schedule=schedule,
+        label_smoothing=SMOOTHING,
+        accumulation=PARTS,
     )
     step.seek(1)
     result = step(batch(world.rank), lambda name: nullcontext())

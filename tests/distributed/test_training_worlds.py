@@ -1,7 +1,6 @@
 """Whole trainings on real processes: learning, bit-exact resume, stopping, masking."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.config import RunConfig, result_values
 from podscale.errors import InputError, PodscaleError, Preempted
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
+from podscale.pytorch.feed import Feed, untimed
 from podscale.pytorch.monitor import monitoring
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.session import Session, build_evaluator, build_placed_model, build_session, untimed
+from podscale.pytorch.session import Session
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import TrainResult, train
 from podscale.pytorch.world import World
@@ -69,7 +70,7 @@ def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
             fence=None,
-            listener=monitor.saved,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         prepare(session)
@@ -170,22 +171,23 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
         return "", keys
 
     streams = {}
+    torus = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05, "wire_column": "bf16"}
     for size, more in (
         (2, {"train__precision": "bf16", "model__batch_norm": {"span": 4}}),  # half a rank's batch
         (
             4,
             {
-                "train__all_reduce": {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05},
+                "train__all_reduce": torus,
                 "train__accumulation": 2,
                 "model__batch_norm": {"span": 4},  # two ranks
             },
         ),
     ):
-        straight = document(tmp_path / f"straight{size}", **more)
-        halted = document(tmp_path / f"halted{size}", **more)
+        straight = document(tmp_path / f"straight{size}", evaluate__every_epochs=2, **more)
+        halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
         whole = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
-        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(4, world.size - 1)))
-        assert all("after update 7 of 12" in error for error, _ in first), first[0][0]
+        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(7, world.size - 1)))
+        assert all("after update 10 of 12" in error for error, _ in first), first[0][0]
         second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
@@ -194,6 +196,55 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
             assert not first[rank][1].keys() & second[rank][1].keys()
         streams[size] = {step: sorted(key for _, keys in whole for key in keys[step]) for step in range(12)}
     assert streams[2] == streams[4]
+    (told,) = (line for line in records_of(straight) if line.get("event") == "all_reduce_error")
+    assert 1e-4 < told["relative"] < 1e-2
+    assert (told["wire_row"], told["wire_column"]) == ("fp32", "bf16")
+
+
+def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
+    """One rank is asked to stop while the state after update `step` is being measured, early in the split."""
+
+    def prepare(session: Session) -> None:
+        original = session.evaluation_loader.batches
+
+        def batches(start: int, stop: int) -> Any:
+            for batch in original(start, stop):
+                if session.state.progress.step == step:
+                    steps_seen.append(batch.step)
+                    session.stop.requested |= session.world.rank == rank
+                yield batch
+
+        session.evaluation_loader.batches = batches  # type: ignore[method-assign]
+
+    return prepare
+
+
+@pytest.mark.parametrize("step", [6, 12])
+def test_a_stop_cuts_an_evaluation_short(run_world: Any, make_shard_set: Any, tmp_path: Path, step: int) -> None:
+    """In the middle and at the end of a run; the next launch measures first, and the end is the same."""
+    shards = make_shard_set()
+    straight = document(tmp_path / "straight", evaluate__batch=1)
+    halted = document(tmp_path / "halted", evaluate__batch=1)
+
+    def body(world: World) -> tuple[str, int]:
+        seen: list[int] = []
+        with pytest.raises(Preempted) as caught:
+            run_training(halted, shards, world, stop_in_evaluation(step, 1, seen))
+        return str(caught.value), len(seen)
+
+    whole = run_world(2, lambda world: run_training(straight, shards, world))
+    for error, seen in run_world(2, body):
+        assert f"stopped on request after update {step} of 12; the state is saved" in error
+        assert seen < 10, "20 images on two ranks are 10 steps"
+    assert [line for line in records_of(halted) if line["kind"] == "evaluation" and line["step"] == step] == []
+    assert run_world(2, lambda world: run_training(halted, shards, world)) == whole
+    assert_same_bits(final_state(halted), final_state(straight))
+    measured = [
+        [(line["step"], line["top1"], line["loss"]) for line in records_of(config) if line["kind"] == "evaluation"]
+        for config in (halted, straight)
+    ]
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == 4
 
 
 def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -213,14 +264,21 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
 
 
 def poison(steps: range, rank: int) -> Prepare:
-    """One rank sees images that are not a number."""
+    """One rank's images come out of normalisation as something that is not a number."""
 
     def prepare(session: Session) -> None:
-        def spoil(batch: Any) -> None:
-            if batch.source.step in steps and session.world.rank == rank:
-                batch.images[0] = float("nan")
+        step = -1
 
-        before_every_step(session, spoil)
+        def remember(batch: Any) -> None:
+            nonlocal step
+            step = batch.source.step
+
+        def spoil(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            spoiled = module.training and step in steps and session.world.rank == rank
+            return (given[0] * float("nan"),) if spoiled else given
+
+        session.state.model.get_submodule("conv1").register_forward_pre_hook(spoil)
+        before_every_step(session, remember)
 
     return prepare
 
@@ -294,29 +352,6 @@ def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: An
     assert "groups of 4 ranks" in group
 
 
-def test_a_lost_peer_is_named(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    from podscale.pytorch.world import explain_peer_failure
-
-    shards, config = make_shard_set(), document(tmp_path)
-
-    def die(session: Session) -> None:
-        if session.world.rank == 1:
-            before_every_step(session, lambda batch: os._exit(9))
-
-    def body(world: World) -> tuple[str, int]:
-        try:
-            run_training(config, shards, world, die)
-        except RuntimeError as error:
-            explained = explain_peer_failure(error, world.rank, world.size, "train")
-            return (str(explained), int(explained.exit_code)) if explained else (str(error), 0)
-        raise AssertionError("the training went on without its peer")
-
-    with pytest.raises(AssertionError) as caught:  # the dead rank gives no answer
-        run_world(2, lambda world: pytest.fail(str(body(world))), seconds=60)
-    assert "rank 0 of 2 lost a peer" in str(caught.value)
-    assert "77" in str(caught.value)
-
-
 def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     """20 images on 1 and 3 ranks with batches of 4, so that the last step is padded."""
     shards, config = make_shard_set(), document(tmp_path)
@@ -325,7 +360,7 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         shard_set = ShardSet.open(shards)
         model = build_placed_model(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        feed = Feed(config.input, world, channels_last=True)
+        feed = Feed(world)
         loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
         found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
         loader.close()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -94,6 +95,43 @@ def test_config_prints_the_resolved_document(capsys):
     assert loads(capsys.readouterr().out) == config
     assert main(["config", "--schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "RunConfig"
+
+
+def test_config_draws_the_schedules(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    target = tmp_path / "curves.svg"
+    assert main(["config", "goyal2017-8k", "--svg", str(target)]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0] == "Learning rate"
+    assert rows[1].startswith("      3.2 |")
+    assert rows[8].count("█") == 16, "30 of 90 epochs in 48 columns"
+    assert 12 <= rows[1].count("█") < 16, "without the warm-up"
+    assert "Momentum" not in "".join(rows), "what does not change is not drawn"
+    root = ElementTree.fromstring(target.read_text())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "Learning rate" in "".join(root.itertext())
+    path = next(element.get("d") for element in root.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(path.split("L")) > 100
+
+
+def test_config_draws_what_changes(capsys, tmp_path):
+    assert main(["config", "digits", "--plot", "--set", "train.phases=[{start: 8, weight_decay: 0.001}]"]) == 0
+    told = capsys.readouterr().out
+    assert "Weight decay\n    0.001 |" in told
+    decay = told.partition("Weight decay\n")[2].splitlines()
+    assert decay[0].count("█") == pytest.approx(decay[7].count("█") / 2, abs=1), "from the middle of the run on"
+    assert main(["config", "digits", "--svg", str(tmp_path / "no" / "where.svg")]) == ExitCode.BAD_INPUT
+    assert "cannot write the drawing" in capsys.readouterr().err
+
+
+def test_a_recipe_is_told_and_written(capsys):
+    recipe = ["--set", "train.recipe=mlperf-lars", "--set", "train.global_batch=6000"]
+    assert main(["config", "imagefolder", *recipe]) == ExitCode.BAD_INPUT
+    assert "is for lars, not for sgd" in capsys.readouterr().err
+    assert main(["config", "jia2018-64k", "--set", "train.global_batch=40960"]) == 0
+    streams = capsys.readouterr()
+    assert streams.err.startswith("recipe mlperf-lars for batch 40,960: between 35,840 (NVIDIA, v2.0) and 55,296")
+    assert yaml.safe_load(streams.out)["train"]["recipe_origin"] in streams.err
 
 
 def test_compile_notes_what_a_cluster_would_miss(capsys, tmp_path):

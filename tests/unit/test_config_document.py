@@ -96,6 +96,10 @@ def test_all_wrong_values_are_told_at_once():
         ("input: {crop: {scale: [0.9, 0.5]}}\n", "scale: needs 0 < low <= high"),
         ("input: {crop: {scale: [0.5, 1.5]}}\n", "a crop cannot keep more than the whole image"),
         ("train: {schedule: {milestones: [30, 20]}}\n", "milestones: must be positive and rising"),
+        ("train: {all_reduce: {bucket_mb: 1e-6}}\n", "1e-06 MiB is smaller than one fp32 element"),
+        ("train: {all_reduce: {algorithm: ring, wire_row: bf16}}\n", "ring knows no rows; set wire_column"),
+        ("train: {all_reduce: {algorithm: ddp, wire_column: bf16}}\n", "ddp sends fp32; choose another algorithm"),
+        ("train: {weight_update: sharded, all_reduce: {algorithm: tree}}\n", "tree cannot stop half way"),
         ("launch: {resources: {accelerators: 8}}\n", "name the resource of the 8 accelerators"),
     ],
 )  # fmt: skip
@@ -172,6 +176,12 @@ def test_deep_nesting_is_refused_not_a_crash():
     assert "not valid YAML" in refusal("a: " + "[" * 100_000)
 
 
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029", "a\x85 b"])
+def test_unicode_line_breaks_survive(text: str):
+    config = RunConfig.model_validate({"data": {"source": text}})
+    assert loads(dumps(config)) == config
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     epochs=st.floats(1e-3, 1e6),
@@ -216,6 +226,13 @@ def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, t
     with pytest.raises(InputError, match=text) as caught:
         loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
     assert str(caught.value).startswith(place)
+
+
+def test_momentum_is_not_corrected_twice():
+    told = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
+    assert "momentum_form=unscaled" in told
+    loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {momentum_form: unscaled}}")
+    loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {name: lars}}")
 
 
 def test_phases_are_read_written_and_suggested():

@@ -126,6 +126,35 @@ def test_ranks_and_the_global_batch(tmp_path, monkeypatch):
     assert find_problems(document(tmp_path, "launch.processes=2"), "here") == []
 
 
+def test_nccl_needs_gpus(tmp_path, monkeypatch):
+    config = document(tmp_path, "train.all_reduce.backend=nccl", "launch.processes=2")
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    assert "NCCL joins GPUs, and none is visible here" in only(config)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
+    assert find_problems(config, "here") == []
+
+
+def test_a_cuda_graph_needs_a_gpu(tmp_path, monkeypatch):
+    config = document(tmp_path, "train.cuda_graph=true", "launch.processes=1")
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    assert "no NVIDIA GPU here to record a graph for; set train.cuda_graph=false" in only(config)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 1)
+    assert find_problems(config, "here") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["train.cuda_graph=true", "train.all_reduce.algorithm=ddp"], "DistributedDataParallel cannot be part"),
+        (["train.cuda_graph=true", "train.compile=reduce-overhead"], "records CUDA graphs of its own"),
+        (["train.stem_compute=space_to_depth", "model.stem=small"], "no stride to fold"),
+    ],
+)
+def test_ways_of_an_update_that_exclude_each_other(changes, message):
+    with pytest.raises(InputError, match=message):
+        loads("", overrides=changes)
+
+
 def test_several_nodes_are_for_pods(tmp_path):
     config = document(tmp_path, "launch.nodes=2")
     assert "this is one machine" in only(config)

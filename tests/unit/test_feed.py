@@ -1,4 +1,4 @@
-"""From uint8 batches to normalised images."""
+"""From uint8 batches to images on the device, and to normalised ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ import torch
 from podscale.config import InputSection
 from podscale.input.batch import Batch
 from podscale.pytorch.feed import Feed
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.world import World
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
@@ -30,15 +31,16 @@ def test_images_are_normalised_in_the_order_given(channels_last: bool) -> None:
         phases.append(name)
         yield
 
-    found = list(Feed(section, ALONE, channels_last=channels_last)(iter([batch(7), batch(8)]), phase))
+    normalise = Normalise(section, ALONE, channels_last=channels_last)
+    found = list(Feed(ALONE)(iter([batch(7), batch(8)]), phase))
     assert [item.source.step for item in found] == [7, 8]
     for item in found:
         want = (item.source.images / 255.0 - section.mean) / section.std
-        np.testing.assert_allclose(item.images.permute(0, 2, 3, 1).numpy(), want, atol=1e-6)
-        assert item.images.is_contiguous(
-            memory_format=torch.channels_last if channels_last else torch.contiguous_format
-        )
-        assert item.images.dtype == torch.float32
+        images = normalise(item.images)
+        np.testing.assert_allclose(images.permute(0, 2, 3, 1).numpy(), want, atol=1e-6)
+        assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+        assert images.dtype == torch.float32
+        assert item.images.dtype == torch.uint8
     assert phases == ["data_wait", "h2d", "data_wait", "h2d", "data_wait"]
 
 
@@ -53,6 +55,6 @@ def test_a_loaders_own_tensors_are_not_changed() -> None:
     def phase(name: str) -> Iterator[None]:
         yield
 
-    (found,) = Feed(section, ALONE, channels_last=True)(iter([given]), phase)
-    assert found.images.shape == (4, 3, 5, 6)
+    (found,) = Feed(ALONE)(iter([given]), phase)
+    assert Normalise(section, ALONE, channels_last=True)(found.images).shape == (4, 3, 5, 6)
     assert torch.equal(images, before)

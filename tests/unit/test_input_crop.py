@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podscale.config.model import CropSection
+from podscale.config.schedule import CropSection
 from podscale.input.crop import Views, evaluation_views, training_views
 
 

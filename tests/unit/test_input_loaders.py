@@ -26,7 +26,7 @@ from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
 
 needs_dali = pytest.mark.skipif(not dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
-loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
+loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
 
 
 def document(loader: str = "torchvision", batch: int = 8, size: int = 32, **sections: Any) -> RunConfig:
@@ -109,6 +109,21 @@ def test_dali_and_torchvision_give_the_same_samples_and_nearly_the_same_pixels(m
         difference = np.abs(left.images.astype(int) - right.images)
         assert difference.mean() < 0.6
         assert difference.max() <= 4
+
+
+def test_decoding_in_batches_gives_the_same_samples_and_nearly_the_same_pixels(make_shard_set) -> None:
+    """What nvJPEG's loader does, with torchvision's decoder on the CPU: PNG and CMYK among the JPEGs."""
+    samples = [Sample(data, 0) for name, data in special_images().items() if name != "one pixel"]
+    directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
+    for size in (32, 64):
+        config, other = (document(name, batch=6, size=size) for name in ("torchvision", "nvjpeg"))
+        for read in (lambda c: train(c, directory, 0, 6), lambda c: evaluate(c, directory)):
+            for left, right in zip(read(config), read(other), strict=True):
+                assert np.array_equal(left.keys, right.keys)
+                assert np.array_equal(left.weights, right.weights)
+                difference = np.abs(left.images.astype(int) - right.images)
+                assert difference.mean() < 0.6
+                assert difference.max() <= 4
 
 
 @needs_dali
@@ -351,6 +366,34 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 
 @loaders
+def test_a_substitute_looks_as_in_its_own_place(loader, make_shard_set) -> None:
+    """In one epoch a sample is cropped one way, whether it was asked for or stands in for another."""
+    directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
+    batches = train(document(loader), directory, 0, 6)
+    keys = np.concatenate([batch.keys for batch in batches]).tolist()
+    images = np.concatenate([np.asarray(batch.images) for batch in batches])
+    repeated = {key for key in keys if keys.count(key) > 1}
+    assert len(repeated) == 2
+    for key in repeated:
+        first, *others = [images[slot] for slot, other in enumerate(keys) if other == key]
+        assert all(np.array_equal(first, image) for image in others)
+
+
+def test_batches_are_prepared_ahead(make_shard_set) -> None:
+    config = document(input={"prefetch": 3})
+    split = ShardSet.open(make_shard_set()).split("train")
+    loader = build_loader(config, split, build_order(config, split), rank=0, world=1, device="cpu")
+    asked: list[int] = []
+    at = loader._requests.at  # type: ignore[attr-defined]
+    loader._requests.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
+    batches = loader.batches(0, 12)
+    next(batches)
+    assert asked == [0, 1, 2, 3]
+    batches.close()  # type: ignore[attr-defined]
+    loader.close()
+
+
+@loaders
 def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set) -> None:
     directory = make_shard_set(with_bad_records((5, 23)), shards=2)
     keys = ShardSet.open(directory).split("validation").keys
@@ -399,7 +442,7 @@ def test_synthetic_images_are_keyed_and_keep_the_order(make_shard_set) -> None:
     assert batches[0].images.shape == (8, 32, 32, 3)
 
 
-@loaders
+@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
 def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(loader, make_shard_set) -> None:
     """Decoding happens in threads of the rank: nothing is left behind however it ends, and nothing holds it up."""
     program = (
@@ -420,9 +463,13 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
     assert done.stdout.strip() == "children:"
 
 
-def test_auto_takes_dali_for_gpus_alone() -> None:
+def test_auto_takes_dali_for_gpus_alone(monkeypatch) -> None:
     assert resolve_loader("auto", "cpu") == "torchvision"
     assert resolve_loader("auto", "cuda:1") == ("dali" if dali_installed() else "torchvision")
+    monkeypatch.setattr("podscale.input.build.dali_installed", lambda: False)
+    assert resolve_loader("auto", "cuda:1") == "torchvision", "there is no such device here"
+    monkeypatch.setattr("podscale.input.build._nvjpeg_works", lambda device: device == "cuda:1")
+    assert resolve_loader("auto", "cuda:1") == "nvjpeg"
     assert resolve_loader("synthetic", "cuda:1") == "synthetic"
 
 
@@ -454,3 +501,25 @@ def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> Non
             difference = np.abs(left.images.astype(int) - right.images)
             assert difference.mean() < 0.6
             assert np.percentile(difference, 99.9) <= 4
+
+
+def test_crops_are_drawn_anew_by_seed_and_epoch(make_shard_set) -> None:
+    """The order depends on the seed as well, so images are compared by their keys."""
+    directory = make_shard_set()
+
+    def epochs(seed: int) -> list[dict[int, np.ndarray]]:
+        batches = train(document(run={"seed": seed}), directory, 0, 12)
+        images = [
+            (key, image) for batch in batches for key, image in zip(batch.keys.tolist(), batch.images, strict=True)
+        ]
+        return [dict(images[:48]), dict(images[48:])]
+
+    def alike(left: dict[int, np.ndarray], right: dict[int, np.ndarray]) -> int:
+        assert left.keys() == right.keys()
+        return sum(np.array_equal(left[key], right[key]) for key in left)
+
+    first, second = epochs(4)
+    assert len(first) == len(second) == 48
+    assert alike(first, epochs(4)[0]) == 48
+    assert alike(first, epochs(5)[0]) <= 2
+    assert alike(first, second) <= 2

@@ -75,7 +75,7 @@ def test_several_nodes_need_a_launcher() -> None:
 
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
-    command = local.command(spec())
+    command = local.command(spec(), Path("/r"))
     assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
     variables = environment(spec())
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
@@ -87,9 +87,9 @@ def environment(job: JobSpec) -> dict[str, str]:
 
 
 def test_several_ranks_go_through_torchrun() -> None:
-    command = local.command(spec("launch.processes=4"))
+    command = local.command(spec("launch.processes=4"), Path("/r"))
     assert command[1:3] == ["-m", "torch.distributed.run"]
-    assert {"--nproc-per-node=4", "--standalone", "--max-restarts=0"} <= set(command)
+    assert {"--nproc-per-node=4", "--standalone", "--max-restarts=0", "--log-dir=/r/torchrun"} <= set(command)
     assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
     assert "RANK" not in environment(spec("launch.processes=4"))
 
@@ -113,7 +113,7 @@ def test_the_contract_of_a_rank() -> None:
 
 def test_torchrun_restarts_itself_only_across_nodes() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
-    command = local.command(spec("launch.max_restarts=3", **variables))
+    command = local.command(spec("launch.max_restarts=3", **variables), Path("/r"))
     assert {"--max-restarts=3", "--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"} <= set(command)
 
 

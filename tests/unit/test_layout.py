@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.pytorch.layout import ALIGNMENT, plan_layout, view_like
+from podscale.pytorch.layout import ALIGNMENT, plan_layout, strided_like, view_like
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 8000), st.integers(1, 12))
@@ -38,3 +38,17 @@ def test_views_keep_the_memory_order_of_filters() -> None:
     assert view.stride() == filters.stride()
     assert torch.equal(flat[96 : 96 + 300], filters.permute(0, 2, 3, 1).reshape(-1))
     assert torch.equal(view_like(flat, 0, torch.empty(7, 2)), flat[:14].view(7, 2))
+
+
+def test_strides_follow_where_they_mean_nothing() -> None:
+    flat = torch.zeros(64)
+    filters = torch.randn(8, 4, 1, 1).to(memory_format=torch.channels_last)
+    view = view_like(flat, 0, filters)
+    gradient = torch.randn(8, 4, 1, 1).as_strided((8, 4, 1, 1), (4, 1, 4, 4))
+    assert gradient.stride() != view.stride()
+    found = strided_like(gradient, view)
+    assert found.stride() == view.stride()
+    assert found.data_ptr() == gradient.data_ptr()
+    assert torch.equal(found, gradient)
+    large = torch.randn(8, 4, 3, 3)
+    assert strided_like(large, view_like(torch.zeros(288), 0, large.to(memory_format=torch.channels_last))) is large

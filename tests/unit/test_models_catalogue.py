@@ -22,6 +22,7 @@ def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
 def test_resnet50_costs_what_was_measured() -> None:
     spec = models.spec(ModelSection(name="resnet50"), 1000)
     assert spec.flops(224) == pytest.approx(8.18e9, rel=1e-3)
+    assert spec.training_flops(224) == pytest.approx(24.30e9, rel=1e-3)
     assert spec.activations(224) == pytest.approx(11.1e6, rel=5e-3)
     assert sum(buffer.shape[0] for buffer in spec.buffers) == 2 * 26_560
     assert len(spec.parameters) == 161

@@ -1,9 +1,13 @@
 """Numeric policies: the loss scale of fp16 and what stays in fp32."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from podscale.config import ModelSection
+from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.loss import smoothed_cross_entropy
 from podscale.pytorch.models import build_model
 from podscale.pytorch.precision import GROWTH_INTERVAL, Precision
@@ -64,6 +68,34 @@ def test_weights_gradients_and_statistics_stay_fp32(name: str, dtype: torch.dtyp
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
     assert all(b.dtype == torch.float32 for b in model.buffers())
+
+
+@pytest.mark.parametrize(
+    ("section", "side"),
+    [
+        ({"name": "resnet18", "stem": "small", "width": 4}, 16),
+        ({"name": "resnet50", "width": 4}, 32),
+        ({"name": "alexnet"}, 63),
+    ],
+)
+def test_pure_bf16_keeps_batch_norm_and_loss_in_fp32(section: dict[str, Any], side: int) -> None:
+    model = build_model(ModelSection(**section), 3).to(memory_format=torch.channels_last)
+    Precision("bf16-pure", CPU).cast(model)
+    seen = set()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear | BatchNorm):
+            module.register_forward_hook(lambda _, inputs, output: seen.add((inputs[0].dtype, output.dtype)))
+    with Precision("bf16-pure", CPU).autocast():
+        logits = model(torch.randn(4, 3, side, side))
+    assert seen == {(torch.bfloat16, torch.bfloat16)}
+    smoothed_cross_entropy(logits, torch.tensor([0, 1, 2, 0]), 0.1).backward()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            want = torch.float32 if isinstance(module, BatchNorm) else torch.bfloat16
+            assert parameter.dtype == want
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == want
+    assert all(buffer.dtype == torch.float32 for buffer in model.buffers())
 
 
 def test_label_smoothing_is_szegedys() -> None:

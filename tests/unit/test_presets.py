@@ -3,10 +3,14 @@
 import difflib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from podscale import schedules
 from podscale.config import load
+from podscale.config.checks import check_ranks
 from podscale.config.preflight import find_problems
+from podscale.config.spans import batch_norm_span
 from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.pipelines.presets import DIRECTORY, claim_line, names, resolve
@@ -37,16 +41,6 @@ def test_the_default_preset_runs_anywhere(tmp_path):
     assert find_problems(config, "here") == []
 
 
-def test_the_classic_recipe_is_goyals():
-    config = load(resolve("imagenet-resnet50-90epochs"))
-    train = config.train
-    assert train.schedule.learning_rate == pytest.approx(0.1 * train.global_batch / 256)
-    assert train.global_batch == 8192
-    assert train.global_batch == 32 * config.launch.processes * config.launch.nodes, "32 images a worker"
-    assert (train.epochs, train.schedule.milestones, train.schedule.warmup_epochs) == (90, (30, 60, 80), 5)
-    assert find_problems(config, "cluster") == []
-
-
 def test_names_and_paths(tmp_path, monkeypatch):
     assert resolve(None) == resolve("digits") == DIRECTORY / "digits.yaml"
     (tmp_path / "mine.yaml").write_text("run: {id: mine}\n")
@@ -57,7 +51,7 @@ def test_names_and_paths(tmp_path, monkeypatch):
     assert resolve("digits") == Path("digits"), "a file of that name in this folder wins"
     with pytest.raises(InputError, match=r"did you mean imagenette\?"):
         resolve("imagenete")
-    with pytest.raises(InputError, match="presets: digits, imagefolder"):
+    with pytest.raises(InputError, match="presets: akiba2017-32k, codreanu"):
         resolve("zzz")
 
 
@@ -68,3 +62,173 @@ def test_presets_do_not_differ_by_accident():
         for second in texts:
             if first < second:
                 assert difflib.SequenceMatcher(None, texts[first], texts[second]).ratio() < 0.9
+
+
+PUBLISHED = [name for name in names() if name not in ("digits", "imagefolder", "imagenette")]
+
+# Written here a second time, from the sources that the heads of the presets name: global batch, ranks, optimizer,
+# learning rate, warm-up epochs, momentum, weight decay, epochs, images behind one batch-norm statistic.
+CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] = {
+    "goyal2017-8k": (8192, 256, "sgd", 3.2, 5, 0.9, 1e-4, 90, 32),
+    "codreanu2017-448nodes": (14336, 896, "sgd", 4.8, 446 * 14336 / 1281167, 0.9, 5e-5, 8040 * 14336 / 1281167, 16),
+    "codreanu2017-64nodes": (4096, 128, "sgd", 1.6, 1560 * 4096 / 1281167, 0.9, 5e-5, 22610 * 4096 / 1281167, 32),
+    "codreanu2017-1536nodes": (24576, 1536, "sgd", 4.8 * 24576 / 14336, 5, 0.9, 5e-5, 90, 16),
+    "akiba2017-32k": (32768, 1024, "lars", 29.0, 18, 0.929, 1e-4, 90, 32),
+    "you2017-32k": (32768, 2048, "lars", 40, 12, 0.9, 5e-4, 90, 16),
+    "ying2018-32k": (32768, 1024, "lars", 34, 12, 0.9, 1e-4, 90, 128),
+    "jia2018-64k": (65536, 2048, "lars", 24.699, 31, 0.951807, 1e-4, 90, 32),
+    "jia2018-alexnet-64k": (65536, 1024, "lars", 22, 5, 0.9, 5e-4, 95, 64),
+    "kumar2019-32k": (32768, 1024, "lars", 31.2, 25, 0.9, 1e-4, 2983 * 32768 / 1281167, 128),
+    "mlperf-8xh100": (3264, 8, "lars", 10.7, 2, 0.9, 5e-5, 37, 408),
+    "mlperf-3584xh100": (57344, 3584, "lars", 23.0, 32, 0.95, 2.5e-5, 78, 32),
+    "mlperf-4096xtpuv4": (32768, 4096, "lars", 27.5, 16, 0.9321, 1e-4, 16 + 1731 * 32768 / 1281167, 64),
+}
+# top-1, minutes, images/s as published; None where the source gives none or it was not found
+CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
+    "goyal2017-8k": (0.7626, 60, None),
+    "codreanu2017-448nodes": (0.7615, 65, None),
+    "codreanu2017-64nodes": (0.763, 240, 6303),
+    "codreanu2017-1536nodes": (None, 28, None),
+    "akiba2017-32k": (0.749, 15, None),
+    "you2017-32k": (0.754, 20, None),
+    "ying2018-32k": (0.763, 2.2, 1.05e6),
+    "jia2018-64k": (0.758, 6.6, None),
+    "jia2018-alexnet-64k": (0.587, 4, None),
+    "kumar2019-32k": (0.759, 1.282, 1298041),
+    "mlperf-8xh100": (0.759, 13.87, 54057),
+    "mlperf-3584xh100": (0.759, 0.183, 9855127),
+    "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
+}
+
+
+def test_every_published_run_is_checked_here():
+    assert sorted(CITED) == sorted(CLAIMED) == PUBLISHED
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_run_has_the_cited_settings(name):
+    config = load(resolve(name))
+    train, ranks = config.train, config.launch.processes * config.launch.nodes
+    optimizer, schedule = train.optimizer, train.schedule
+    found = (
+        train.global_batch,
+        ranks,
+        optimizer.name,
+        schedule.learning_rate,
+        schedule.warmup_epochs,
+        optimizer.momentum,
+        optimizer.weight_decay,
+        train.epochs,
+        batch_norm_span(config, ranks).total,
+    )
+    assert found[2] == CITED[name][2]
+    assert [*found[:2], *found[3:]] == pytest.approx([*CITED[name][:2], *CITED[name][3:]], rel=2e-4)
+    assert not optimizer.decay_all, "none of them decays batch norm"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_run_has_its_claim_and_would_start_on_a_cluster(name):
+    config = load(resolve(name))
+    claim = config.claim
+    assert (claim.top1, claim.minutes, claim.images_per_second) == CLAIMED[name]
+    assert find_problems(config, "cluster") == []
+    check_ranks(config, config.launch.processes * config.launch.nodes)
+    assert train_batch(config) >= 2
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_head_gives_claim_source_and_what_is_ours(name):
+    head = " ".join(line.removeprefix("#") for line in resolve(name).read_text().split("\n\n")[0].splitlines())
+    for word in ("Claim:", "Source:", "Ours" if name != "goyal2017-8k" else "Differs"):
+        assert word in head, word
+    source = load(resolve(name)).claim.source
+    assert source.split(";")[0].split(",")[0].removesuffix(" (recalled)") in head
+
+
+def train_batch(config):
+    """Images of one forward pass of one rank."""
+    return config.train.global_batch // (config.launch.processes * config.launch.nodes * config.train.accumulation)
+
+
+IMAGENET = 1_281_167
+
+
+def test_the_classic_recipe_is_goyals():
+    train = load(resolve("goyal2017-8k")).train
+    assert train.schedule.learning_rate == pytest.approx(0.1 * train.global_batch / 256)
+    assert (train.schedule.warmup_start, train.schedule.milestones) == (0.1, (30, 60, 80))
+    rates = schedules.table(train, IMAGENET)[:, 0]
+    assert rates[[0, -1]].tolist() == pytest.approx([0.1, 0.0032])
+
+
+def poly(base, power, length, begin=0, end=None, warmup=0, start=0.0):
+    """Caffe's learning rates of iterations begin to end: poly or poly_cyc with linear warm-up, in plain numbers."""
+    return [
+        start + (base - start) * it / warmup if it < warmup else base * (1 - it / length) ** power
+        for it in range(begin, length if end is None else end)
+    ]
+
+
+def momentum_of(rates, warmup):
+    """Caffe's corrected momentum; each part starts with an empty buffer, which is a momentum of 0 at its first step."""
+    return [0.9 * rates[it] / rates[it - 1] if 0 < it < warmup else 0.9 for it in range(len(rates))]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "codreanu2017-448nodes",
+            [
+                (poly(4.8, 1, 8040, end=7638, warmup=446, start=0.1), 446, 5e-5),
+                (poly(0.254, 2, 402), 0, 1e-4),
+            ],
+        ),
+        (
+            "codreanu2017-64nodes",
+            [
+                (poly(1.6, 1, 18720, end=7800, warmup=1560, start=0.1), 1560, 5e-5),
+                (poly(1.02, 2, 7500, end=3750), 0, 5e-5),
+                (poly(0.764, 2, 7500, end=4750, warmup=1000, start=0.255), 1000, 5e-5),
+                (poly(0.572, 2, 7500, end=4750, warmup=1000, start=0.19), 1000, 5e-5),
+                (poly(0.143, 2, 1560), 0, 2e-4),
+            ],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_codreanus_runs_have_the_solvers_numbers_at_every_iteration(name, parts):
+    config = load(resolve(name))
+    table = schedules.table(config.train, IMAGENET)
+    rates = np.concatenate([rates for rates, _, _ in parts])
+    assert len(table) == len(rates)
+    np.testing.assert_allclose(table[:, 0], rates, rtol=0.01, atol=2e-4)
+    momenta = [momentum_of(rates, warmup) for rates, warmup, _ in parts]
+    for later in momenta[1:]:
+        later[0] = 0.0
+    np.testing.assert_allclose(table[:, 1], np.concatenate(momenta), rtol=1e-3, atol=1e-6)
+    decays = np.concatenate([np.full(len(rates), decay) for rates, _, decay in parts])
+    assert np.array_equal(table[:, 2], decays.astype(np.float32))
+    crops = [crop for _, crop in schedules.crops(config.train, IMAGENET)]
+    assert all(crop is None for crop in crops[:-1])
+    assert (crops[-1].short_side, crops[-1].flip) == (224 / 256, 0.5)
+    assert config.train.optimizer.momentum_form == "unscaled", "Caffe's buffer holds the learning rate"
+    assert config.model.batch_norm.momentum == pytest.approx(1 - 0.95)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if load(resolve(name)).train.optimizer.name == "lars"])
+def test_runs_with_lars_share_what_all_logs_share(name):
+    train = load(resolve(name)).train
+    assert (train.schedule.name, train.schedule.power) == ("polynomial", 2)
+    assert train.optimizer.trust_coefficient == 0.001
+    mlperf = name.startswith(("mlperf", "kumar", "ying"))
+    assert not mlperf or (train.schedule.end_learning_rate, train.label_smoothing) == (1e-4, 0.1)
+    assert train.target_top1 == (0.759 if name.startswith(("mlperf", "kumar")) else None)
+
+
+def test_kumars_run_is_that_of_the_log():
+    train = load(resolve("kumar2019-32k")).train
+    assert train.optimizer.eps == 1e-5
+    assert train.optimizer.momentum_form == "scaled"
+    assert train.weight_update == "sharded"
+    assert schedules.total_steps(train, IMAGENET) == 2983

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from podscale.config import dumps, loads
 from podscale.evaluate.evaluation import evaluate_run
 from podscale.evaluate.predictions import Predictions, write
 from podscale.evaluate.report import build_report
@@ -19,6 +20,7 @@ from podscale.evaluate.report.pictures import MAX_BYTES, thumbnail
 from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
 from podscale.rundir import Outcome, write_outcome
+from podscale.telemetry.events import EventLog
 from podscale.text import printable
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_digits
 
@@ -235,3 +237,21 @@ def test_markup_escapes_text_and_attributes() -> None:
     assert tag("p", "<&>", title='"<') == '<p title="&quot;&lt;">&lt;&amp;&gt;</p>'
     assert tag("g", tag("i"), None, ["a", tag("b", 1.5)]) == "<g><i></i>a<b>1.5</b></g>"
     assert printable(b"caf\xc3\xa9 \xff\x07") == "caf\u00e9 \\xff\\x07"
+
+
+def test_phases_target_and_hardware_are_shown(digits_run, tmp_path):
+    run = copy_of(digits_run, tmp_path)
+    config = loads((run / "config.yaml").read_text(), overrides=["train.phases=[{start: 4, weight_decay: 0.001}]"])
+    (run / "config.yaml").write_text(dumps(config))
+    with EventLog(run / "metrics.jsonl") as events:
+        events.event("resumed", step=1, ranks=2, device="a test machine")
+        events.event("target_reached", step=90, epoch=2.5, top1=0.9123)
+    text = " ".join(Outline(build_report(run, digits_run.shard_set).read_text()).text)
+    assert "Weight decay" in text
+    assert "Momentum" not in text, "it does not change"
+    assert "target reached at epoch 2.5 with 91.23\u202f%" in text
+    assert "Achieved here on 2 x a test machine." in text
+    plain = " ".join(Outline(build_report(copy_of(digits_run, tmp_path / "p"), digits_run.shard_set).read_text()).text)
+    assert "Weight decay" not in plain
+    assert "target reached" not in plain
+    assert "Achieved here on" not in plain

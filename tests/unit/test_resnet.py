@@ -65,6 +65,9 @@ def test_flops_are_those_torch_counts() -> None:
     with FlopCounterMode(display=False) as counter:
         network(images)
     assert models.spec(section, 10).flops(37) == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        network(images).sum().backward()
+    assert models.spec(section, 10).training_flops(37) == counter.get_total_flops()
 
 
 def test_blocks_start_as_the_identity() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podscale import schedules
 from podscale.config import TrainSection
-from podscale.config.model import CropSection, PhaseSection, ScheduleSection
+from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 
 
 def train(**schedule: object) -> TrainSection:
@@ -196,6 +196,20 @@ def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: in
 def test_a_table_of_a_million_updates_takes_no_time() -> None:
     document = TrainSection(epochs=90, global_batch=96)
     assert schedules.table(document, 1_281_167).shape == (1_201_095, 3)
+
+
+def test_a_sketch_holds_both_sides_of_every_jump() -> None:
+    document = train(name="step", warmup_epochs=5, milestones=(20,)).model_copy(
+        update={"phases": (PhaseSection(start=40.03, reset_momentum=True, weight_decay=2e-4),)}
+    )
+    epochs, found = schedules.sketch(document, 25_600, points=10)
+    whole = schedules.values(document, np.arange(9000), 100.0)
+    at = np.rint(epochs * 100).astype(int)
+    assert np.array_equal(found, whole[at])
+    assert {0, 499, 500, 4002, 4003, 4004, 8999} <= set(at.tolist())
+    assert found[at == 4003, 1] == 0
+    assert (np.diff(epochs) > 0).all()
+    assert len(epochs) < 20
 
 
 @given(st.floats(0.3, 50), st.integers(1, 2000))

@@ -23,6 +23,7 @@ from podscale.errors import InputError, PodscaleError
 from podscale.input import open_shard_set
 from podscale.order import build_order
 from podscale.shards.cache import ShardCache, is_remote, local_path
+from podscale.shards.manifest import Shard
 from podscale.shards.remote import Patience, within
 from podscale.shards.shardset import ShardSet
 
@@ -171,6 +172,21 @@ def test_a_damaged_or_shortened_copy_is_brought_again(store, make_shard_set, tmp
     with copy.open("r+b") as file:
         file.truncate(1000)
     assert read_all(cache.open(f"{store.url}/shards").split("train")) == read_all(local.split("train"))
+
+
+def test_a_shard_that_is_evicted_while_it_is_being_opened_is_not_mapped(tmp_path, monkeypatch) -> None:
+    """Nothing would count or protect the mapping of a file without a name; the next look finds the shard gone."""
+    path = tmp_path / "shard.tar"
+    path.write_bytes(b"x" * 64)
+    lock = fcntl.flock
+
+    def evicted_first(file: Any, operation: int) -> None:
+        path.unlink(missing_ok=True)
+        lock(file, operation)
+
+    monkeypatch.setattr("podscale.shards.cache.fcntl.flock", evicted_first)
+    cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
+    assert cache.find(path, Shard("shard.tar", 1, 64, "")) is None
 
 
 def test_eviction_takes_the_least_recently_used_and_never_one_in_use(store, make_shard_set, tmp_path) -> None:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from podscale.pytorch.evaluate import answers_of, evaluating
+from podscale.pytorch.failure import kind_of
 from podscale.pytorch.step import all_finite
-from podscale.pytorch.world import explain_peer_failure
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -56,13 +56,10 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
         ("shape mismatch", None),
     ],
 )
-def test_failed_collectives_are_explained(text: str, code: int | None) -> None:
-    explained = explain_peer_failure(RuntimeError(text), 1, 4, "train")
-    assert (int(explained.exit_code) if explained else None) == code
-    if explained:
-        assert "rank 1 of 4" in str(explained)
-        assert "start the same command again" in str(explained)
+def test_failed_collectives_are_told_from_other_errors(text: str, code: int | None) -> None:
+    kind = kind_of(RuntimeError(text))
+    assert (int(kind.exit_code) if kind else None) == code
 
 
 def test_other_errors_are_no_lost_peers() -> None:
-    assert explain_peer_failure(ValueError("gloo connection closed by peer"), 0, 2, "train") is None
+    assert kind_of(ValueError("gloo connection closed by peer")) is None

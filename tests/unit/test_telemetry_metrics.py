@@ -43,6 +43,14 @@ def test_counters_exist_at_zero_and_gauges_only_once_set(registry: CollectorRegi
     assert value(registry, "train_run_info", model="resnet50", precision="bf16", version=_version()) == 1
 
 
+def test_what_auto_chose_is_an_info_metric_once_it_is_known(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
+    facts = {"algorithm": "torus2d", "bucket_mb": "8", "row_latency_us": "12.5"}
+    assert value(registry, "train_all_reduce_info", **facts) is None
+    metrics.all_reduce(facts)
+    assert value(registry, "train_all_reduce_info", **facts) == 1
+    assert value(registry, "train_run_info", model="resnet50", precision="bf16", version=_version()) == 1
+
+
 def _version() -> str:
     from podscale.version import VERSION
 
@@ -98,6 +106,14 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry, metrics: TrainMetri
     assert value(registry, "train_checkpoint_duration_seconds_count", op="save") == 2
     assert value(registry, "train_nonfinite_steps_total", kind="grad") == 1
     assert value(registry, "train_samples_skipped_total", reason="decode") == 7
+
+
+def test_times_of_a_sampled_update_replace_those_before(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
+    assert value(registry, "train_sampled_phase_seconds", phase="optimizer") is None
+    metrics.sampled({"forward_backward": 0.04, "optimizer": 0.002})
+    metrics.sampled({"forward_backward": 0.05, "optimizer": 0.001})
+    assert value(registry, "train_sampled_phase_seconds", phase="forward_backward") == 0.05
+    assert value(registry, "train_sampled_phase_seconds", phase="optimizer") == 0.001
 
 
 def test_phases_are_exclusive_and_add_up_to_the_wall_time() -> None:

@@ -43,6 +43,7 @@ class DaliLoader:
         self._requests, self._guard = requests, guard
         self._workers, self._prefetch, self._seed, self._device = workers, prefetch, seed, device
         self._pipeline: Any = None
+        self._stream: Any = None
 
     @property
     def bad_records(self) -> int:
@@ -105,13 +106,7 @@ class DaliLoader:
         except RuntimeError as error:
             self._blame(in_flight, error)
             raise _BrokenPipeline from error
-        images = self._empty(shape)
-        if isinstance(images, np.ndarray):
-            images[: len(feed.records)] = np.asarray(output.as_tensor())
-        else:
-            from nvidia.dali.plugin.pytorch import feed_ndarray
-
-            feed_ndarray(output.as_tensor(), images[: len(feed.records)])
+        images = self._filled(shape, output.as_tensor(), len(feed.records))
         self._pipeline.release_outputs()
         return images
 
@@ -121,6 +116,28 @@ class DaliLoader:
         import torch
 
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
+
+    def _filled(self, shape: tuple[int, ...], output: Any, count: int) -> Any:
+        """A copy of DALI's output, with zeros for the padding.
+
+        On a GPU everything happens on a stream of our own, which alone is waited for: the current one has updates of
+        the training in it, and DALI's must not write to memory that torch has not cleared yet.
+        """
+        if self._device == "cpu":
+            images = self._empty(shape)
+            images[:count] = np.asarray(output)
+            return images
+        import torch
+        from nvidia.dali.plugin.pytorch import feed_ndarray
+
+        self._stream = self._stream or torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._stream):
+            images = self._empty(shape)
+            feed_ndarray(output, images[:count], cuda_stream=self._stream)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        copied.synchronize()
+        return images
 
     def _blame(self, in_flight: Sequence[Feed], error: RuntimeError) -> None:
         """Finds the records that DALI cannot decode by running them one by one; raises where there is none."""

@@ -37,6 +37,11 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
         case "hybrid":
             small = Hierarchical(world.mesh(section.row), device, row, column)
             return Hybrid(small, Ring(world.line(), device, column), int(section.hybrid_mb * 2**20))
+        case "auto":
+            raise InputError(
+                "all_reduce.algorithm auto: the choice is made when `podscale train` starts and is kept with the run; "
+                "here, name an algorithm (`podscale bench allreduce` measures them)"
+            )
         case "ddp":
             raise AssertionError("ddp brings its own buckets: see reducer.build_reducer")
 

@@ -11,19 +11,12 @@ from podscale.pytorch.allreduce.order import Span, spans
 from podscale.pytorch.allreduce.plan import chain_broadcast, chain_reduce, ring_all_gather, ring_reduce_scatter
 from podscale.pytorch.mesh import Axis
 
-SEGMENT = 2**17
-"""Elements of a message on the CPU (512 KiB of fp32): small enough to overlap, large enough to be worth a call."""
-WHOLE = 2**62
-"""On a GPU a step is one message: adding takes no time there beside sending, and each call is a kernel."""
+SEGMENT = {"cpu": 2**18, "cuda": 2**20}
+"""Elements of a message, by device (1 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
 
 # The names of torch >= 2.13, which deprecates the older ones.
 reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def segment_of(device: torch.device) -> int:
-    """Elements of one message on this device."""
-    return WHOLE if device.type == "cuda" else SEGMENT
 
 
 class Collectives(Protocol):
@@ -58,7 +51,7 @@ class MessageCollectives:
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self.axis = axis
         self._messenger = build_messenger(axis, wire, device)
-        self._segment = segment_of(device)
+        self._segment = SEGMENT[device.type]
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
         self._messenger.run(ring_reduce_scatter(self.axis.place, tuple(parts), self._segment), buffer)
@@ -87,17 +80,15 @@ class BackendCollectives:
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
         start, stop = parts[self.axis.place]
-        whole = _packed(buffer, parts, self._wire)
+        whole = _packed(buffer, parts, self._wire, _share(parts))
         mine = whole.new_empty(len(whole) // len(parts))
         reduce_scatter_tensor(mine, whole, group=self.axis.group)
         buffer[start:stop].copy_(mine[: stop - start])
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
         start, stop = parts[self.axis.place]
-        share = _share(parts)
-        mine = buffer.new_zeros(share, dtype=self._wire)
-        mine[: stop - start].copy_(buffer[start:stop])
-        whole = mine.new_empty(share * len(parts))
+        mine = _packed(buffer, [(start, stop)], self._wire, _share(parts))
+        whole = mine.new_empty(len(mine) * len(parts))
         all_gather_tensor(whole, mine, group=self.axis.group)
         _unpack(whole, buffer, parts)
 
@@ -117,12 +108,11 @@ class BackendCollectives:
         _put_back(buffer, sent)
 
 
-def _packed(buffer: Tensor, parts: list[Span], wire: torch.dtype) -> Tensor:
-    """The parts one after the other, equally long, in the wire's format; the buffer's own memory if it is like that."""
+def _packed(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
+    """The parts one after the other, `share` long, in the wire's format; the buffer's own memory if it is like that."""
     grid = _grid(buffer, parts)
-    if grid is not None:
+    if grid is not None and grid.shape[1] == share:
         return grid.to(wire).reshape(-1)
-    share = _share(parts)
     packed = buffer.new_zeros(share * len(parts), dtype=wire)
     for place, (start, stop) in enumerate(parts):
         packed[place * share : place * share + stop - start].copy_(buffer[start:stop])
@@ -157,6 +147,31 @@ def _put_back(buffer: Tensor, sent: Tensor) -> None:
         buffer.copy_(sent)
 
 
+class NoCollectives:
+    """An axis of one rank, whose sums are its own values: nothing is sent, so nothing is rounded."""
+
+    def __init__(self, axis: Axis) -> None:
+        assert axis.size == 1
+        self.axis = axis
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def broadcast(self, buffer: Tensor) -> None:
+        pass
+
+
 def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> Collectives:
-    """The better of the two: NCCL's own on GPUs; on CPUs ours, since gloo's reduce-scatter moves twice the data."""
+    """The better of the two: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
+    if axis.size == 1:
+        return NoCollectives(axis)
     return BackendCollectives(axis, wire) if device.type == "cuda" else MessageCollectives(axis, wire, device)

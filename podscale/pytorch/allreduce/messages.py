@@ -12,9 +12,11 @@ from podscale.pytorch.allreduce.plan import Plan, Receive, Round
 from podscale.pytorch.mesh import Axis
 
 AHEAD = 8
-"""Messages announced before they are needed: gloo sends only what its peer has said it will take."""
+"""Messages announced before they are needed, since gloo sends only what its peer has said it will take; and rounds
+that sends may run ahead of receives."""
 UNSENT = 64
-"""Messages that may be under way before the oldest is waited for; bounds the memory of casts."""
+"""Messages under way before the oldest is waited for, which bounds the memory of casts. Several times what AHEAD
+rounds can send: else all places might wait for each other to take a message."""
 
 
 class Messenger(Protocol):
@@ -35,13 +37,13 @@ class GlooMessenger:
         self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
 
     def run(self, plan: Plan, buffer: Tensor) -> None:
-        rounds, sent = plan.rounds, 0
+        rounds, sent, lead = plan.rounds, 0, min(plan.slack, AHEAD)
         expected = (receive for one in rounds for receive in one.receives)
         self._reserve(plan)
         for number, current in enumerate(rounds):
-            for following in rounds[sent : number + plan.slack + 1]:
+            for following in rounds[sent : number + lead + 1]:
                 self._send(following, buffer)
-            sent = max(sent, number + plan.slack + 1)
+            sent = number + lead + 1
             for receive in current.receives:
                 self._announce(expected, buffer)
                 self._take(receive, buffer)
@@ -85,10 +87,10 @@ class GlooMessenger:
 class NcclMessenger:
     """Messages between GPU tensors: NCCL pairs sends with receives, so each round goes out as one batch."""
 
-    def __init__(self, axis: Axis, wire: torch.dtype) -> None:
+    def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self._axis, self._wire = axis, wire
         # The first call on a group must have all of its ranks, which a round of a tree need not.
-        dist.all_reduce(torch.zeros(1, device="cuda"), group=axis.group)
+        dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
 
     def run(self, plan: Plan, buffer: Tensor) -> None:
         for one in plan.rounds:
@@ -113,4 +115,4 @@ class NcclMessenger:
 
 def build_messenger(axis: Axis, wire: torch.dtype, device: torch.device) -> Messenger:
     """The messenger of a device."""
-    return NcclMessenger(axis, wire) if device.type == "cuda" else GlooMessenger(axis, wire)
+    return NcclMessenger(axis, wire, device) if device.type == "cuda" else GlooMessenger(axis, wire)

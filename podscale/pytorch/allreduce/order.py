@@ -51,7 +51,15 @@ def tree_parent(place: int, size: int) -> int | None:
 
 def tree_children(place: int, size: int) -> list[int]:
     """The children of a place, at most two, in the order in which it adds them."""
-    return [child for child in range(size) if tree_parent(child, size) == place]
+    node = place + 1
+    half = lowest = (node & -node) // 2
+    if not half:
+        return []
+    right = node + half
+    while half and right > size:  # in place of a right child that is not there stands its nearest left descendant
+        half //= 2
+        right -= half
+    return [node - lowest - 1, right - 1] if half else [node - lowest - 1]
 
 
 def mirrored(place: int, size: int) -> int:

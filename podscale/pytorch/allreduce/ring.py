@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.allreduce.collectives import MessageCollectives, all_gather_tensor
-from podscale.pytorch.allreduce.order import spans
+from podscale.pytorch.allreduce.order import Span, spans
 from podscale.pytorch.mesh import Axis
 
 
 class Ring:
-    """The ring along an axis with all ranks on it; the shards of its halves are the places'."""
+    """The ring along an axis with all ranks on it; the shards of its halves are the ranks'."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
-        self.shards, self.shard = line.size, line.place
+        self._ranks = [line.group_rank(place) for place in range(line.size)]
+        self.shards, self.shard = line.size, self._ranks[line.place]
         self._line, self._ring = line, MessageCollectives(line, wire, device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        start, stop = self._scattered(bucket)[self.shard]
+        start, stop = self._scattered(bucket)[self._line.place]
         return bucket[start:stop].clone()
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
@@ -29,7 +30,9 @@ class Ring:
     def __call__(self, bucket: Tensor) -> None:
         self._ring.all_gather(bucket, self._scattered(bucket))
 
-    def _scattered(self, bucket: Tensor) -> list[tuple[int, int]]:
-        parts = spans(len(bucket), self.shards)
+    def _scattered(self, bucket: Tensor) -> list[Span]:
+        """The part of each place: that of its rank, which on the line may be another number."""
+        shards = spans(len(bucket), self.shards)
+        parts = [shards[rank] for rank in self._ranks]
         self._ring.reduce_scatter(bucket.mul_(1.0 / self.shards), parts)
         return parts

@@ -8,7 +8,7 @@ and a leaf of the other, so that all links carry their share.
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.collectives import segment_of
+from podscale.pytorch.allreduce.collectives import SEGMENT
 from podscale.pytorch.allreduce.messages import build_messenger
 from podscale.pytorch.allreduce.plan import double_tree
 from podscale.pytorch.mesh import Axis
@@ -20,7 +20,7 @@ class Tree:
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._line = line
         self._messenger = build_messenger(line, wire, device)
-        self._segment = min(segment_of(device), 2**22)
+        self._segment = SEGMENT[device.type]
 
     def __call__(self, bucket: Tensor) -> None:
         plan = double_tree(self._line.place, self._line.size, len(bucket), self._segment)

@@ -37,9 +37,10 @@ class _GroupNorm(torch.autograd.Function):
         kernels = traced if torch.compiler.is_compiling() else native
         x = x.contiguous(memory_format=memory_order(x))
         mean, var = kernels.moments(x)
-        found = combine(mean, var, x.numel() // x.shape[1], lambda message: _sum(message, group))
+        exact = native.statistics_dtype(x)
+        found = combine(mean, var, x.numel() // x.shape[1], lambda message: _sum(message, group), exact)
         invstd = torch.rsqrt(found.var + eps)
-        y = kernels.normalise(x, found.mean, invstd, weight.to(mean.dtype), bias.to(mean.dtype))
+        y = kernels.normalise(x, found.mean, invstd, weight.to(exact), bias.to(exact))
         ctx.save_for_backward(x, weight, found.mean, invstd, found.count)
         ctx.group = group
         ctx.mark_non_differentiable(found.mean, found.unbiased)

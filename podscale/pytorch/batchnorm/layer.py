@@ -55,14 +55,19 @@ def span_groups(model: nn.Module, world: World, span: Span) -> None:
     """Lets every batch norm of `model` take statistics over `span`. Every rank must call this at the same time.
 
     A group has a communicator of its own, since its messages run while another thread averages gradients. Groups are
-    consecutive ranks, so those whose size divides a node's ranks stay inside nodes; of others a warning tells.
+    consecutive ranks, wherever these run, so that results do not depend on it; where they are not inside nodes, a
+    warning says so.
     """
     layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     group = world.consecutive_group(span.ranks) if span.ranks > 1 else None
     for layer in layers:
         layer.group, layer.part = group, None if group else span.images
-    if group and world.first and world.local_size % span.ranks:
+    if group and _reach_over_nodes(span.ranks, world.nodes()) and world.first:
         log.warning(
-            f"batch-norm groups of {span.ranks} ranks reach over nodes of {world.local_size}: {2 * len(layers)} small "
-            "messages a step go between nodes, where each costs their latency"
+            f"batch-norm groups of {span.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step go "
+            "between them, each at the latency of the network"
         )
+
+
+def _reach_over_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
+    return any(len(set(nodes[start : start + ranks])) > 1 for start in range(0, len(nodes), ranks))

@@ -14,21 +14,20 @@ BLOCK = 2**20
 """Values in one block of the CPU's moments: it stays in the cache between its two passes, and the kernel for channels
 last adds up one fp32 sum over all rows, whose error grows with their number (2e-5 of the variance at 100,000)."""
 
+FAR = 100.0
+"""Deviations from zero beyond which a mean is subtracted, on a CPU, before moments are taken again."""
+
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of images [n, channels, height, width]."""
+    """Mean and biased variance of each channel of images [n, channels, height, width], fp32 or fp64."""
     if x.is_cuda:
         return torch.batch_norm_update_stats(x, None, None, 0.0)
-    scratch = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x))  # its dtype is what the kernel answers in
-    blocks = x.split(max(1, BLOCK // max(1, x[0].numel())))
-    found = [torch.stack(torch.batch_norm_update_stats(block, scratch[0], scratch[1], 0.1)) for block in blocks]
-    if len(found) == 1:
-        return found[0][0], found[0][1]
-    counts = torch.tensor([len(block) / len(x) for block in blocks], dtype=torch.float64)
-    mean, var = torch.stack(found).double().unbind(1)
-    together = counts @ mean
-    var = counts @ (var + (mean - together).square_())
-    return together.to(scratch.dtype), var.to(scratch.dtype)
+    mean, var = _block_moments(x)
+    if bool((mean.square() > FAR**2 * var).any()):
+        near = mean.to(statistics_dtype(x))
+        rest, var = _block_moments(x - near.view(1, -1, 1, 1))
+        mean = near + rest
+    return mean, var
 
 
 def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -40,8 +39,9 @@ def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Ten
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
     """sum(dy) and sum(dy * (x - mean)) of each channel."""
-    if x.is_cuda:
-        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, invstd, True, False, False)
+    if x.is_cuda:  # the weight is not used for these sums, but its dtype says that parameters are fp32
+        weight = invstd
+        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
         return sum_dy, sum_dy_xmu
     one = torch.ones_like(mean)
     _, sum_dy_xmu, sum_dy = torch.ops.aten.native_batch_norm_backward(
@@ -60,6 +60,17 @@ def input_gradient(
     shares = sums / count.to(sums.dtype)
     of_x = _affine(x.to(scale.dtype), mean, -scale * invstd * invstd * shares[1], -scale * shares[0])
     return of_x.addcmul_(dy.to(scale.dtype), scale.view(1, -1, 1, 1)).to(x.dtype)
+
+
+def _block_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments block by block, put together as those of ranks are; fp64."""
+    scratch = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x))  # its dtype is what the kernel answers in
+    blocks = x.split(max(1, BLOCK // max(1, x[0].numel())))
+    found = [torch.stack(torch.batch_norm_update_stats(block, scratch[0], scratch[1], 0.1)) for block in blocks]
+    shares = torch.tensor([len(block) / len(x) for block in blocks], dtype=torch.float64)
+    means, variances = torch.stack(found).double().unbind(1)
+    mean = shares @ means
+    return mean, shares @ (variances + (means - mean).square_())
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:

@@ -18,7 +18,7 @@ def part_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Images [n, channels, h, w], n >= part, each `part` of them normalised by itself; a rest joins the last part.
+    """Images [n, channels, h, w] with n >= part, each `part` of them normalised by itself; a rest joins the last part.
 
     The running statistics move once, towards the mean of the parts' means and of their unbiased variances: as if each
     part were a rank, and the ranks' running statistics were averaged.

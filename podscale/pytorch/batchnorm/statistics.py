@@ -26,8 +26,8 @@ class Moments:
     count: Tensor
 
 
-def combine(mean: Tensor, var: Tensor, count: int, over_group: Sum) -> Moments:
-    """The moments of all ranks' values from each rank's own; dtypes stay."""
+def combine(mean: Tensor, var: Tensor, count: int, over_group: Sum, dtype: torch.dtype) -> Moments:
+    """The moments of all ranks' values, in `dtype`, from each rank's own (its biased variance)."""
     channels = len(mean)
     message = torch.cat([mean, var, mean.new_ones(1)]).double()
     own_mean, own_square = message[:channels], message[channels:-1]
@@ -37,5 +37,5 @@ def combine(mean: Tensor, var: Tensor, count: int, over_group: Sum) -> Moments:
     exact_mean, exact_square = message[:-1].div(total).view(2, channels)
     exact_var = torch.addcmul(exact_square, exact_mean, exact_mean, value=-1).clamp_(min=0.0)
     unbiased = exact_var * (total / (total - 1).clamp(min=1.0))
-    rounded = torch.stack([exact_mean, exact_var, unbiased]).to(mean.dtype)
+    rounded = torch.stack([exact_mean, exact_var, unbiased]).to(dtype)
     return Moments(rounded[0], rounded[1], rounded[2], total)

@@ -35,20 +35,18 @@ class Stem(nn.Conv2d):
                 return self._folded(x)
 
     def _folded(self, x: Tensor) -> Tensor:
-        """Output o reads rows stride * o - padding and on: whole blocks, once zeros stand before and after the kernel.
+        """In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros.
 
-        Where the last block of the image is cut off by the plain convolution, the padding behind is negative.
+        Where the plain convolution leaves out the image's last rows, the padding behind is negative.
         """
         stride, padding, kernel = self.stride[0], int(self.padding[0]), self.kernel_size[0]
-        before = -padding % stride  # zeros before the kernel, so that it starts with a block
-        blocks = -(-(before + kernel) // stride)
-        after = blocks * stride - before - kernel
-        weight = fold(F.pad(self.weight, (before, after, before, after)), stride)
-        front = padding + before
+        blocks = -(-kernel // stride)
+        behind = blocks * stride - kernel
+        weight = fold(F.pad(self.weight, (0, behind, 0, behind)), stride)
         bottom, right = (
-            ((side + 2 * padding - kernel) // stride + blocks) * stride - front - side for side in x.shape[-2:]
+            ((side + 2 * padding - kernel) // stride + blocks) * stride - padding - side for side in x.shape[-2:]
         )
-        return F.conv2d(fold(F.pad(x, (front, right, front, bottom)), stride), weight, self.bias)
+        return F.conv2d(fold(F.pad(x, (padding, right, padding, bottom)), stride), weight, self.bias)
 
 
 def fold(x: Tensor, block: int) -> Tensor:

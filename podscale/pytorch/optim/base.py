@@ -1,6 +1,5 @@
 """What an update rule is given and what it keeps."""
 
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,42 +18,23 @@ class Hyper(NamedTuple):
     weight_decay: Tensor
 
 
-@dataclass
-class Slot:
-    """One parameter under its fp32 weight, whose `.grad` is the averaged fp32 gradient, and what a rule keeps of it.
-
-    decays: whether weight decay applies. adapts: whether LARS scales its rate. momentum: fp32, laid out as the weight.
-    """
-
-    name: str
-    weight: Tensor
-    decays: bool
-    adapts: bool
-    momentum: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.momentum = torch.zeros_like(self.weight, dtype=torch.float32, memory_format=torch.preserve_format)
-
-    @property
-    def gradient(self) -> Tensor:
-        assert self.weight.grad is not None, f"{self.name} has no gradient"
-        return self.weight.grad
-
-
 class Optimizer(Protocol):
-    """Updates all parameters at once, on the device, without ever waiting for it."""
+    """Updates this rank's share of the weights, on the device, without ever waiting for it."""
 
-    slots: list[Slot]
+    moments: dict[str, Tensor]
+    """What the rule keeps of every weight, by name: fp32, in the order of the share (see `Share.zeros`)."""
+    scalars: dict[str, Tensor]
+    """What it keeps besides: fp32 scalars, equal on all ranks."""
 
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
-        """Carries out one update and uses up the gradients; returns whether it was carried out.
+        """Carries out one update and uses up the gradients; returns whether it was carried out, alike on all ranks.
 
-        `finite` is a bool scalar on the device. Where it is False the caller has zeroed the gradients, and the update
-        leaves weights and momentum as they are, to the bit.
+        `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
+        has zeroed them. Where it is False on any rank, weights and moments stay as they are on every rank, to the bit.
         """
         ...
 
 
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
-    """`factor` where the update is finite, else `otherwise`: a fp32 scalar on the device."""
+    """`factor` where the update is finite, else `otherwise`: fp32 on the device."""
     return torch.where(finite, factor, otherwise)

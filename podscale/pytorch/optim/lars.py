@@ -1,45 +1,69 @@
-"""Layer-wise adaptive rate scaling in the form of the MLPerf reference (You 2017; Kumar 2019, section 4).
+"""Layer-wise adaptive rate scaling (You 2017, algorithm 1) in the variants that published runs used.
 
 ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 where a norm is zero;  d = g + weight_decay * w
-m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
-The learning rate stands inside the momentum buffer. Slots that do not adapt (batch norm, biases) get ratio 1.
+unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
+
+| as in                     | trust        | form         | eps  | scales and decays          | clip |
+|---------------------------|--------------|--------------|------|----------------------------|------|
+| MLPerf reference, TF 1.15 | sum_of_norms | unscaled     | 0    | all but batch norm, biases | no   |
+| Kumar 2019, "scaled"      | sum_of_norms | scaled       | 1e-5 | all but batch norm, biases | no   |
+| optax                     | norm_of_sum  | unscaled     | 0    | everything (decay_all)     | no   |
+| timm                      | sum_of_norms | ratio_inside | 1e-8 | what decays, or adapt_all  | LARC |
+
+(Kumar's eps is that of Google's MLPerf 0.6 submission from 512 cores on.)
 """
 
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Slot
-from podscale.pytorch.optim.momentum import add_decay, apply_momentum
+from podscale.pytorch.optim.base import Hyper
+from podscale.pytorch.optim.momentum import Form, build_mover, factors
+from podscale.pytorch.optim.norms import Norms
+from podscale.pytorch.optim.share import Share
+
+Trust = Literal["sum_of_norms", "norm_of_sum"]
 
 
 class Lars:
-    """See the module's text. Norms are taken in fp32, of whole tensors, after averaging over the ranks."""
+    """See the module's text. Norms are those of whole fp32 tensors, after averaging over the ranks.
 
-    def __init__(self, slots: Sequence[Slot], *, nesterov: bool, trust_coefficient: float, eps: float) -> None:
-        self.slots = list(slots)
-        self._adapts = torch.tensor([slot.adapts for slot in slots], device=slots[0].weight.device)
-        self._nesterov = nesterov
-        self._trust_coefficient, self._eps = trust_coefficient, eps
+    Segments that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
+    min(ratio / rate, 1), so that no layer moves faster than the learning rate.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        *,
+        nesterov: bool,
+        trust_coefficient: float,
+        eps: float = 0.0,
+        trust: Trust = "sum_of_norms",
+        form: Form = "unscaled",
+        clip: bool = False,
+    ) -> None:
+        self._share, self._norms = share, Norms(share)
+        self._trust_coefficient, self._eps, self._trust = trust_coefficient, eps, trust
+        self._form, self._clip = form, clip
+        self._momentum = build_mover(share, nesterov=nesterov)
+        self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
-        rates = self._rates(hyper.learning_rate, hyper.weight_decay)
-        add_decay(self.slots, hyper.weight_decay)
-        apply_momentum(
-            self.slots,
-            inside=rates,
-            outside=torch.ones_like(hyper.learning_rate),
-            momentum=hyper.momentum,
-            nesterov=self._nesterov,
-            finite=finite,
-        )
+        of_sum = self._trust == "norm_of_sum"
+        finite, (w, g) = self._norms(finite, *self._momentum.norms(hyper.weight_decay, of_sum=of_sum))
+        inside, outside = factors(self._form, hyper.learning_rate, self._ratio(w, g, hyper))
+        self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=of_sum)
         return finite
 
-    def _rates(self, rate: Tensor, weight_decay: Tensor) -> Tensor:
-        """The learning rate times the trust ratio of each slot, fp32 [slots]."""
-        w = torch.stack(torch._foreach_norm([slot.weight for slot in self.slots]))
-        g = torch.stack(torch._foreach_norm([slot.gradient for slot in self.slots]))
-        ratio = self._trust_coefficient * w / (g + weight_decay * w + self._eps)
-        return rate * torch.where(self._adapts & (w > 0) & (g > 0), ratio, 1.0)
+    def _ratio(self, w: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
+        """The trust ratio of each segment, fp32 [segments], from the norms of weights and gradients."""
+        below = g + self._eps
+        if self._trust == "sum_of_norms":
+            below = below + hyper.weight_decay * self._share.decays * w
+        ratio = torch.where((w > 0) & (g > 0), self._trust_coefficient * w / below, 1.0)
+        if self._clip:
+            ratio = (ratio / hyper.learning_rate).clamp(max=1.0)
+        return torch.where(self._share.adapts, ratio, 1.0)

@@ -1,46 +1,111 @@
 """Weight decay and heavy-ball momentum, the parts that SGD and LARS share, in few passes over the memory.
 
-Factors are fp32 on the device: one scalar for all slots, or one for each. `addcmul` with such a scalar is a
-multiply-add in one pass.
+Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Slot, where_finite
+from podscale.pytorch.optim.base import where_finite
+from podscale.pytorch.optim.share import Group, Share
+
+Form = Literal["unscaled", "scaled", "ratio_inside"]
+"""Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
+
+unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
+so that it rescales what old gradients left. ratio_inside: the ratio inside, the learning rate outside.
+"""
 
 
-def add_decay(slots: Sequence[Slot], weight_decay: Tensor) -> None:
-    """g += weight_decay * w for every slot that decays."""
-    decaying = [slot for slot in slots if slot.decays]
-    gradients, weights = [slot.gradient for slot in decaying], [slot.weight for slot in decaying]
-    torch._foreach_addcmul_(gradients, weights, [weight_decay] * len(decaying))
+def add_decay(group: Group, weight_decay: Tensor) -> None:
+    """g += weight_decay * w for what decays."""
+    gradients = [group.gradients[i] for i in group.decaying]
+    weights = [group.weights[i] for i in group.decaying]
+    if weights:
+        factors = [weight_decay if mask is None else weight_decay * mask for mask in group.masks]
+        torch._foreach_addcmul_(gradients, weights, factors)
 
 
-def apply_momentum(
-    slots: Sequence[Slot], *, inside: Tensor, outside: Tensor, momentum: Tensor, nesterov: bool, finite: Tensor
-) -> None:
+class Mover(Protocol):
+    """Momentum over a share: in lists of operations here, in two kernels in `fused`."""
+
+    values: Tensor
+    """The momentum buffers, fp32, in the order of the share."""
+
+    def norms(
+        self, weight_decay: Tensor, *, of_sum: bool
+    ) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
+        """The norms of each piece's weights and gradients; `of_sum`: of g + weight_decay * w in place of g."""
+        ...
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        """One update; `decayed`: after norms of the sum. Uses up gradients; changes nothing where not finite."""
+        ...
+
+
+def build_mover(share: Share, *, nesterov: bool) -> Mover:
+    """The fused one on a GPU, where Triton is installed."""
+    if share.device.type == "cuda" and find_spec("triton"):
+        from podscale.pytorch.optim.fused import FusedMomentum
+
+        return FusedMomentum(share, nesterov=nesterov)
+    return Momentum(share, nesterov=nesterov)
+
+
+class Momentum:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
-    Where the learning rate stands, inside or outside, decides whether a change of it acts on old gradients too.
-    Gradients are used up. Changes nothing where not finite.
+    `inside` and `outside` hold a factor for all, or one for each segment: see `Form`.
     """
-    weights, momenta = [slot.weight for slot in slots], [slot.momentum for slot in slots]
-    updates = [slot.gradient for slot in slots]
-    into = _for_each(where_finite(finite, inside, 0.0), len(slots))
-    away = _for_each(where_finite(finite, -outside, 0.0), len(slots))
-    torch._foreach_mul_(momenta, where_finite(finite, momentum, 1.0))
-    if not nesterov:
-        torch._foreach_addcmul_(momenta, updates, into)
-        torch._foreach_addcmul_(weights, momenta, away)
-        return
-    torch._foreach_mul_(updates, into)
-    torch._foreach_add_(momenta, updates)
-    torch._foreach_addcmul_(updates, momenta, _for_each(momentum, len(slots)))
-    torch._foreach_addcmul_(weights, updates, away)
+
+    def __init__(self, share: Share, *, nesterov: bool) -> None:
+        self._share, self._nesterov = share, nesterov
+        self.values = share.zeros()
+        self._views = share.views(self.values)
+
+    def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """See `Mover`. The sum is left in the gradients."""
+        w, g = list[Tensor](), list[Tensor]()
+        for group in self._share.groups:
+            if of_sum:
+                add_decay(group, weight_decay)
+            w += torch._foreach_norm(group.weight_pieces)
+            g += torch._foreach_norm(group.gradient_pieces)
+        return w, g
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        into = self._share.per_part(where_finite(finite, inside, 0.0))
+        away = self._share.per_part(where_finite(finite, -outside, 0.0))
+        keep = where_finite(finite, momentum, 1.0)
+        for group, momenta in zip(self._share.groups, self._views, strict=True):
+            if not decayed:
+                add_decay(group, weight_decay)
+            updates, parts = group.gradients, slice(group.first, group.last)
+            torch._foreach_mul_(momenta, keep)
+            if self._nesterov:
+                torch._foreach_mul_(updates, into[parts])
+                torch._foreach_add_(momenta, updates)
+                torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
+                torch._foreach_addcmul_(group.weights, updates, away[parts])
+            else:
+                torch._foreach_addcmul_(momenta, updates, into[parts])
+                torch._foreach_addcmul_(group.weights, momenta, away[parts])
 
 
-def _for_each(factor: Tensor, slots: int) -> list[Tensor]:
-    return list(factor.expand(slots).unbind())
+def factors(form: Form, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands inside and outside the momentum buffer."""
+    match form:
+        case "unscaled":
+            return rate * ratio, torch.ones_like(rate)
+        case "scaled":
+            return torch.ones_like(rate), rate * ratio
+        case "ratio_inside":
+            return ratio, rate

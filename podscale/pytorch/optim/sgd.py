@@ -1,30 +1,28 @@
 """Stochastic gradient descent with momentum, Nesterov's form on request (Sutskever 2013, section 2)."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Slot
-from podscale.pytorch.optim.momentum import add_decay, apply_momentum
+from podscale.pytorch.optim.base import Hyper
+from podscale.pytorch.optim.momentum import Form, build_mover, factors
+from podscale.pytorch.optim.share import Share
 
 
 class Sgd:
-    """d = g + weight_decay * w;  m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m)."""
+    """d = g + weight_decay * w, then momentum (see `Momentum`), scaled by default as in torch and in Goyal 2017.
 
-    def __init__(self, slots: Sequence[Slot], *, nesterov: bool) -> None:
-        self.slots = list(slots)
-        self._nesterov = nesterov
+    Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
+    the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
+    """
+
+    def __init__(self, share: Share, *, nesterov: bool, form: Form = "scaled") -> None:
+        self._share, self._form = share, form
+        self._momentum = build_mover(share, nesterov=nesterov)
+        self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
-        add_decay(self.slots, hyper.weight_decay)
-        apply_momentum(
-            self.slots,
-            inside=torch.ones_like(hyper.learning_rate),
-            outside=hyper.learning_rate,
-            momentum=hyper.momentum,
-            nesterov=self._nesterov,
-            finite=finite,
-        )
+        finite, _ = self._share.agree(finite)
+        inside, outside = factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
+        self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=False)
         return finite

@@ -8,5 +8,16 @@ from podscale.evaluate.report.charts.bars import class_bars, ranked_counts, stac
 from podscale.evaluate.report.charts.heatmap import heatmap
 from podscale.evaluate.report.charts.lines import Series, line_chart
 from podscale.evaluate.report.charts.reliability import reliability_diagram
+from podscale.evaluate.report.charts.schedule import curves_of, schedule_chart
 
-__all__ = ["Series", "class_bars", "heatmap", "line_chart", "ranked_counts", "reliability_diagram", "stacked_bar"]
+__all__ = [
+    "Series",
+    "class_bars",
+    "curves_of",
+    "heatmap",
+    "line_chart",
+    "ranked_counts",
+    "reliability_diagram",
+    "schedule_chart",
+    "stacked_bar",
+]

@@ -6,7 +6,7 @@ from typing import Any
 
 from podscale.evaluate.report.charts.scale import Scale, rounded_out
 from podscale.evaluate.report.figures import short
-from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluate.report.svg import Markup, tag, text
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 14.0, 40.0
@@ -36,25 +36,11 @@ def line_chart(
     mark: float | None = None,
     mark_name: str = "",
 ) -> Markup:
-    """A titled figure with axes, units and hover values.
-
-    `y_range` fixes the vertical range and `x_high` the end of the horizontal one, so that charts stand side by side;
-    `mark` draws a dashed level, such as the claim. `log` is taken where the values span more than a factor of 20.
-    """
-    drawn = [Series(s.name, decimate(s.points, MAX_POINTS), s.colour, s.dots) for s in series if s.points]
-    xs = [x for s in drawn for x, _ in s.points]
-    ys = [y for s in drawn for _, y in s.points] + ([] if mark is None else [mark])
-    log = log and min(ys) > 0 and max(ys) / min(ys) > 20
-    low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
-    last = max(xs) if x_high is None else max(x_high, *xs)
-    x = Scale(0.0, last or 1.0, LEFT, WIDTH - RIGHT)
-    y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
-    body = [
-        _axes(x, y, x_unit, show),
-        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="level") if mark is not None else None,
-        [_line(s, x, y) for s in drawn],
-        [_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
-    ]
+    """A titled figure with axes, units and hover values; the options are those of `line_drawing`."""
+    drawn = [s for s in series if s.points]
+    body = line_drawing(
+        drawn, x_unit=x_unit, y_range=y_range, log=log, show=show, x_high=x_high, mark=mark, max_points=MAX_POINTS
+    )
     legend = [tag("span", tag("i", class_=f"key c{s.colour}"), s.name) for s in drawn] if len(drawn) > 1 else []
     if mark is not None:
         legend.append(tag("span", tag("i", class_="key dash"), f"{mark_name} {show(mark)}"))
@@ -64,6 +50,38 @@ def line_chart(
         tag("figcaption", tag("b", title), unit, tag("span", legend, class_="legend") if legend else None),
         tag("svg", body, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", role="img", aria_label=title, class_="chart"),
         class_="panel",
+    )
+
+
+def line_drawing(
+    series: Sequence[Series],
+    *,
+    x_unit: str = "epoch",
+    y_range: tuple[float, float] | None = None,
+    log: bool = False,
+    show: Callable[[float], str] = short,
+    x_high: float | None = None,
+    mark: float | None = None,
+    max_points: int = MAX_POINTS,
+) -> Markup:
+    """The drawing of a chart, `WIDTH` by `HEIGHT`, for an svg element.
+
+    `y_range` fixes the vertical range and `x_high` the end of the horizontal one, so that charts stand side by side;
+    `mark` draws a dashed level, such as the claim. `log` is taken where the values span more than a factor of 20.
+    """
+    drawn = [Series(s.name, decimate(s.points, max_points), s.colour, s.dots) for s in series]
+    xs = [x for s in drawn for x, _ in s.points]
+    ys = [y for s in drawn for _, y in s.points] + ([] if mark is None else [mark])
+    log = log and min(ys) > 0 and max(ys) / min(ys) > 20
+    low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
+    last = max(xs) if x_high is None else max(x_high, *xs)
+    x = Scale(0.0, last or 1.0, LEFT, WIDTH - RIGHT)
+    y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
+    return text(
+        _axes(x, y, x_unit, show),
+        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="level") if mark is not None else None,
+        [_line(s, x, y) for s in drawn],
+        [_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
     )
 
 

@@ -73,7 +73,8 @@ def claim(data: ReportData) -> Markup | None:
         _compared("images/s", compared.images_per_second, figures.rate, _times),
     ]
     where = ", ".join(part for part in (compared.hardware, compared.source) if part)
-    note = tag("p", "Claimed on ", where, ".", class_="note") if where else None
+    here = f" Achieved here on {_hardware(data)}." if _hardware(data) else ""
+    note = tag("p", f"Claimed on {where}.{here}", class_="note") if where else None
     head = tag("tr", tag("th"), *(tag("th", name, class_="n") for name in ("claimed", "achieved", "difference")))
     return section("Claim and result", tag("table", tag("thead", head), tag("tbody", rows)), note)
 
@@ -96,6 +97,13 @@ def _claim(data: ReportData) -> Claim | None:
     trained = data.outcomes.get("train")
     seconds = data.history.seconds if trained is not None and trained.done else None  # half a training is no time
     return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
+
+
+def _hardware(data: ReportData) -> str:
+    """How many of which device the training ran on, as its newest launch logged them."""
+    started = data.history.newest("resumed") or data.history.newest("start") or {}
+    ranks, device = started.get("ranks"), started.get("device")
+    return f"{ranks} x {device}" if isinstance(ranks, int) and isinstance(device, str) else ""
 
 
 def _compared(name: str, pair: Compared, show: Any, difference: Any) -> Markup | None:

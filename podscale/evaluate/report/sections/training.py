@@ -47,7 +47,16 @@ def curves(data: ReportData) -> Markup | None:
                     title, [Series(title, points, colour)], y_unit=y_unit, x_unit=unit, x_high=end, y_range=span
                 )
             )
+    panels += _planned(data)
     return section("Training", tag("div", panels, class_="grid2")) if panels else None
+
+
+def _planned(data: ReportData) -> list[Markup]:
+    """Momentum and weight decay over the run, where the document lets them change; the logged rate is shown above."""
+    if data.config is None or data.shards is None:
+        return []
+    curves = charts.curves_of(data.config.train, len(data.shards.split("train")))
+    return [charts.schedule_chart(name, points) for name, points in curves.items() if name != "learning_rate"]
 
 
 def time(data: ReportData) -> Markup | None:
@@ -76,9 +85,19 @@ def time(data: ReportData) -> Markup | None:
             )
             if data.history.count(event)
         ]
+        notes += _target(data)
         note = tag("p", ", ".join(notes), class_="note") if notes else None
         panels.append(tag("figure", tag("figcaption", tag("b", "Stages")), table, note, class_="panel"))
     return section("Time", tag("div", panels, class_="grid2")) if panels else None
+
+
+def _target(data: ReportData) -> list[str]:
+    """When the run reached the accuracy at which it was to end."""
+    reached = data.history.newest("target_reached")
+    epoch, top1 = (number(reached.get(name)) if reached else None for name in ("epoch", "top1"))
+    return (
+        [] if epoch is None or top1 is None else [f"target reached at epoch {epoch:g} with {figures.percent(top1, 2)}"]
+    )
 
 
 def _points_of(lines: list[dict[str, Any]], x: str, y: str) -> list[tuple[float, float]]:

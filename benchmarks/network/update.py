@@ -1,0 +1,53 @@
+"""What an update costs where every rank does all of it, and where each does its share and gathers the rest."""
+
+import statistics
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.network.lab import Lab
+from benchmarks.network.meter import measure
+from podscale import models
+from podscale.config.model import ModelSection, TrainSection
+from podscale.pytorch.build import build_update
+from podscale.pytorch.models import build_model
+from podscale.pytorch.optim import Hyper
+from podscale.pytorch.precision import build_precision
+from podscale.pytorch.world import World
+
+ROUNDS = 5
+
+
+class Cost(NamedTuple):
+    """CPU seconds of one rank's update; seconds and bytes a rank sends to gather the weights; bytes of state."""
+
+    update: float
+    gather: float
+    sent: float
+    state: int
+
+
+def costs(world: World, lab: Lab, sections: dict[str, dict[str, Any]]) -> dict[str, Cost]:
+    """{section: Cost} for ResNet-50, on rank 0. CPU time, since eight ranks take turns on two cores."""
+    return {name: _cost(world, lab, TrainSection.model_validate(section)) for name, section in sections.items()}
+
+
+def _cost(world: World, lab: Lab, train: TrainSection) -> Cost:
+    section = ModelSection(name="resnet50")
+    network = build_model(section, 1000)
+    precision = build_precision(train, world)
+    reducer, weights, optimizer = build_update(train, network, models.spec(section, 1000), precision, world, extra=1)
+    hyper, finite = Hyper(*torch.tensor([0.1, 0.9, 1e-4]).unbind()), torch.tensor(True)
+    seconds = []
+    for _ in range(ROUNDS):
+        for part in reducer.buffer.averages:
+            part.fill_(1e-3)
+        world.barrier()
+        before = time.process_time()
+        optimizer.step(hyper, finite)
+        seconds.append(time.process_time() - before)
+    gather = measure(world, lab, weights.publish, 2)
+    state = sum(moment.nbytes for moment in optimizer.moments.values()) + weights.masters.nbytes
+    reducer.close()
+    return Cost(statistics.median(seconds[1:]), gather.median if reducer.gather else 0.0, gather.rank_bytes, state)

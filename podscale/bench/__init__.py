@@ -1,0 +1,1 @@
+"""Measurements for people: `podscale bench`. Nothing here is used by a run."""

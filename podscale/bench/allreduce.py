@@ -1,0 +1,126 @@
+"""`podscale bench allreduce`: starts ranks here, or is one of a torchrun world; tables of what they measured.
+
+Bandwidths as nccl-tests define them (doc/PERFORMANCE.md): algbw = S / t; busbw = algbw times 2(n-1)/n for an
+all-reduce, (n-1)/n for a reduce-scatter or all-gather, n the ranks of the group: what a link carried, whatever n.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from math import log2
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from podscale.bench.ranks import run_ranks
+from podscale.errors import InputError, PodscaleError
+from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
+from podscale.evaluate.report.charts.standalone import standalone
+from podscale.evaluate.report.svg import Markup, tag
+
+CHILD = "podscale.pytorch.linkspeed"
+
+
+def measure(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
+    """What `ranks` processes on this machine measured; raises PodscaleError where one fails or takes too long."""
+    with tempfile.TemporaryDirectory() as name:
+        task, result = Path(name, "job.json"), Path(name, "result.json")
+        task.write_text(json.dumps(job), encoding="utf-8")
+        codes = run_ranks(CHILD, [str(task), str(result)], ranks, time_limit)
+        if any(codes):
+            rank = next(number for number, code in enumerate(codes) if code)
+            raise PodscaleError(f"rank {rank} of the measurement ended with code {codes[rank]}; its error is above")
+        if None in codes:
+            raise PodscaleError(
+                f"the measurement took longer than {time_limit:.0f} s; choose fewer --sizes or raise --time-limit"
+            )
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return found
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`64K,1M,100M` as bytes (K, M, G are powers of 1024). Raises InputError."""
+    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = []
+    for word in text.upper().split(","):
+        number, unit = (word[:-1], word[-1:]) if word[-1:] in units else (word, "")
+        if not number.replace(".", "", 1).isdigit() or float(number) * units[unit] < 4:
+            raise InputError(
+                f"--sizes {text}: {word or 'nothing'} is not a size of at least 4 bytes, such as 64K or 25M"
+            )
+        sizes.append(int(float(number) * units[unit]))
+    return sizes
+
+
+def tables(found: Mapping[str, Any]) -> list[str]:
+    """Markdown: the algorithms, the phases of the torus by axis, the time that shows in a step."""
+    ranks, (rows, row) = found["ranks"], found["rows"]
+    lines = [
+        f"{ranks} ranks ({rows} x {row}), {found['backend']}, {found['device']}. "
+        "algbw = S/t, busbw = algbw x 2(n-1)/n (x (n-1)/n for a half).",
+        "",
+        "| algorithm | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s | error |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found["whole"]:
+        cells = _cells(one, 2 * (ranks - 1) / ranks)
+        lines.append(f"| {one['algorithm']} | {one['bytes']:,} | {cells} | {one['error']:.1e} |")
+    lines += ["", "Along the axes, one phase after the other:", ""]
+    lines += ["| axis | phase | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s |", "|---|---|" + "---:|" * 5]
+    for one in found["phases"]:
+        group = one["ranks"]
+        factor = (group - 1) / group * (2 if one["phase"] == "all_reduce" else 1)
+        phase = f"{one['axis']} of {group} | {one['phase'].replace('_', '-')}"
+        lines.append(f"| {phase} | {one['bytes']:,} | {_cells(one, factor)} |")
+    if found["steps"]:
+        lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
+        lines += [
+            "| algorithm | step, ms | without, ms | exposed, ms | share of the step |",
+            "|---|---:|---:|---:|---:|",
+        ]
+    for one in found["steps"]:
+        step, alone = median(one["seconds"]), median(one["alone"])
+        lines.append(
+            f"| {one['algorithm']} | {step * 1e3:.1f} | {alone * 1e3:.1f} | {(step - alone) * 1e3:.1f} "
+            f"| {(step - alone) / step:.1%} |"
+        )
+    return lines
+
+
+def _cells(one: Mapping[str, Any], factor: float) -> str:
+    seconds = sorted(one["seconds"])
+    middle, high = median(seconds), percentile(seconds, 0.95)
+    rate = one["bytes"] / middle / 1e9
+    return f"{middle * 1e3:.3f} | {high * 1e3:.3f} | {rate:.3f} | {rate * factor:.3f}"
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def drawing(found: Mapping[str, Any]) -> str:
+    """Bus bandwidth by size, as the text of an SVG file."""
+    factor = 2 * (found["ranks"] - 1) / found["ranks"]
+    smallest = min(one["bytes"] for one in found["whole"])
+    points: dict[str, list[tuple[float, float]]] = {}
+    for one in found["whole"]:
+        rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
+        points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
+    series = [Series(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
+    names = [_key(one, 60.0 + 95 * (number % 4), 34.0 + 16 * (number // 4)) for number, one in enumerate(series)]
+    title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
+    return standalone(
+        tag("text", title, x=16.0, y=16.0, class_="title"),
+        names,
+        tag("g", line_drawing(series, x_unit=f"doublings of {smallest:,} bytes"), transform="translate(16 60)"),
+        width=WIDTH + 32,
+        height=HEIGHT + 68,
+    )
+
+
+def _key(series: Series, x: float, y: float) -> list[Markup]:
+    return [
+        tag("circle", cx=x, cy=y - 4, r=3.6, class_=f"spot c{series.colour}"),
+        tag("text", series.name, x=x + 8, y=y),
+    ]

@@ -1,0 +1,47 @@
+"""A shard set without images, for rates that need none: an index like ImageNet's, and no bytes behind it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from podscale.files import write_json
+from podscale.shards import index
+from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
+
+WIDTH, HEIGHT = 500, 375
+"""The most frequent size among ImageNet's photographs, in pixels."""
+
+
+def write_imaginary_set(directory: Path, *, images: int, classes: int) -> Path:
+    """Writes a complete shard set of `images` training rows. The synthetic loader reads no record, others fail."""
+    directory.mkdir(parents=True, exist_ok=True)
+    names = [f"class-{number:04d}" for number in range(classes)]
+    write_json(directory / "classes.json", names)
+    splits = {
+        "train": _write_split(directory / "train", images, classes, first_key=0),
+        "validation": _write_split(directory / "validation", classes, classes, first_key=images),
+    }
+    Manifest(SCHEMA_VERSION, "imaginary", "imaginary", {}, classes_sha256(names), splits).write(directory)
+    return directory
+
+
+def _write_split(directory: Path, images: int, classes: int, *, first_key: int) -> SplitSummary:
+    directory.mkdir(parents=True, exist_ok=True)
+    labels = np.arange(images) % classes
+    zeros = np.zeros(images, dtype=np.int64)
+    index.write(
+        directory / "index",
+        {
+            "key": np.arange(first_key, first_key + images),
+            "offset": zeros,
+            "size": zeros,
+            "shard": zeros,
+            "label": labels,
+            "height": zeros + HEIGHT,
+            "width": zeros + WIDTH,
+            "format": zeros + index.JPEG,
+            "flags": zeros,
+        },
+    )
+    counts = tuple(np.bincount(labels, minlength=classes).tolist())
+    return SplitSummary(images, 0, counts, "", (Shard("shard-00000-of-00001.tar", images, 0, ""),))

@@ -1,0 +1,198 @@
+"""Runs variants of one document, each in processes of its own under a time limit, and keeps what was found at once.
+
+A variant that runs out of memory, does not compile or hangs is one row with its reason; the sweep goes on. What was
+measured is kept in a JSON file after every variant, and a sweep that is started again measures what is missing.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podscale import devices
+from podscale.bench.imaginary import write_imaginary_set
+from podscale.bench.ranks import run_ranks
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.files import write_json
+from podscale.shards.manifest import NAME as MANIFEST
+from podscale.shards.manifest import Manifest
+
+CHILD = "podscale.pytorch.throughput"
+IMAGINARY_EPOCHS = 4
+"""Batches in the imaginary training split: its index is then as small as the batch allows."""
+
+
+SHORTEST = 10.0
+"""Seconds that must be left of a sweep's budget for another variant to be started."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a sweep: options that differ from the base document; `batch` is per rank."""
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    real: bool = False
+    """Reads the shard set given to the sweep instead of making up images."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """warmup, steps, parts: updates (see throughput). time_limit: seconds of one variant. budget: of all of them."""
+
+    warmup: int = 20
+    steps: int = 50
+    parts: int = 5
+    time_limit: float = 300.0
+    budget: float = 86400.0
+    shard_set: str | None = None
+
+
+@dataclass
+class Row:
+    """What became of a variant: `found` where it was measured, `reason` where not. key: of everything that matters."""
+
+    name: str
+    key: dict[str, Any]
+    found: dict[str, Any] | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = self.key["options"]
+        return options
+
+
+Base = Callable[[list[str]], RunConfig]
+"""The document that all variants start from, with changes (`a.b=c`) applied."""
+Listener = Callable[[Row, list[Row]], None]
+
+
+def run_sweep(
+    base: Base, variants: Sequence[Variant], settings: Settings, results: Path, listener: Listener
+) -> list[Row]:
+    """Measures each variant that `results` does not hold yet; the rows of all of them, in their order.
+
+    `listener` gets each row and all rows so far. Raises InputError before anything is started where the document of a
+    variant is not valid.
+    """
+    documents = [document(base, variant, settings) for variant in variants]
+    known = {json.dumps(row.key, sort_keys=True): row for row in read_rows(results) if row.found}
+    rows: list[Row] = []
+    deadline = time.monotonic() + settings.budget
+    for variant, config in zip(variants, documents, strict=True):
+        key = row_key(config, variant, settings)
+        row = known.get(json.dumps(key, sort_keys=True))
+        if row is None:
+            row = _measure(Row(variant.name, key), config, variant, settings, deadline - time.monotonic())
+        rows.append(Row(variant.name, key, row.found, row.reason, row.seconds))
+        others = [old for old in known.values() if old.key not in [r.key for r in rows]]
+        write_json(results, [asdict(r) for r in [*rows, *others]])
+        listener(rows[-1], rows)
+    return rows
+
+
+def read_rows(results: Path) -> list[Row]:
+    """The rows of an earlier sweep; none where there was none. Raises InputError for a file that is something else."""
+    if not results.exists():
+        return []
+    try:
+        return [Row(**row) for row in json.loads(results.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{results}: not the results of a benchmark ({error}); choose another --out") from error
+
+
+def document(base: Base, variant: Variant, settings: Settings) -> RunConfig:
+    """The run document of a variant: as little as possible changed, but that real images get all cores to decode."""
+    if variant.real and settings.shard_set is None:
+        raise InputError(f"{variant.name}: real images need a shard set: name one with --shard-set")
+    plain = base([])
+    processes = variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes()
+    changes = ["telemetry.enabled=false", f"launch.processes={processes}"]
+    if variant.real and plain.input.loader == "synthetic":
+        changes.append("input.loader=auto")
+    if variant.real and plain.input.workers == 1:
+        changes.append(f"input.workers={max(1, devices.cores() // processes)}")
+    changes += [f"{name}={json.dumps(value)}" for name, value in variant.changes.items()]
+    if not variant.real:
+        changes.append("input.loader=synthetic")
+    if variant.batch is not None:
+        changes.append(f"train.global_batch={variant.batch * processes}")
+    return base(changes)
+
+
+def row_key(config: RunConfig, variant: Variant, settings: Settings) -> dict[str, Any]:
+    """What makes two rows the same measurement."""
+    sections = {"input", "model", "train", "launch"}
+    options = {
+        f"{section}.{name}": value
+        for section, values in config.model_dump(mode="json", include=sections).items()
+        for name, value in values.items()
+    }
+    kept = {name: value for name, value in options.items() if not name.startswith("train.schedule")}
+    images = "real" if variant.real else "synthetic"
+    return {"images": images, "steps": settings.steps, "warmup": settings.warmup, "options": kept}
+
+
+def _measure(row: Row, config: RunConfig, variant: Variant, settings: Settings, left: float) -> Row:
+    limit = min(settings.time_limit, left)
+    if left < SHORTEST:
+        row.reason = "not measured: the time of the sweep was over"
+        return row
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="podscale-bench-") as scratch:
+        place = Path(scratch)
+        shard_set = settings.shard_set if variant.real else None
+        job = place / "job.json"
+        write_json(job, _job(config, settings, shard_set, place))
+        log = place / "log.txt"
+        arguments, threads = [str(job), str(place / "result.json")], config.launch.threads or 0
+        codes = run_ranks(CHILD, arguments, config.launch.processes, limit, threads=threads, log=log)
+        if (place / "result.json").exists():
+            row.found = json.loads((place / "result.json").read_text())
+        elif None in codes and not any(codes):
+            row.reason = f"ran past its limit of {limit:.0f} s"
+        else:
+            row.reason = _reason(place, log)
+    row.seconds = round(time.monotonic() - started, 1)
+    return row
+
+
+def _job(config: RunConfig, settings: Settings, shard_set: str | None, place: Path) -> dict[str, Any]:
+    """What the child reads: a document whose schedule lasts for all updates, and where its samples are."""
+    updates = settings.warmup + settings.steps + settings.parts
+    batch = config.train.global_batch
+    if shard_set is None:
+        images = IMAGINARY_EPOCHS * batch
+        shard_set = str(write_imaginary_set(place / "imaginary", images=images, classes=1000))
+    else:
+        images = Manifest.parse((Path(shard_set) / MANIFEST).read_text(), shard_set).splits["train"].count
+    values = config.model_dump(mode="json")
+    values["run"] |= {"id": "bench", "workspace": str(place)}
+    values["train"] |= {"epochs": (updates + 1) * batch / images, "recipe": None, "recipe_origin": None, "phases": []}
+    values["train"] = {
+        name: value for name, value in values["train"].items() if name in type(config.train).model_fields
+    }
+    values["train"]["schedule"] |= {"learning_rate": 0.001, "warmup_epochs": 0.0}
+    return {
+        "config": values,
+        "shard_set": shard_set,
+        "warmup": settings.warmup,
+        "steps": settings.steps,
+        "parts": settings.parts,
+        "timeout_seconds": settings.time_limit,
+    }
+
+
+def _reason(place: Path, log: Path) -> str:
+    """Why nothing was found: the error of the first rank that has one, else the end of what was printed."""
+    for path in sorted(place.glob("result.[0-9]*")):
+        return str(json.loads(path.read_text())["error"])
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"ended without a result: {lines[-1][:300] if lines else 'nothing was printed'}"

@@ -1,0 +1,83 @@
+"""What `podscale bench train` measures: named sweeps in the order of their worth, and grids of options."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from podscale.bench.sweep import Variant
+from podscale.errors import InputError
+
+GRAPH = {"train.cuda_graph": True}
+COMPILED = {**GRAPH, "train.compile": "default"}
+AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
+FOLDED = {"train.stem_compute": "space_to_depth"}
+BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
+
+GPU = (
+    Variant("bf16", BF16, 256),
+    Variant("bf16, graph", {**BF16, **GRAPH}, 256),
+    Variant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
+    Variant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
+    Variant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real=True),
+    Variant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
+    Variant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
+    Variant("fp32", FP32, 256),
+    Variant("bf16-pure, graph, 400", {**PURE, **GRAPH}, 400),
+    Variant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
+    Variant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
+    Variant("bf16, compile", {**BF16, "train.compile": "default"}, 256),
+    Variant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
+    Variant("fp16, compile, graph, 400", {**FP16, **COMPILED}, 400),
+    Variant("bf16, compile, graph, 512", {**BF16, **COMPILED}, 512),
+    Variant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
+    Variant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
+    Variant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
+    Variant(
+        "bf16, compile, graph, 400, torchvision", {**BF16, **COMPILED, "input.loader": "torchvision"}, 400, real=True
+    ),
+)
+"""One GPU, ResNet-50: first what tells most, so that a sweep that is cut short was worth its time."""
+
+CPU = (
+    Variant("fp32", FP32, 8),
+    Variant("bf16", BF16, 8),
+    Variant("fp32, compile", {**FP32, "train.compile": "default"}, 8),
+    Variant("fp32, NCHW", {**FP32, "train.channels_last": False}, 8),
+)
+"""A laptop: that it works, not how fast."""
+
+SWEEPS: Mapping[str, Sequence[Variant]] = {"gpu": GPU, "cpu": CPU}
+
+
+def named_sweep(name: str, *, real: bool) -> list[Variant]:
+    """The variants of a sweep, those with real images only where there are some; raises InputError for another name."""
+    if name not in SWEEPS:
+        raise InputError(f"--sweep {name}: there are {', '.join(SWEEPS)}; make others with --vary a.b=x,y")
+    return [variant for variant in SWEEPS[name] if real or not variant.real]
+
+
+def grid(settings: Sequence[str], *, real: bool) -> list[Variant]:
+    """Every combination of `a.b=x,y` settings; `batch=` is images per rank. Without settings, the base document."""
+    options = []
+    for setting in settings:
+        name, separator, values = setting.partition("=")
+        if not separator or not values:
+            raise InputError(f"--vary {setting}: say which option takes which values, as in train.compile=off,default")
+        options.append([(name, value) for value in values.split(",")])
+    return [_variant(chosen, real) for chosen in product(*options)]
+
+
+def _variant(chosen: Sequence[tuple[str, str]], real: bool) -> Variant:
+    batch = next((value for name, value in chosen if name == "batch"), None)
+    if batch is not None and not batch.isdecimal():
+        raise InputError(f"--vary batch={batch}: images per rank, a whole number")
+    changes: dict[str, Any] = {name: _value(value) for name, value in chosen if name != "batch"}
+    name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen) or "as the document says"
+    return Variant(name, changes, None if batch is None else int(batch), real)
+
+
+def _value(text: str) -> Any:
+    """Numbers and truth values as such: the document's reader takes YAML, `document` hands over JSON."""
+    import yaml
+
+    return yaml.safe_load(text)

@@ -1,0 +1,95 @@
+"""`podscale bench allreduce`: the links of this machine, or of the torchrun world that this process is a rank of."""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podscale import devices
+from podscale.bench import allreduce
+from podscale.config.model import AllReduceSection
+from podscale.errors import InputError
+from podscale.files import write_json
+
+ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid")
+KNOW_NO_ROWS = ("flat", "ring", "tree")
+
+
+@dataclass(frozen=True)
+class Options:
+    """As on the command line."""
+
+    ranks: int
+    algorithms: str
+    sizes: str
+    wire: str
+    row: int | None
+    bucket_mb: float
+    seconds: float
+    model: str | None
+    side: int
+    batch: int
+    time_limit: float
+    out: Path | None
+    json: bool
+
+
+def run(options: Options) -> None:
+    """Measures, prints tables or JSON, and writes allreduce.md, .json and .svg to `out` where one is given."""
+    if options.out is not None and not options.out.is_dir():
+        raise InputError(f"--out {options.out}: the folder does not exist")
+    job = _job(options)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        found = _as_rank(job)
+        if os.environ["RANK"] != "0":
+            return
+    else:
+        if options.row is not None and options.ranks % options.row:
+            raise InputError(f"--row {options.row} does not divide --ranks {options.ranks}; choose a divisor")
+        found = allreduce.measure(job, options.ranks, options.time_limit)
+    lines = allreduce.tables(found)
+    if options.out is not None:
+        command = f"Command: `{os.environ.get('PODSCALE_COMMAND', '')}`  "
+        machine = f"Machine: {devices.cores()} cores of {devices.cpu_name()}  "
+        text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
+        (options.out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
+        (options.out / "allreduce.svg").write_text(allreduce.drawing(found), encoding="utf-8")
+        write_json(options.out / "allreduce.json", found)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if options.json else "\n".join([*lines, ""]))
+
+
+def _job(options: Options) -> dict[str, Any]:
+    sections = {name: _section(name, options) for name in options.algorithms.split(",")}
+    return {
+        "sections": sections,
+        "sizes": allreduce.parse_sizes(options.sizes),
+        "row": options.row,
+        "seconds": options.seconds,
+        "model": {"name": options.model} if options.model else None,
+        "side": options.side,
+        "batch": options.batch,
+    }
+
+
+def _section(name: str, options: Options) -> dict[str, Any]:
+    if name not in ALGORITHMS:
+        raise InputError(f"--algorithms: {name!r} is none; there are {', '.join(ALGORITHMS)}")
+    if options.wire not in ("fp32", "bf16", "fp16"):
+        raise InputError(f"--wire {options.wire}: messages are fp32, bf16 or fp16")
+    wire_row = "fp32" if name in KNOW_NO_ROWS else options.wire
+    values = {"algorithm": name, "row": options.row, "bucket_mb": options.bucket_mb}
+    values |= {"wire_row": wire_row, "wire_column": options.wire}
+    AllReduceSection.model_validate(values)
+    return values
+
+
+def _as_rank(job: dict[str, Any]) -> dict[str, Any]:
+    from podscale.pytorch import linkspeed
+    from podscale.pytorch import world as worlds
+
+    found = linkspeed.measure(worlds.join(300.0), linkspeed.Job(**job))
+    worlds.leave()
+    return found

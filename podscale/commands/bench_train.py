@@ -1,0 +1,68 @@
+"""`podscale bench train`: rate and parts of a training on this machine."""
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from podscale import config, devices
+from podscale.bench.sweep import Row, Settings, run_sweep
+from podscale.bench.train_report import report, write_report
+from podscale.bench.variants import grid, named_sweep
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.pipelines import presets
+
+RESNET50 = (
+    "model.name=resnet50",
+    "input.image_size=224",
+    "train.global_batch=256",
+    "train.precision=bf16",
+    "train.optimizer.name=lars",
+)
+"""What is measured where no document is named."""
+
+
+def train(
+    document: str | None,
+    changes: Sequence[str],
+    *,
+    sweep: str | None,
+    vary: Sequence[str],
+    settings: Settings,
+    out: Path,
+    command: str,
+) -> None:
+    """Measures the updates of a training; writes train-<device>.md and .json to the folder `out`."""
+    if not out.is_dir():
+        raise InputError(f"--out {out}: the folder does not exist")
+    if sweep is not None and vary:
+        raise InputError("--sweep and --vary: a sweep is one or the other")
+    preset = presets.resolve(document) if document is not None else None
+    given = [*(() if document is not None else RESNET50), *changes]
+
+    def base(more: list[str]) -> RunConfig:
+        return config.load(preset, [*given, *more])
+
+    real = settings.shard_set is not None
+    variants = named_sweep(sweep, real=real) if sweep is not None else grid(vary, real=real)
+    name = f"train-{device_slug()}"
+    table = out / f"{name}.md"
+
+    shown = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in shlex.split(command))
+
+    def measured(row: Row, rows: list[Row]) -> None:
+        write_report(table, shown, rows)
+        what = f"{row.found['images_per_second']:,.1f} images/s" if row.found else row.reason
+        print(f"{row.name}: {what}", file=sys.stderr, flush=True)
+
+    rows = run_sweep(base, variants, settings, out / f"{name}.json", measured)
+    print("\n".join(report(shown, rows)))
+
+
+def device_slug() -> str:
+    """The first device of this machine as part of a file's name."""
+    names = devices.gpu_names()
+    name = names[0].removeprefix("NVIDIA ") if names else "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,202 @@
+"""All ranks must be about to do the same: their documents, code, data and libraries are compared before they begin.
+
+Every rank posts what it is about to run to the store of the meeting; rank 0 compares and answers. That costs a few
+kilobytes a rank, works before any process group exists, and names ranks that never came.
+"""
+
+import hashlib
+import json
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed as dist
+
+import podscale
+from podscale.config import RunConfig, result_values
+from podscale.config.fields import FieldClass
+from podscale.config.identity import values_of
+from podscale.errors import HangDetected, InputError, PodscaleError
+from podscale.pytorch.meeting import Meeting
+from podscale.shards.shardset import ShardSet
+from podscale.text import ranks_text
+from podscale.version import VERSION, installed
+
+Facts = Mapping[str, str]
+"""What a rank is about to run: values as text by their names."""
+
+OWN_MATTERS = (
+    "run.workspace",
+    "input.workers",
+    "input.prefetch",
+    "input.cache_dir",
+    "input.cache_bytes",
+    "checkpoint.keep_last",
+    "checkpoint.keep_best",
+    "checkpoint.asynchronous",
+    "launch.",
+)
+"""Placement options, or sections of them, that are each machine's own matter; all others must agree."""
+
+DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+SHOWN = 12
+"""Differences that are listed."""
+REFUSED = "cannot start"
+ANSWER_SECONDS = 30.0
+"""How much longer the others wait for rank 0's answer than rank 0 waits for them."""
+
+
+def facts(config: RunConfig, stage: str, shard_set: ShardSet, *, device: str, local_size: int) -> dict[str, str]:
+    """Everything that must be the same on all ranks of a stage."""
+    manifest = shard_set.manifest
+    return {
+        "stage": stage,
+        **document_facts(config),
+        "podscale": f"{VERSION} (sources {source_hash()})",
+        "class map": manifest.classes_sha256[:16],
+        "shard plan": manifest.plan_fingerprint[:16],
+        **{f"index of the {name} split": split.index_sha256[:16] for name, split in manifest.splits.items()},
+        "device": device,
+        "ranks on a node": str(local_size),
+        **library_facts(),
+    }
+
+
+def document_facts(config: RunConfig) -> dict[str, str]:
+    """The options of a document that must agree: all of class `result`, and placement but for `OWN_MATTERS`."""
+    placement = values_of(config, FieldClass.PLACEMENT)
+    shared = {name: value for name, value in placement.items() if not name.startswith(OWN_MATTERS)}
+    return {name: json.dumps(value) for name, value in {**result_values(config), **shared}.items()}
+
+
+def library_facts() -> dict[str, str]:
+    """Versions of what computes and communicates; "none" where it is not there."""
+    nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": torch.__version__,
+        "CUDA of torch": torch.version.cuda or "none",
+        "NCCL": ".".join(map(str, nccl)) or "none",
+        "cuDNN": str(torch.backends.cudnn.version() or "none"),
+        "numpy": np.__version__,
+        "torchvision": installed("torchvision") or "none",
+        "DALI": next(filter(None, map(installed, DALI_PACKAGES)), "none"),
+    }
+
+
+def source_hash(package: Path = Path(podscale.__file__).parent) -> str:
+    """Names the content of the installed sources: 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def agree(meeting: Meeting, collect: Callable[[], Facts]) -> None:
+    """Returns on every rank where all of them are about to do the same.
+
+    collect: this rank's facts; what it raises counts as one, so that all ranks hear of it. Raises InputError with the
+    same text on every rank that tells which ranks differ in what, or cannot start; HangDetected where a rank did not
+    come within the meeting's timeout.
+    """
+    if meeting.size == 1:
+        collect()
+        return
+    own: Exception | None = None
+    try:
+        mine = dict(collect())
+    except Exception as error:
+        own, mine = (
+            error,
+            {REFUSED: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
+        )
+    meeting.store.set(_key(meeting.rank), json.dumps(mine))
+    verdict = _decide(meeting) if meeting.rank == 0 else _hear(meeting)
+    if own is not None and not isinstance(own, InputError):
+        raise own  # a bug keeps its traceback
+    if verdict is not None:
+        raise verdict
+
+
+def judge(posted: list[Facts]) -> PodscaleError | None:
+    """What the facts of all ranks, by rank, amount to; None where they agree."""
+    refused = {rank: theirs[REFUSED] for rank, theirs in enumerate(posted) if REFUSED in theirs}
+    if len(refused) == len(posted) and len(set(refused.values())) == 1:
+        return InputError(refused[0])
+    if refused:
+        told = [f"  - {ranks_text(ranks)}: {text}" for text, ranks in _by_value(refused).items()]
+        return InputError("not every rank can start, so none does:\n" + "\n".join(told))
+    names = list(dict.fromkeys(name for theirs in posted for name in theirs))
+    values = {name: _by_value({rank: theirs.get(name, "none") for rank, theirs in enumerate(posted)}) for name in names}
+    lines = [f"  - {name}: {_listed(differing)}" for name, differing in values.items() if len(differing) > 1]
+    if not lines:
+        return None
+    more = [f"  - and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    listing = "\n".join([*lines[:SHOWN], *more])
+    return InputError(
+        f"the ranks of this run are not about to do the same, so nothing was started:\n{listing}\n"
+        "Give every rank the same run document, image and shard set."
+    )
+
+
+def _decide(meeting: Meeting) -> PodscaleError | None:
+    """Rank 0: waits for everybody, compares, answers, and stays until the answer was heard where it is an error."""
+    keys = [_key(rank) for rank in range(meeting.size)]
+    try:
+        meeting.store.wait(keys, timedelta(seconds=meeting.timeout_seconds))
+        posted = [json.loads(text) for text in meeting.store.multi_get(keys)]
+        error = judge(posted)
+    except dist.DistStoreError:
+        absent = [rank for rank, key in enumerate(keys) if not meeting.store.check([key])]
+        error = HangDetected(
+            f"{ranks_text(absent)} of {meeting.size} did not come to the start within {meeting.timeout_seconds:g} s "
+            "(launch.timeout_seconds); the outcome or log of its pod says why"
+        )
+    answer = {} if error is None else {"kind": type(error).__name__, "text": str(error)}
+    meeting.store.set("agreement/answer", json.dumps(answer))
+    if error is not None:
+        _wait_until_heard(meeting)
+    return error
+
+
+def _hear(meeting: Meeting) -> PodscaleError | None:
+    """The other ranks: rank 0's answer."""
+    patience = meeting.timeout_seconds + ANSWER_SECONDS
+    try:
+        meeting.store.wait(["agreement/answer"], timedelta(seconds=patience))
+        answer = json.loads(meeting.store.get("agreement/answer"))
+    except RuntimeError as error:
+        return HangDetected(f"rank {meeting.rank} of {meeting.size} got no answer of rank 0 at the start: {error}")
+    meeting.store.add("agreement/heard", 1)
+    if not answer:
+        return None
+    return (HangDetected if answer["kind"] == "HangDetected" else InputError)(answer["text"])
+
+
+def _wait_until_heard(meeting: Meeting, seconds: float = 5.0) -> None:
+    """The store may end with rank 0."""
+    deadline = time.monotonic() + seconds
+    while meeting.store.add("agreement/heard", 0) < meeting.size - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _key(rank: int) -> str:
+    return f"agreement/{rank}"
+
+
+def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Ranks by value; what fewest have, and so is probably wrong, comes first."""
+    ranks = defaultdict(list)
+    for rank, value in values.items():
+        ranks[value].append(rank)
+    return dict(sorted(ranks.items(), key=lambda entry: len(entry[1])))
+
+
+def _listed(values: Mapping[str, list[int]]) -> str:
+    return ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in values.items())

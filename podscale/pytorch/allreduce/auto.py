@@ -1,0 +1,188 @@
+"""`auto`: measures the links for a moment, fits latency and bandwidth of each axis, and chooses by the cost model.
+
+Every time that counts is the slowest rank's, so all ranks hold the same numbers; rank 0 decides and says so to all.
+A choice made once is kept in the run directory and taken again when the run continues at the same size: another
+algorithm would add in another order, and the resumed run would not have the bits of an uninterrupted one.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from podscale import models
+from podscale.config import RunConfig
+from podscale.config.model import AllReduceSection
+from podscale.files import write_json
+from podscale.plan.choice import Choice, choose
+from podscale.plan.collectives import Axis, Fabric
+from podscale.plan.fit import fit_axis
+from podscale.pytorch.allreduce.base import WIRES
+from podscale.pytorch.mesh import Axis as Group
+from podscale.pytorch.mesh import plan_rows
+from podscale.pytorch.world import World
+
+CHOICES = ("flat", "tree", "hierarchical", "torus2d")
+"""What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
+WITH_ROWS = ("hierarchical", "torus2d")
+HALVED = ("flat", "torus2d")
+PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 3), (2**22, 2), (2**25, 2))
+"""Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
+AXIS_SECONDS = 0.8
+"""Longest probe of one of the three axes."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What `auto` came to. kept: it was chosen by an earlier launch of this run."""
+
+    choice: Choice
+    fabric: Fabric
+    kept: bool
+
+    def section(self, asked: AllReduceSection) -> AllReduceSection:
+        """The asked section with the choice in place of `auto`."""
+        chosen = {"algorithm": self.choice.algorithm, "bucket_mb": self.choice.bucket_mb}
+        return AllReduceSection.model_validate(asked.model_dump() | chosen)
+
+    def facts(self) -> dict[str, str]:
+        """Choice and fit as texts, for the log and the info metric."""
+        found = {"algorithm": self.choice.algorithm, "bucket_mb": f"{self.choice.bucket_mb:g}"}
+        for name, axis in (("row", self.fabric.row), ("column", self.fabric.column), ("world", self.fabric.world)):
+            found[f"{name}_ranks"] = str(axis.ranks)
+            if axis.ranks > 1:
+                found[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
+                found[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
+        return found
+
+
+def settle_all_reduce(
+    config: RunConfig,
+    world: World,
+    classes: int,
+    keep: Path,
+    fence: Callable[[], None] | None,
+    report: Callable[..., None],
+) -> RunConfig:
+    """The document with `auto`, if it says so, replaced by what was chosen; all ranks must call this at the same time.
+
+    keep: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
+    """
+    asked = config.train.all_reduce
+    if asked.algorithm != "auto":
+        return config
+    if world.first and fence is not None:
+        fence()
+    halves = config.train.weight_update == "sharded"
+    settled = settle(asked, world, 4 * models.spec(config.model, classes).size, keep, halves=halves)
+    report(settled.facts(), kept=settled.kept)
+    train = config.train.model_copy(update={"all_reduce": settled.section(asked)})
+    return config.model_copy(update={"train": train})
+
+
+def settle(
+    section: AllReduceSection, world: World, gradient_bytes: int, keep: Path, *, halves: bool = False
+) -> Settled:
+    """The choice for gradients of so many bytes, from `keep` where an earlier launch left one for the same ranks.
+
+    halves: only what can stop half way will do, since the update is sharded.
+    Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
+    """
+    rows = plan_rows(world.nodes(), section.row)
+    wires = [section.wire_row, section.wire_column]
+    key = [world.size, rows, gradient_bytes, world.device.type, wires, halves]
+    answer: list[Any] = [_kept(keep, key) if world.first else None]
+    dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
+    if answer[0] is not None:
+        return _settled(answer[0], kept=True)
+    fabric = measure(world, section.row)
+    found: list[Any] = [None]
+    if world.first:
+        row, column = (WIRES[wire].itemsize / 4 for wire in wires)
+        choice = choose(fabric.carrying(row, column), gradient_bytes, _fitting(section, halves))
+        found = [{"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}]
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        write_json(keep, found[0])
+    dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
+    return _settled(found[0], kept=False)
+
+
+def _fitting(section: AllReduceSection, halves: bool) -> Sequence[str]:
+    """Algorithms that the rest of the document allows: a format for rows is of use only to those with rows."""
+    unfit = set() if section.wire_row == "fp32" else set(CHOICES) - set(WITH_ROWS)
+    unfit |= set(CHOICES) - set(HALVED) if halves else set()
+    return [name for name in CHOICES if name not in unfit]
+
+
+def measure(world: World, row: int | None) -> Fabric:
+    """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
+    mesh = world.mesh(row)
+    groups = [mesh.row, mesh.column]
+    inside, across = _axis(world, mesh.row), _axis(world, mesh.column)
+    if 1 in (mesh.row.size, mesh.column.size):
+        through = inside if mesh.column.size == 1 else across
+    else:
+        groups.append(world.line())
+        through = _axis(world, groups[-1])  # which passes the links of both, and is no faster than either
+        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
+    for group in groups:
+        dist.destroy_process_group(group.group)  # training makes those of its algorithm alone
+    slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
+    return Fabric(inside, across, through, **slices)
+
+
+def _axis(world: World, group: Group) -> Axis:
+    """Times all-reduces by the backend, in all groups of an axis at once, until its time is up."""
+    if group.size == 1:
+        return fit_axis(1, (), ())
+    sizes: list[int] = []
+    seconds: list[float] = []
+    spent = 0.0
+    for size, repeats in PROBES:
+        if seconds and spent + repeats * seconds[-1] * size / sizes[-1] > AXIS_SECONDS and size > PROBES[2][0]:
+            break
+        values = torch.zeros(size // 4, device=world.device)
+
+        def reduce(values: Tensor = values) -> None:
+            dist.all_reduce(values, group=group.group)
+
+        if not sizes:
+            _timed(world, reduce)  # connections are made by the first message
+        times = [_timed(world, reduce) for _ in range(repeats)]
+        sizes.append(size)
+        seconds.append(min(times))
+        spent += sum(times)
+    return fit_axis(group.size, sizes, seconds)
+
+
+def _timed(world: World, operation: Callable[[], None]) -> float:
+    """Seconds from a common start until the slowest rank is done."""
+    world.barrier()
+    begin = time.perf_counter()
+    operation()
+    if world.on_gpu:
+        torch.cuda.synchronize(world.device)
+    slowest = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def _kept(path: Path, key: list[Any]) -> dict[str, Any] | None:
+    """What an earlier launch left for the same ranks, if it can be read."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if found.get("key") == json.loads(json.dumps(key)) else None
+
+
+def _settled(found: dict[str, Any], *, kept: bool) -> Settled:
+    axes = {name: Axis(*found["fabric"].pop(name)) for name in ("row", "column", "world")}
+    fabric = axes | found["fabric"]
+    return Settled(Choice(**found["choice"]), Fabric(**fabric), kept)

@@ -1,0 +1,44 @@
+"""torch.compile for the forward pass and, through it, for backward.
+
+Alone, the whole forward pass is one graph. With other ranks it is one graph per region of the network, because the
+gradients of a graph all arrive at its end: as one graph, no bucket could be on its way while backward is running.
+The reducer's hooks stay outside; gradients are accumulated into its buffer as ever.
+"""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from podscale.pytorch.models import AlexNet, ResNet
+
+Forward = Callable[[Tensor], Tensor]
+CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+def build_forward(
+    prepare: Forward,
+    module: nn.Module,
+    mode: CompileMode,
+    *,
+    ranks: int,
+    backend: str | Callable[..., Any] = "inductor",
+) -> Forward:
+    """What a step calls with a batch's images: `prepare`, then `module` (the network, or its DDP wrapper)."""
+    if mode == "off":
+        return lambda images: cast(Tensor, module(prepare(images)))
+    parts: list[Forward] = [module]
+    if ranks > 1 and isinstance(module, ResNet | AlexNet):
+        parts = module.regions()
+    first, *rest = parts
+    dtype = next(module.parameters()).dtype  # a region sees nothing of the network's own hooks
+
+    def begin(images: Tensor) -> Tensor:
+        return first(prepare(images).to(dtype))
+
+    chosen: dict[str, Any] = {"mode": mode} if backend == "inductor" else {}
+    compiler = cast(Callable[[Forward], Forward], partial(torch.compile, backend=backend, dynamic=False, **chosen))
+    regions = [compiler(region) for region in (begin, *rest)]
+    return lambda images: reduce(lambda x, region: region(x), regions, images)

@@ -1,0 +1,60 @@
+"""Gradients in one flat fp32 buffer of fixed layout: what a reducer fills and an update works on.
+
+Beside the gradients the buffer has room for `extra` values that every rank wants averaged, at no further message: the
+loss and the running statistics of batch norm.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from podscale.pytorch.layout import ALIGNMENT, plan_layout, view_like
+
+
+class GradientBuffer:
+    """The buffer, and which part of it holds averages on this rank.
+
+    Of `shards` parts of every bucket, part `shard` belongs to this rank; with one shard the whole buffer does. Where
+    there are several, `extra` has a bucket of its own, which all ranks hold whole.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        bucket_elements: int,
+        multiple: int = 1,
+        extra: int = 1,
+        shards: int = 1,
+        shard: int = 0,
+    ) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
+        backwards = list(reversed(self.parameters.values()))
+        if shards > 1:
+            multiple *= ALIGNMENT  # so that every shard begins where kernels can read whole vectors
+        self.layout = plan_layout(
+            [p.numel() for p in backwards] + [extra], bucket_elements, multiple, last_apart=shards > 1
+        )
+        *starts, extra_start = self.layout.starts
+        self.starts = dict(zip(self.parameters, reversed(starts), strict=True))
+        """Where each parameter begins."""
+        self.flat = torch.zeros(self.layout.length, dtype=torch.float32, device=device)
+        self.views = [view_like(self.flat, self.starts[name], p) for name, p in self.parameters.items()]
+        """The gradient of each parameter, in the order of the model's parameters."""
+        self.extra = self.flat[extra_start : extra_start + extra]
+        self.owned = [(0, extra_start)] if shards == 1 else [*_shards(self.layout.bounds[:-1], shards, shard)]
+        """Where the averaged gradients of this rank are."""
+        self.averages = [self.flat[start:stop] for start, stop in self.owned]
+
+    @property
+    def buckets(self) -> list[Tensor]:
+        return [self.flat[start:stop] for start, stop in self.layout.bounds]
+
+
+def _shards(bounds: tuple[tuple[int, int], ...], shards: int, shard: int) -> Iterator[tuple[int, int]]:
+    for start, stop in bounds:
+        length = (stop - start) // shards
+        yield start + shard * length, start + (shard + 1) * length

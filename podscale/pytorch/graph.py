@@ -1,0 +1,135 @@
+"""A whole update as one CUDA graph: forward, backward, collectives, optimizer and mask, replayed by a single launch.
+
+What changes from update to update lies on the device already: the batch in static buffers, the schedule as a table
+with the number of the update (see step), the seed of dropout in its generator. So nothing has to be recorded again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from podscale.pytorch.feed import DeviceBatch, Phase, untimed
+from podscale.pytorch.step import Step, StepResult
+from podscale.pytorch.timing import DeviceTimes
+from podscale.pytorch.world import World
+
+WARM_UP = 3
+"""Updates carried out as usual before one is recorded: libraries choose their kernels and allocate their workspaces
+then, which a graph cannot hold (PyTorch's notes on CUDA graphs ask for a few iterations on a side stream)."""
+
+SAMPLE_EVERY = 1000
+"""Between two updates that are carried out as usual to learn how long their parts take: a graph does not tell."""
+
+Sampled = Callable[[dict[str, float]], None]
+"""Told the seconds of each phase of a sampled update, on the device."""
+
+
+class GraphedStep:
+    """Stands in the place of a `Step`. Batches must all have the shape of the first one.
+
+    The first updates are warm-up: ordinary ones, on the stream that the graph is recorded on, since autograd
+    accumulates a gradient on the stream where it met the parameter first.
+    """
+
+    def __init__(self, step: Step, world: World, *, sampled: Sampled, sample_every: int = SAMPLE_EVERY) -> None:
+        assert world.on_gpu, "CUDA graphs need a GPU"
+        self.eager = step
+        self._device = world.device
+        self._stream = torch.cuda.Stream(world.device)
+        self._times, self._sampled, self._sample_every = DeviceTimes(on_gpu=True), sampled, sample_every
+        self._done, self._eager_bytes, self._waiting = 0, 0, False
+        self._batch: DeviceBatch | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: StepResult | None = None
+
+    def seek(self, number: int) -> None:
+        self.eager.seek(number)
+
+    def __call__(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+        with phase("h2d"):
+            static = self._load(batch)
+        self._report()
+        self.eager.begin(batch.source.step)
+        self._done += 1
+        if self._done <= WARM_UP:
+            return self._carry_out(static, phase)
+        if self._graph is None:
+            self._record(static)
+        elif (self._done - WARM_UP) % self._sample_every == 0 and self._has_room():
+            return self._carry_out(static, phase)
+        return self._replay(phase)
+
+    def _load(self, batch: DeviceBatch) -> DeviceBatch:
+        """The static buffers with the values of `batch`."""
+        if self._batch is None:
+            self._batch = DeviceBatch(torch.empty_like(batch.images), torch.empty_like(batch.labels), batch.source)
+        static = self._batch
+        for buffer, values in ((static.images, batch.images), (static.labels, batch.labels)):
+            assert (buffer.shape, buffer.stride(), buffer.dtype) == (values.shape, values.stride(), values.dtype), (
+                "a CUDA graph is of one shape",
+                buffer.shape,
+                values.shape,
+            )
+            buffer.copy_(values)
+        return static
+
+    def _carry_out(self, static: DeviceBatch, phase: Phase) -> StepResult:
+        """One ordinary update; the last one of the warm-up and every sampled one tell their times."""
+        self._times.clear()
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        with self._on_own_stream():
+            result = self.eager.carry_out(static, both(self._times.part, phase))
+        self._eager_bytes = torch.cuda.max_memory_allocated(self._device) - before
+        self._waiting = self._done >= WARM_UP
+        return result
+
+    def _record(self, static: DeviceBatch) -> None:
+        """Records an update without carrying it out.
+
+        Only this thread is watched for calls that a recording forbids: loaders and the watchdog of NCCL go on.
+        """
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._result = self.eager.carry_out(static, untimed)
+
+    def _replay(self, phase: Phase) -> StepResult:
+        """Launches the graph. The answers are copied, because the next replay writes them again."""
+        assert self._graph is not None
+        assert self._result is not None
+        with phase("forward_backward"):
+            self._graph.replay()
+        with phase("allreduce_wait"):  # inside the graph; tells the monitor that this rank was busy until here
+            return StepResult(self._result.loss.clone(), self._result.finite.clone())
+
+    def _report(self) -> None:
+        """Hands over the times of the last measured update, once the device is past it."""
+        if self._waiting and self._times.ready:
+            self._waiting = False
+            self._sampled(self._times.seconds())
+
+    def _has_room(self) -> bool:
+        """Whether an ordinary update fits beside the graph, whose own memory it cannot use."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + cached > 1.1 * self._eager_bytes
+
+    @contextmanager
+    def _on_own_stream(self) -> Iterator[None]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+
+def both(first: Phase, second: Phase) -> Phase:
+    """Measures a phase in two ways at once."""
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        with second(name), first(name):
+            yield
+
+    return phase

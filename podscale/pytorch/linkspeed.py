@@ -1,0 +1,181 @@
+"""One measurement of `podscale bench allreduce`, as the process of one rank.
+
+    python -m podscale.pytorch.linkspeed JOB.json RESULT.json
+
+JOB: the fields of `Job`. Rank 0 writes RESULT: what `measure` returns. Every time is the slowest rank's, from a common
+start; on a GPU until the device is done.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from podscale.config.model import AllReduceSection, ModelSection
+from podscale.files import write_json
+from podscale.processes import die_with_parent
+from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce import AllReduce, build_all_reduce
+from podscale.pytorch.allreduce.base import WIRES
+from podscale.pytorch.allreduce.collectives import build_collectives
+from podscale.pytorch.allreduce.order import spans
+from podscale.pytorch.mesh import Mesh
+from podscale.pytorch.models import build_model
+from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.world import World
+
+ROUNDS = (3, 50)
+CHECKED = 2**14
+"""Elements whose mean is compared with that in float64."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure.
+
+    sections: an all_reduce section by name. sizes: bytes of fp32. seconds: about so long for each of them. model: a
+    model section for the exposed time, or None; with images of `side` pixels, `batch` of them a rank.
+    """
+
+    sections: dict[str, dict[str, Any]]
+    sizes: list[int]
+    row: int | None
+    seconds: float
+    model: dict[str, Any] | None
+    side: int
+    batch: int
+
+
+def main() -> None:
+    """Joins the world that the environment names, measures, writes what was found."""
+    die_with_parent()
+    job, result = Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), Path(sys.argv[2])
+    world = worlds.join(300.0)
+    found = measure(world, job)
+    if world.first:
+        write_json(result, found)
+    worlds.leave()
+
+
+def measure(world: World, job: Job) -> dict[str, Any]:
+    """{place, whole: [...], phases: [...], steps: [...]}, the same on every rank; every rank must call this.
+
+    whole: seconds and error of each section and size. phases: seconds of the parts of a torus on each axis. steps:
+    seconds of a training step (forward and backward) with each section, and with nothing in its place.
+    """
+    sections = {name: AllReduceSection(**values) for name, values in job.sections.items()}
+    ready = {name: build_all_reduce(section, world) for name, section in sections.items()}
+    mesh = world.mesh(job.row)
+    return {
+        "ranks": world.size,
+        "rows": list(mesh.shape),
+        "device": torch.cuda.get_device_name(world.device) if world.on_gpu else "cpu",
+        "backend": "nccl" if world.on_gpu else "gloo",
+        "whole": [*_whole(world, ready, job)],
+        "phases": [*_phases(world, mesh, job)],
+        "steps": [*_steps(world, ready, sections, job)] if job.model else [],
+    }
+
+
+def _whole(world: World, ready: dict[str, AllReduce], job: Job) -> Iterator[dict[str, Any]]:
+    for name, reduce in ready.items():
+        error = relative_error(world, reduce)
+        for size in job.sizes:
+            bucket = torch.zeros(max(size // 4, 1), device=world.device)
+            seconds = _times(world, lambda r=reduce, b=bucket: r(b), job.seconds)  # type: ignore[misc]
+            yield {"algorithm": name, "bytes": bucket.nbytes, "seconds": seconds, "error": error}
+
+
+def relative_error(world: World, reduce: AllReduce) -> float:
+    """Of the mean of random values, as a share of its root mean square, against float64."""
+    parts = [_random(rank) for rank in range(world.size)]
+    exact = torch.stack(parts).double().mean(0)
+    found = parts[world.rank].to(world.device)
+    reduce(found)
+    return float((found.cpu() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+def _random(rank: int) -> Tensor:
+    return torch.randn(CHECKED, generator=torch.Generator().manual_seed(rank))
+
+
+def _phases(world: World, mesh: Mesh, job: Job) -> Iterator[dict[str, Any]]:
+    """Reduce-scatter and all-gather of S bytes along the rows, all-reduce of S / row along the columns, in fp32."""
+    row, column = (build_collectives(axis, WIRES["fp32"], world.device) for axis in (mesh.row, mesh.column))
+    for size in job.sizes:
+        bucket = torch.zeros(max(size // 4 // mesh.row.size, 1) * mesh.row.size, device=world.device)
+        parts = spans(len(bucket), mesh.row.size)
+        shard = bucket[slice(*parts[mesh.row.place])]
+        phases: list[tuple[str, Any, Tensor, Callable[[], None]]] = [
+            ("reduce_scatter", mesh.row, bucket, lambda b=bucket, p=parts: row.reduce_scatter(b, p)),  # type: ignore[misc]
+            ("all_reduce", mesh.column, shard, lambda s=shard: column.all_reduce(s)),  # type: ignore[misc]
+            ("all_gather", mesh.row, bucket, lambda b=bucket, p=parts: row.all_gather(b, p)),  # type: ignore[misc]
+        ]
+        for name, axis, data, operation in phases:
+            if axis.size > 1:
+                seconds = _times(world, operation, job.seconds)
+                yield {"phase": name, "axis": axis.name, "ranks": axis.size, "bytes": data.nbytes, "seconds": seconds}
+
+
+class Nothing:
+    """In the place of an all-reduce: leaves every rank with its own gradients."""
+
+    def __call__(self, bucket: Tensor) -> None:
+        pass
+
+
+def _steps(
+    world: World, ready: dict[str, AllReduce], sections: dict[str, AllReduceSection], job: Job
+) -> Iterator[dict[str, Any]]:
+    """Steps with every section and without reduction in turn, so that a busy moment of the machine meets all."""
+    network = build_model(ModelSection(**(job.model or {})), 1000).to(world.device).train()
+    images = torch.randn(job.batch, 3, job.side, job.side, device=world.device)
+    labels = torch.randint(0, 1000, (job.batch,), device=world.device)
+    found: dict[str, list[float]] = {"": [], **{name: [] for name in ready}}
+    for number in range(1 + 5):
+        for name, times in found.items():
+            section = sections.get(name, AllReduceSection())
+            reduce = ready.get(name, Nothing())
+            reducer = FlatReducer(network, reduce, world, bucket_mb=section.bucket_mb, overlap=section.overlap)
+
+            def step(reducer: FlatReducer = reducer) -> None:
+                reducer.begin()
+                reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
+                reducer.finish()
+
+            seconds = _timed(world, step)
+            reducer.close()
+            if number:  # the first round makes connections and memory
+                times.append(seconds)
+    for name in ready:
+        yield {"algorithm": name, "seconds": found[name], "alone": found[""]}
+
+
+def _times(world: World, operation: Callable[[], None], budget: float) -> list[float]:
+    """Seconds of each round; as many rounds as the budget gives, the same number on every rank."""
+    _timed(world, operation)
+    first = _timed(world, operation)
+    rounds = min(max(int(budget / max(first, 1e-6)), ROUNDS[0]), ROUNDS[1])
+    return [_timed(world, operation) for _ in range(rounds)]
+
+
+def _timed(world: World, operation: Callable[[], None]) -> float:
+    world.barrier()
+    begin = time.perf_counter()
+    operation()
+    if world.on_gpu:
+        torch.cuda.synchronize(world.device)
+    slowest = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+if __name__ == "__main__":
+    main()

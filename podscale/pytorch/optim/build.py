@@ -1,0 +1,91 @@
+"""From the document's optimizer section to the update rule and the share of the weights that it works on."""
+
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+
+from podscale import models
+from podscale.config.model import OptimizerSection
+from podscale.errors import InputError
+from podscale.pytorch.allreduce import HalvedAllReduce
+from podscale.pytorch.gradients import GradientBuffer
+from podscale.pytorch.optim.base import Optimizer
+from podscale.pytorch.optim.lamb import Lamb
+from podscale.pytorch.optim.lars import Lars
+from podscale.pytorch.optim.sgd import Sgd
+from podscale.pytorch.optim.share import Segment, Share
+
+
+def build_optimizer(section: OptimizerSection, share: Share) -> Optimizer:
+    """The update rule of a document over this rank's share of the weights."""
+    match section.name:
+        case "sgd":
+            return Sgd(share, nesterov=section.nesterov, form=section.form)
+        case "lars":
+            return Lars(
+                share,
+                nesterov=section.nesterov,
+                trust_coefficient=section.trust_coefficient,
+                eps=section.added_eps,
+                trust=section.trust,
+                form=section.form,
+                clip=section.trust_clip,
+            )
+        case "lamb":
+            return Lamb(
+                share,
+                beta2=section.beta2,
+                eps=section.added_eps,
+                clip_norm=section.clip_norm,
+                clip=section.trust_clip,
+            )
+
+
+def build_share(
+    section: OptimizerSection,
+    buffer: GradientBuffer,
+    masters: Tensor,
+    spec: models.ModelSpec,
+    gather: HalvedAllReduce | None = None,
+) -> Share:
+    """What this rank updates; `gather` is what collects shards, None where every rank updates everything."""
+    return Share(
+        build_segments(section, buffer, spec), buffer.owned, masters, buffer.flat, RowSum(gather) if gather else None
+    )
+
+
+def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: models.ModelSpec) -> list[Segment]:
+    """The parameters in the order of the model, and whether they decay and adapt.
+
+    Raises InputError where a pattern of the skip list matches nothing.
+    """
+    for pattern in section.skip:
+        if not any(fnmatchcase(name, pattern) for name in buffer.starts):
+            raise InputError(
+                f"train.optimizer.skip: no parameter of {spec.name} is called {pattern!r}; names are such as "
+                f"{', '.join(list(buffer.starts)[-2:])}, and * stands for any text"
+            )
+    roles = {parameter.name: parameter.role for parameter in spec.parameters}
+    segments = []
+    for name, start in buffer.starts.items():
+        taken = not any(fnmatchcase(name, pattern) for pattern in section.skip)
+        decays = taken and (section.decay_all or roles[name] == "weight")
+        adapts = taken and (section.adapt_all or decays)
+        segments.append(Segment(name, start, buffer.parameters[name].numel(), decays, adapts))
+    return segments
+
+
+class RowSum:
+    """Adds fp64 values over the ranks that share one set of weights.
+
+    Gathered and then added by each rank in the same order: an all-reduce may add in another order in another row, and
+    the weights of two rows would come to differ in their last bits.
+    """
+
+    def __init__(self, gather: HalvedAllReduce) -> None:
+        self._gather = gather
+
+    def __call__(self, values: Tensor) -> Tensor:
+        gathered = values.new_empty(self._gather.shards * len(values))
+        self._gather.all_gather(values, gathered)
+        return gathered.view(self._gather.shards, -1).sum(0)

@@ -1,0 +1,200 @@
+"""What one rank updates: all weights, or its shard of every bucket, cut into pieces of single parameters.
+
+An update rule sees lists of tensors and never knows whether the update is sharded. Norms are taken of pieces, which
+are small, because a processor's fp32 sum of squares is good to 1e-7 over some ten thousand elements and to 1e-5 only
+over millions. What is done element by element is done to parts. On a CPU a part is a piece, and parts are taken in
+groups that stay in its cache from one operation to the next. On a GPU, where every operation on a tensor is a launch,
+a part is a whole range of the flat buffer in rows: a row lies within one segment, so that a factor of its segment is
+one value for each row.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.layout import ALIGNMENT
+
+PIECE = 2**15
+"""Most elements of a piece."""
+CACHED = 2**17
+"""Most elements of a group of pieces on a CPU: three fp32 arrays of them are 1.5 MiB."""
+
+
+class Segment(NamedTuple):
+    """One parameter in the flat layout: elements [start, start + size).
+
+    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate.
+    """
+
+    name: str
+    start: int
+    size: int
+    decays: bool
+    adapts: bool
+
+
+class Piece(NamedTuple):
+    """`size` elements of one segment: from `at` in the flat layout, from `own` in buffers of the share alone.
+
+    weight: where they begin in the weights, which are laid out in one of the two ways.
+    """
+
+    segment: int
+    at: int
+    own: int
+    size: int
+    weight: int
+
+
+class Group(NamedTuple):
+    """Parts that an update takes together: numbers [first, last), and the pieces that they consist of.
+
+    decaying: the parts with weights that decay, from 0. masks: for each of those 1 or 0 per row; None where all of it
+    decays.
+    """
+
+    first: int
+    last: int
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    weight_pieces: list[Tensor]
+    gradient_pieces: list[Tensor]
+    decaying: list[int]
+    masks: list[Tensor | None]
+
+
+class Share:
+    """The pieces of one rank as views of the flat buffers.
+
+    weights: fp32, either of the whole layout or of this rank's elements alone. gradients: fp32 of the whole layout.
+    owned: this rank's ranges of the layout, in order. exchange: adds fp64 values over the ranks that share one set of
+    weights, to the same bits on each; None where every rank updates everything.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        owned: Sequence[tuple[int, int]],
+        weights: Tensor,
+        gradients: Tensor,
+        exchange: Callable[[Tensor], Tensor] | None = None,
+        *,
+        rows: bool | None = None,
+    ) -> None:
+        """`rows`: whether parts are ranges in rows; default: on a GPU."""
+        self.segments, self._exchange = list(segments), exchange
+        self.length = sum(stop - start for start, stop in owned)
+        self.device = gradients.device
+        self.weights, self.gradients = weights, gradients
+        assert len(weights) in (len(gradients), self.length)
+        self.pieces = cut(segments, owned, compact=len(weights) != len(gradients))
+        self.segment_of = torch.tensor([p.segment for p in self.pieces], dtype=torch.int64, device=self.device)
+        self.adapts = torch.tensor([segment.adapts for segment in segments], device=self.device)
+        self.decays = torch.tensor([float(segment.decays) for segment in segments], device=self.device)
+        self._owned = list(owned)
+        in_rows = self.device.type != "cpu" if rows is None else rows
+        self._rows = [part.to(self.device) for part in rows_of(segments, owned)] if in_rows and self.pieces else []
+        own_weights = [weights.narrow(0, p.weight, p.size) for p in self.pieces]
+        own_gradients = [gradients.narrow(0, p.at, p.size) for p in self.pieces]
+        make = self._row_groups if self._rows else self._piece_groups
+        self.groups = make(own_weights, own_gradients)
+
+    def zeros(self) -> Tensor:
+        """Room for one more fp32 value of each of this rank's weights."""
+        return torch.zeros(self.length, device=self.device)
+
+    def views(self, values: Tensor) -> list[list[Tensor]]:
+        """The parts of such a buffer, group by group."""
+        if self._rows:
+            return [[_in_rows(values, own, own + stop - start) for own, (start, stop) in self._places()]]
+        return [[values.narrow(0, p.own, p.size) for p in self.pieces[g.first : g.last]] for g in self.groups]
+
+    def per_part(self, factor: Tensor) -> list[Tensor]:
+        """A factor for all, or one for each segment, as what multiplies each part."""
+        if self._rows:
+            return [factor.index_select(0, part)[:, None] if factor.dim() else factor for part in self._rows]
+        if factor.dim():
+            factor = factor.index_select(0, self.segment_of)
+        return list(factor.expand(len(self.pieces)).unbind())
+
+    def agree(self, finite: Tensor, *values: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Adds fp64 vectors over the ranks, and finds whether all of them are finite, in one small message."""
+        if self._exchange is None:
+            return finite, list(values)
+        total = self._exchange(torch.cat([(~finite).double().view(1), *values]))
+        return total[0] == 0, list(total[1:].split([len(value) for value in values]))
+
+    def _piece_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
+        """Every piece as one part."""
+        groups = []
+        for first, last in self._group_bounds():
+            parts = (weights[first:last], gradients[first:last])
+            decaying = [i for i, p in enumerate(self.pieces[first:last]) if self.segments[p.segment].decays]
+            groups.append(Group(first, last, *parts, *parts, decaying, [None] * len(decaying)))
+        return groups
+
+    def _row_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
+        """Every owned range as one part."""
+        compact = len(self.weights) != len(self.gradients)
+        places = [(own, own + stop - start) if compact else (start, stop) for own, (start, stop) in self._places()]
+        parts = (
+            [_in_rows(self.weights, *place) for place in places],
+            [_in_rows(self.gradients, *place) for place in self._owned],
+        )
+        masks: list[Tensor | None] = [self.decays.index_select(0, part)[:, None] for part in self._rows]
+        return [Group(0, len(places), *parts, weights, gradients, list(range(len(places))), masks)]
+
+    def _places(self) -> list[tuple[int, tuple[int, int]]]:
+        """Where each owned range begins in buffers of the share alone, and the range."""
+        sizes = [stop - start for start, stop in self._owned]
+        return list(zip(accumulate([0, *sizes]), self._owned, strict=False))
+
+    def _group_bounds(self) -> list[tuple[int, int]]:
+        if not self.pieces:  # small models leave some ranks nothing
+            return []
+        bounds, taken = [0], 0
+        for number, piece in enumerate(self.pieces):
+            if taken + piece.size > CACHED:
+                bounds.append(number)
+                taken = 0
+            taken += piece.size
+        return list(pairwise([*bounds, len(self.pieces)]))
+
+
+def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]], *, compact: bool = False) -> list[Piece]:
+    """The owned parts of all segments in the order of the layout, at most `PIECE` elements each.
+
+    compact: whether the weights are this rank's elements alone.
+    """
+    pieces, own = [], 0
+    by_start = sorted(range(len(segments)), key=lambda number: segments[number].start)
+    for range_start, range_stop in owned:
+        for number in by_start:
+            segment = segments[number]
+            start, stop = max(range_start, segment.start), min(range_stop, segment.start + segment.size)
+            for at in range(start, stop, PIECE):
+                within = own + at - range_start
+                pieces.append(Piece(number, at, within, min(PIECE, stop - at), within if compact else at))
+        own += range_stop - range_start
+    return pieces
+
+
+def rows_of(segments: Sequence[Segment], owned: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The segment of each row of each owned range, int64 [rows]; the zeros between segments count as the first's.
+
+    Every segment and every range begins with a row (see layout.ALIGNMENT), so no row lies in two segments.
+    """
+    length = max(stop for _, stop in owned)
+    segment_of = torch.zeros(-(-length // ALIGNMENT), dtype=torch.int64)
+    for number, segment in enumerate(segments):
+        assert segment.start % ALIGNMENT == 0, segment
+        segment_of[segment.start // ALIGNMENT : -(-(segment.start + segment.size) // ALIGNMENT)] = number
+    assert all(start % ALIGNMENT == 0 == stop % ALIGNMENT for start, stop in owned), owned
+    return [segment_of[start // ALIGNMENT : stop // ALIGNMENT] for start, stop in owned]
+
+
+def _in_rows(flat: Tensor, start: int, stop: int) -> Tensor:
+    return flat[start:stop].view(-1, ALIGNMENT)

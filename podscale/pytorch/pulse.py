@@ -1,0 +1,150 @@
+"""Who is where: each rank tells the others once a second, so that a failure can name the rank that is missing.
+
+A collective that fails knows only that somebody did not come. The notes of all ranks stand in the store of the
+meeting; a rank that waits in vain looks at them twice and knows whose no longer change. Clocks are never compared.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Protocol
+
+from torch._C._distributed_c10d import Store
+
+from podscale.pytorch.meeting import Meeting
+from podscale.pytorch.notes import Census, Note, Whereabouts
+
+SECONDS = 1.0
+"""Between two notes of a rank; in large worlds more, so that the store never takes over `WRITES` a second."""
+WRITES = 1000.0
+PATIENCE = 3.5
+"""Notes that a living rank may miss before it counts as missing."""
+STORE_PATIENCE = 5.0
+"""Notes in whose time the store answers, or never will."""
+FAILED = "pulse/failed"
+
+
+class Trouble(Protocol):
+    def __call__(self, reason: str, *, hang: bool) -> None: ...
+
+
+class Pulse:
+    """Writes this rank's notes and reads those of all.
+
+    on_trouble: called on the pulse's thread where this rank, once under way, has not got on for `deaf_seconds`, or
+    where another has ended with an error and this one does not notice: what a rank needs whose collectives raise
+    nothing (NCCL's, which wait on the device). seconds: between two notes; default: by the size of the world.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        whereabouts: Whereabouts,
+        *,
+        seconds: float | None = None,
+        deaf_seconds: float | None = None,
+        on_trouble: Trouble = lambda reason, *, hang: None,
+    ) -> None:
+        self._meeting, self._whereabouts = meeting, whereabouts
+        self._seconds = seconds or max(SECONDS, meeting.size / WRITES)
+        self._store_seconds = STORE_PATIENCE * self._seconds
+        self._deaf_seconds, self._on_trouble = deaf_seconds, on_trouble
+        self._beat = 0
+        self._first: Note | None = None
+        """The newest note of rank 0: the store may end with it."""
+        self._over = threading.Event()
+        self._write(meeting.store)
+        if meeting.size > 1:
+            threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def last_words(self, ended: str, *, follows: bool = False) -> None:
+        """Tells the others that this rank ends, and why, so that nobody looks for it; an empty text: it is done.
+
+        follows: because of another rank. Then rank 0, with which the store may end, stays until the others have looked.
+        """
+        self._over.set()
+        stay = follows and self._meeting.rank == 0
+        self._bounded(lambda: self._say(ended, follows, stay), self._store_seconds)
+
+    def census(self) -> Census:
+        """How the other ranks are; takes up to `PATIENCE` notes and never hangs."""
+        found: list[Census] = []
+        self._bounded(lambda: found.append(self._look()), PATIENCE * self._seconds + self._store_seconds)
+        if found:
+            return found[0]
+        return Census(missing={0: self._first}) if self._first is not None else Census()
+
+    def _run(self) -> None:
+        changes, since = -1, time.monotonic()
+        with suppress(RuntimeError):  # the store is gone, and with it whoever would read
+            store = self._meeting.own_store(self._store_seconds)
+            while not self._over.wait(self._seconds):
+                self._beat += 1
+                self._write(store)
+                if self._meeting.rank != 0:
+                    self._first = _read(store, [0])[0]
+                if self._whereabouts.changes != changes:
+                    changes, since = self._whereabouts.changes, time.monotonic()
+                self._listen(store, time.monotonic() - since)
+
+    def _listen(self, store: Store, still_seconds: float) -> None:
+        """Speaks up for a main thread that hears nothing."""
+        if self._deaf_seconds is None:
+            return
+        if still_seconds > self._deaf_seconds and self._whereabouts.under_way:
+            self._on_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
+        elif still_seconds > PATIENCE * self._seconds and store.check([FAILED]):
+            self._on_trouble(f"rank {store.get(FAILED).decode()} has failed", hang=False)
+
+    def _say(self, ended: str, follows: bool, stay: bool) -> None:
+        store = self._meeting.own_store(self._store_seconds)
+        self._beat += 1
+        self._write(store, ended or "it is done", follows=follows)
+        if ended and not follows:
+            store.set(FAILED, str(self._meeting.rank))
+        while stay and self._look().alive:
+            time.sleep(self._seconds / 4)
+
+    def _look(self) -> Census:
+        """Looks at the notes until each has changed, or should have."""
+        store = self._meeting.own_store(self._store_seconds)
+        others = [rank for rank in range(self._meeting.size) if rank != self._meeting.rank]
+        first, deadline = _read(store, others), time.monotonic() + PATIENCE * self._seconds
+        while True:
+            now = _read(store, others)
+            ended = {rank: note for rank, note in now.items() if note.ended}
+            same = {rank: note for rank, note in now.items() if rank not in ended and note.beat == first[rank].beat}
+            if not same or time.monotonic() > deadline:
+                alive = {rank: note for rank, note in now.items() if rank not in ended and rank not in same}
+                return Census(missing=same, ended=ended, alive=alive)
+            time.sleep(self._seconds / 4)
+
+    def _bounded(self, work: Callable[[], None], seconds: float) -> None:
+        """The store's host may be the one that hangs, and then no timeout of its client helps."""
+
+        def run() -> None:
+            with suppress(RuntimeError):
+                work()
+
+        thread = threading.Thread(target=run, name="pulse-store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+
+    def _write(self, store: Store, ended: str = "", *, follows: bool = False) -> None:
+        at = self._whereabouts
+        note = Note(self._beat, at.step, at.phase, socket.gethostname(), os.getpid(), ended, follows)
+        store.set(_key(self._meeting.rank), json.dumps(asdict(note)))
+
+
+def _key(rank: int) -> str:
+    return f"pulse/{rank}"
+
+
+def _read(store: Store, ranks: list[int]) -> dict[int, Note]:
+    texts = store.multi_get([_key(rank) for rank in ranks])
+    return {rank: Note(**json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}

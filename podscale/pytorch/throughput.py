@@ -1,0 +1,191 @@
+"""One measurement of `podscale bench train`, as the process of one rank: the real session, the real loop, then times.
+
+    python -m podscale.pytorch.throughput JOB.json RESULT.json
+
+JOB holds the document (`config`), the location of a shard set, and numbers of updates: `warmup`, `steps` (timed as a
+whole, nothing waits in between) and `parts` (measured part by part, as ordinary updates). Rank 0 writes RESULT; every
+rank writes its error to RESULT.<rank> where it fails.
+"""
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from podscale.checkpoint import Checkpoints, Identity
+from podscale.config import RunConfig, result_values
+from podscale.files import write_json
+from podscale.input import open_shard_set
+from podscale.processes import die_with_parent
+from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce.auto import settle_all_reduce
+from podscale.pytorch.build import build_session
+from podscale.pytorch.feed import Phase
+from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.monitor import monitoring
+from podscale.pytorch.session import Session
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.timing import DeviceTimes, mark, seconds_between
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+
+
+def main() -> None:
+    """Measures, writes what was found or why nothing was, and ends the process."""
+    die_with_parent()
+    job, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    code = 0
+    try:
+        world = worlds.join(float(job["timeout_seconds"]))
+        found = measure(job, world)
+        if world.first:
+            write_json(result, found)
+        worlds.leave()
+    except BaseException as error:
+        code = 1
+        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+        text = " ".join(str(error).split())
+        write_json(result.with_suffix(f".{os.environ.get('RANK', '0')}"), {"error": f"{kind}: {text}"[:300]})
+        if not isinstance(error, torch.OutOfMemoryError):
+            sys.excepthook(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # after a failed collective, an orderly end would wait for threads that wait for peers
+
+
+def measure(job: dict[str, Any], world: World) -> dict[str, Any]:
+    """The figures of one rank; all ranks take part."""
+    config = RunConfig.model_validate(job["config"])
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    shard_set, run = open_shard_set(job["shard_set"], config), RunDirectory.of(config).create()
+    checkpoints = Checkpoints(
+        run.checkpoints,
+        Identity(result_values(config), shard_set.manifest.classes_sha256, shard_set.manifest.plan_fingerprint),
+        keep_last=1,
+        keep_best=1,
+        asynchronous=True,
+        fence=None,
+        listener=None,
+    )
+    ranks = run.path / "ranks"
+    ranks.mkdir(exist_ok=True)
+    with monitoring(config, world, run, ranks, None) as monitor:
+        classes, keep = len(shard_set.classes), run.all_reduce
+        config = settle_all_reduce(config, world, classes, keep, None, monitor.settled)
+        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        try:
+            return _measure(session, job["warmup"], job["steps"], job["parts"])
+        finally:
+            session.close()
+
+
+def _measure(session: Session, warmup: int, steps: int, parts: int) -> dict[str, Any]:
+    world, config = session.world, session.config
+    host = DeviceTimes(on_gpu=False)
+    batches = session.loader.batches(0, warmup + steps + parts)
+    updates = _updates(session, batches, host.part)
+    session.step.seek(0)
+    started = time.perf_counter()
+    next(updates)
+    _wait(world)
+    first = time.perf_counter() - started
+    for _ in range(warmup - 1):
+        next(updates)
+    _wait(world)
+    host.clear()
+    begin, marks = time.perf_counter(), [mark(on_gpu=world.on_gpu)]
+    for _ in range(steps):
+        next(updates)
+        marks.append(mark(on_gpu=world.on_gpu))
+    _wait(world)
+    elapsed = time.perf_counter() - begin
+    each = [seconds_between(*pair) for pair in pairwise(marks)]
+    images = config.train.global_batch
+    rate = steps * images / elapsed / world.size
+    return {
+        "device": world.device_name,
+        "versions": _versions(world),
+        "ranks": world.size,
+        "batch": images // world.size,
+        "images_per_second": rate,
+        "step_seconds": elapsed / steps,
+        "step_median_seconds": statistics.median(each),
+        "step_p95_seconds": sorted(each)[int(0.95 * (len(each) - 1))],
+        "first_step_seconds": first,
+        "host_seconds": {name: seconds / steps for name, seconds in host.seconds().items()},
+        "part_seconds": _parts(session, batches, parts),
+        "memory_bytes": _memory(world),
+        "training_flops_per_image": session.spec.training_flops(config.input.image_size),
+        "bad_records": session.loader.bad_records,
+    }
+
+
+def _updates(session: Session, batches: Iterator[Any], phase: Phase) -> Iterator[None]:
+    """What the trainer does again and again between checkpoints, one update a time."""
+    control = session.control
+    for number, batch in enumerate(session.feed(batches, phase), start=1):
+        result = session.step(batch, phase)
+        control.send(number, result, busy=0.0, stop=False)
+        control.due()
+        yield
+
+
+def _parts(session: Session, batches: Iterator[Any], count: int) -> dict[str, float]:
+    """Mean seconds of each part of an ordinary update; empty where memory does not suffice for it beside a graph."""
+    step = session.step.eager if isinstance(session.step, GraphedStep) else session.step
+    times = DeviceTimes(on_gpu=session.world.on_gpu)
+    backward = session.reducer.backward
+
+    def timed(loss: torch.Tensor, *, last: bool) -> None:
+        with times.part("backward"):
+            backward(loss, last=last)
+
+    session.reducer.backward = timed  # type: ignore[method-assign]
+    try:
+        for batch in session.feed(batches, DeviceTimes(on_gpu=False).part):
+            step(batch, times.part)
+        _wait(session.world)
+    except torch.OutOfMemoryError:
+        return {}
+    finally:
+        session.reducer.backward = backward  # type: ignore[method-assign]
+    found = {name: seconds / count for name, seconds in times.seconds().items()}
+    return {"forward": found.pop("forward_backward", 0.0) - found.get("backward", 0.0), **found}
+
+
+def _wait(world: World) -> None:
+    """Until all ranks and their devices have done everything."""
+    if world.on_gpu:
+        torch.cuda.synchronize(world.device)
+    world.barrier()
+
+
+def _memory(world: World) -> int:
+    """Most bytes that torch held on the device, graphs and caches included; of a CPU, the process's peak."""
+    if world.on_gpu:
+        return torch.cuda.max_memory_reserved(world.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _versions(world: World) -> dict[str, str]:
+    found: dict[str, str] = {"torch": str(torch.__version__)}
+    if world.on_gpu:
+        found |= {
+            "CUDA": torch.version.cuda or "",
+            "cuDNN": str(torch.backends.cudnn.version()),
+            "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    main()

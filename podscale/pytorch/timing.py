@@ -1,0 +1,59 @@
+"""Times of the parts of an update on the device itself, taken without waiting for it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+Mark = float | torch.cuda.Event
+"""A moment: the host's clock in seconds, or an event on the current stream of a GPU."""
+
+
+def mark(*, on_gpu: bool) -> Mark:
+    """This moment in the device's queue (or now, on a CPU)."""
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Seconds from one mark to a later one; on a GPU both must have passed."""
+    if isinstance(begin, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return float(begin.elapsed_time(end)) / 1000.0
+    assert isinstance(end, float)
+    return end - begin
+
+
+class DeviceTimes:
+    """Seconds by part of the updates measured since `clear`. A part inside another counts in both."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._parts: list[tuple[str, Mark, Mark]] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begin = mark(on_gpu=self._on_gpu)
+        try:
+            yield
+        finally:
+            self._parts.append((name, begin, mark(on_gpu=self._on_gpu)))
+
+    def clear(self) -> None:
+        self._parts = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether the device has passed every mark."""
+        return all(not isinstance(end, torch.cuda.Event) or end.query() for _, _, end in self._parts)
+
+    def seconds(self) -> dict[str, float]:
+        """Sums by part, in the order in which parts first ended; call it once `ready`."""
+        found: dict[str, float] = {}
+        for name, begin, end in self._parts:
+            found[name] = found.get(name, 0.0) + seconds_between(begin, end)
+        return found

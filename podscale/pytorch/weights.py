@@ -1,0 +1,97 @@
+"""The fp32 weights that an update works on, and how the model's parameters follow them.
+
+The weights lie in the flat layout of the gradients. Where the whole update is carried out on every rank, parameters in
+fp32 are views of the weights, and there is nothing to bring up to date. Where the update is sharded (Kumar 2019; Xu
+2020), each rank updates its shard of every bucket, and the ranks of a row then gather the others' shards: weights
+travel instead of gradients, in fp32, or rounded to bf16 at half the volume. Then, and for parameters in half precision,
+the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.allreduce import HalvedAllReduce
+from podscale.pytorch.gradients import GradientBuffer
+from podscale.pytorch.layout import strided_like, view_like
+
+GATHERED = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Formats in which weights are gathered, by their names in a run document."""
+
+
+class Weights:
+    """The weights of one rank.
+
+    `published` holds every weight as the model sees it, equal on all ranks to the bit; `masters` are the fp32 weights
+    that this rank updates: the same memory, or where weights are published in bf16, this rank's own elements alone.
+    gather: what collects shards; None where the update is not sharded.
+    """
+
+    def __init__(
+        self,
+        buffer: GradientBuffer,
+        gather: HalvedAllReduce | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        cast: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Takes over the values of the model's parameters, which are fp32 until `cast` changes the dtype of some."""
+        dtype = torch.float32 if gather is None else dtype
+        self._buffer, self._gather = buffer, gather
+        first = torch.zeros_like(buffer.flat)
+        for name, value in self.named(first).items():
+            value.copy_(buffer.parameters[name].detach())
+        self.published = first.to(dtype)
+        self.masters = first if dtype == torch.float32 else self.own(first)
+        cast()
+        views = self.named(self.published)
+        for name, parameter in buffer.parameters.items():
+            if parameter.dtype == dtype:
+                parameter.data = views[name]
+        followers = {name: p for name, p in buffer.parameters.items() if p.dtype != dtype}
+        self._followers = [strided_like(parameter.data, views[name]) for name, parameter in followers.items()]
+        self._followed = [views[name] for name in followers]
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Brings every parameter of every rank up to date after an update; all ranks call it."""
+        if self._gather is not None:
+            own = 0
+            for (start, stop), (low, high) in zip(self._buffer.owned, self._buffer.layout.bounds, strict=False):
+                shard = self.published[start:stop]
+                if self.masters.dtype != self.published.dtype:
+                    shard.copy_(self.masters[own : own + stop - start])
+                self._gather.all_gather(shard, self.published[low:high])
+                own += stop - start
+        if self._followers:
+            torch._foreach_copy_(self._followers, self._followed)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """The elements of each parameter in a flat buffer of the layout, in the parameter's shape."""
+        buffer = self._buffer
+        return {name: view_like(flat, start, buffer.parameters[name]) for name, start in buffer.starts.items()}
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's elements of a flat buffer, as `Share` orders them."""
+        return torch.cat([flat[start:stop] for start, stop in self._buffer.owned])
+
+    def whole(self, own: Tensor) -> Tensor:
+        """A buffer to take `named` parts from, of which every rank of a row brings its own; all ranks call it."""
+        if self._gather is None:
+            return own
+        flat = own.new_zeros(self._buffer.layout.length)
+        lengths = [stop - start for start, stop in self._buffer.owned]
+        for shard, (low, high) in zip(own.split(lengths), self._buffer.layout.bounds, strict=False):
+            self._gather.all_gather(shard.contiguous(), flat[low:high])
+        return flat
+
+    def whole_masters(self) -> Tensor:
+        """All fp32 weights as one flat buffer; all ranks call it."""
+        return self.published if self.masters is self.published else self.whole(self.masters)
+
+    def load_masters(self, flat: Tensor) -> None:
+        """Takes over all fp32 weights, the same on every rank."""
+        self.masters.copy_(flat if len(self.masters) == len(flat) else self.own(flat))
+        self.publish()

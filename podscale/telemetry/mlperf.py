@@ -1,0 +1,149 @@
+"""mlperf.log: what a training does, in the lines that MLPerf's tools read (`:::MLLOG {...}`, one JSON object each).
+
+Written after the rules of MLPerf Training: `init_*` spans what happens before any training image is read, `run_start`
+comes right before the first one, `run_stop` with the evaluation that reaches the target (`train.target_top1`), or with
+status `aborted` at any other end; a block lies between two evaluations. Hyper-parameters have the names that the
+compliance checker of the package mlperf_logging asks for, which a test lets check a run. The lines are written here
+and not by that package, because it would bring pandas into every training image.
+
+Where a log of ours is no submission: nothing clears the caches of the machine (`cache_clear` is logged as false), a
+training that was resumed goes on in the log of its former launch and so has two run_start lines, which the checker
+refuses, and evaluation is as often as the document says.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from podscale.config import RunConfig
+from podscale.config.spans import batch_norm_span
+
+
+class MlperfLog:
+    """Appends the lines of one launch. `fence` raises where a newer launch has taken the run over."""
+
+    def __init__(self, path: Path, config: RunConfig, fence: Callable[[], None] | None = None) -> None:
+        self._path, self._config, self._fence = path, config, fence or (lambda: None)
+        self._held: list[str] | None = []  # until it is known whether this launch goes on with a former log
+        self._steps_per_epoch = 1.0
+        self._block_begins = 0
+        self._running = False
+        telemetry = config.telemetry
+        self._event("cache_clear", False)
+        self._start("init_start")
+        self._event("submission_benchmark", "resnet")
+        self._event("submission_division", telemetry.mlperf_division)
+        self._event("submission_org", telemetry.mlperf_org)
+        self._event("submission_status", "research")
+
+    def run_start(
+        self, *, resumed: bool, step: int, ranks: int, device: str, train_images: int, validation_images: int
+    ) -> None:
+        """The next thing that happens is reading a training image; `step` updates were done before."""
+        config = self._config
+        self._steps_per_epoch = train_images / config.train.global_batch
+        self._event("submission_platform", f"{ranks} x {device}")
+        self._event("train_samples", train_images)
+        self._event("eval_samples", validation_images)
+        for key, value in hyper_parameters(config, self._steps_per_epoch, ranks):
+            self._event(key, value)
+        self._end("init_stop")
+        self._release(goes_on=resumed)
+        self._start("run_start")
+        self._running = True
+        self._begin_block(step)
+
+    def evaluating(self, step: int) -> None:
+        """`step` updates are done, and the validation split is about to be read."""
+        self._end("block_stop", first_epoch_num=self._epoch(self._block_begins), **self._at(step))
+        self._start("eval_start", **self._at(step))
+
+    def evaluated(self, step: int, top1: float, *, target_reached: bool) -> None:
+        """The evaluation after `step` updates is done; the run ends with it where it reached the target."""
+        self._event("eval_accuracy", top1, **self._at(step))
+        self._end("eval_stop", **self._at(step))
+        if target_reached:
+            self._stop("success")
+        else:
+            self._begin_block(step)
+
+    def close(self) -> None:
+        """The launch ends; where that is not by reaching the target, the run was aborted."""
+        if self._running:
+            self._stop("aborted")
+
+    def _begin_block(self, step: int) -> None:
+        self._block_begins = step
+        count = self._config.evaluate.every_epochs or self._config.train.epochs
+        self._start("block_start", first_epoch_num=self._epoch(step), epoch_count=count, samples_count=self._seen(step))
+
+    def _stop(self, status: str) -> None:
+        self._running = False
+        self._end("run_stop", status=status)
+
+    def _at(self, step: int) -> dict[str, Any]:
+        return {"epoch_num": self._epoch(step), "samples_count": self._seen(step)}
+
+    def _epoch(self, step: int) -> float:
+        """Epochs done after `step` updates."""
+        return round(step / self._steps_per_epoch, 2)
+
+    def _seen(self, step: int) -> int:
+        return step * self._config.train.global_batch
+
+    def _start(self, key: str, value: Any = None, **metadata: Any) -> None:
+        self._append("INTERVAL_START", key, value, metadata)
+
+    def _end(self, key: str, value: Any = None, **metadata: Any) -> None:
+        self._append("INTERVAL_END", key, value, metadata)
+
+    def _event(self, key: str, value: Any, **metadata: Any) -> None:
+        self._append("POINT_IN_TIME", key, value, metadata)
+
+    def _append(self, kind: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        self._fence()
+        line = {
+            "namespace": "",
+            "time_ms": int(time.time() * 1000),
+            "event_type": kind,
+            "key": key,
+            "value": value,
+            "metadata": metadata,
+        }
+        text = f":::MLLOG {json.dumps(line)}\n"
+        if self._held is not None:
+            self._held.append(text)
+            return
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(text)
+
+    def _release(self, *, goes_on: bool) -> None:
+        """Writes what was held back, behind the former launch's lines or in their place."""
+        assert self._held is not None
+        with self._path.open("a" if goes_on else "w", encoding="ascii") as file:
+            file.writelines(self._held)
+        self._held = None
+
+
+def hyper_parameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
+    """The keys that the rules ask for, with the document's values; LARS and SGD have names of their own."""
+    train, optimizer, schedule = config.train, config.train.optimizer, config.train.schedule
+    yield "seed", config.run.seed
+    yield "global_batch_size", train.global_batch
+    yield "gradient_accumulation_steps", train.accumulation
+    yield "model_bn_span", batch_norm_span(config, ranks).total
+    yield "opt_name", optimizer.name
+    own = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
+    yield f"{own}_base_learning_rate", schedule.learning_rate
+    yield f"{own}_momentum", optimizer.momentum
+    yield f"{own}_weight_decay", optimizer.weight_decay
+    yield f"{'lars_opt' if own == 'lars_opt' else 'opt'}_learning_rate_warmup_epochs", schedule.warmup_epochs
+    if optimizer.name == "lars":
+        yield "lars_epsilon", optimizer.added_eps
+    if schedule.name == "polynomial":
+        decay = schedule.decay_epochs or train.epochs - schedule.warmup_epochs
+        yield f"{own}_end_learning_rate", schedule.end_learning_rate
+        yield f"{own}_learning_rate_decay_poly_power", schedule.power
+        yield f"{own}_learning_rate_decay_steps", round(decay * steps_per_epoch)

@@ -1,0 +1,141 @@
+"""Four ranks of which one is about to do something else: all end with one error that names it."""
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import podscale
+from podscale.config import RunConfig
+from podscale.errors import HangDetected, InputError
+from podscale.pytorch import agreement
+from podscale.pytorch.meeting import Meeting, meet
+from podscale.pytorch.world import World
+from podscale.shards.shardset import ShardSet
+
+RUN = {"run": {"id": "r"}, "train": {"global_batch": 32}}
+
+Change = Callable[[pytest.MonkeyPatch], None]
+
+
+def here(config: RunConfig, shard_set: ShardSet) -> dict[str, str]:
+    return agreement.facts(config, "train", shard_set, device="cpu", local_size=4)
+
+
+def room(meeting: Meeting, name: str) -> Meeting:
+    """The same ranks in a corner of the store that nobody has used yet."""
+    from torch._C._distributed_c10d import PrefixStore
+
+    return replace(meeting, store=PrefixStore(name, meeting.store))
+
+
+DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "result": ({"label_smoothing": 0.2}, "train.label_smoothing: 0.2 on rank 2, 0.1 on ranks 0, 1 and 3"),
+    "placement": ({"accumulation": 2}, "train.accumulation: 2 on rank 2, 1 on ranks 0, 1 and 3"),
+}
+LIBRARIES: dict[str, tuple[Change, str]] = {
+    "torch": (lambda m: m.setattr(torch, "__version__", "2.0.1"), "torch: 2.0.1 on rank 2, "),
+    "cuda": (lambda m: m.setattr(torch.version, "cuda", "12.1"), "CUDA of torch: 12.1 on rank 2, "),
+    "nccl": (lambda m: m.setattr(torch.cuda.nccl, "version", lambda: (2, 1, 0)), "NCCL: 2.1.0 on rank 2, "),
+    "cudnn": (lambda m: m.setattr(torch.backends.cudnn, "version", lambda: 7), "cuDNN: 7 on rank 2, "),
+    "numpy": (lambda m: m.setattr(np, "__version__", "1.0"), "numpy: 1.0 on rank 2, "),
+    "python": (
+        lambda m: m.setattr(platform, "python_version_tuple", lambda: ("3", "9", "1")),
+        "Python: 3.9 on rank 2, ",
+    ),
+    "code": (
+        lambda m: m.setattr(agreement, "source_hash", lambda: "0123456789abcdef"),
+        "podscale: 0.1.0 (sources 0123456789abcdef) on rank 2, ",
+    ),
+}
+
+
+def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_shard_set: Any) -> None:
+    shards = make_shard_set()
+    manifest = ShardSet.open(shards).manifest
+    data = {
+        "class map": (replace(manifest, classes_sha256="c" * 64), f"class map: {'c' * 16} on rank 2, "),
+        "plan": (replace(manifest, plan_fingerprint="p" * 16), f"shard plan: {'p' * 16} on rank 2, "),
+    }
+
+    def said(meeting: Meeting, name: str, facts: Callable[[], agreement.Facts]) -> str:
+        with pytest.raises(InputError) as caught:
+            agreement.agree(room(meeting, name), facts)
+        assert int(caught.value.exit_code) == 2
+        return str(caught.value)
+
+    def body(world: World) -> dict[str, str]:
+        meeting, odd, answers = meet(20.0), world.rank == 2, {}
+        config, shard_set = RunConfig.model_validate(RUN), ShardSet.open(shards)
+        for name, (change, _) in DOCUMENTS.items():
+            train = {**RUN["train"], **(change if odd else {})}
+            mine = RunConfig.model_validate({**RUN, "train": train})
+            answers[name] = said(meeting, name, lambda c=mine: here(c, shard_set))  # type: ignore[misc]
+        for name, (other, _) in data.items():
+            mine_set = ShardSet.open(shards)
+            mine_set.manifest = other if odd else manifest
+            answers[name] = said(meeting, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
+        for name, (change_library, _) in LIBRARIES.items():
+            with pytest.MonkeyPatch.context() as patch:
+                if odd:
+                    change_library(patch)
+                answers[name] = said(meeting, name, lambda: here(config, shard_set))
+        agreement.agree(room(meeting, "equal"), lambda: here(config, shard_set))
+        return answers
+
+    answers = run_world(4, body)
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    for name, (_, line) in {**DOCUMENTS, **data, **LIBRARIES}.items():
+        assert f"\n  - {line}" in answers[0][name]
+        assert answers[0][name].count("\n  - ") == 1, answers[0][name]
+        assert "ranks 0, 1 and 3" in answers[0][name]
+
+
+def test_what_one_rank_cannot_open_all_hear_of(run_world: Any, make_shard_set: Any) -> None:
+    shards = make_shard_set()
+
+    def body(world: World) -> str:
+        where = shards if world.rank != 3 else Path("/nowhere")
+        config = RunConfig.model_validate(RUN)
+        with pytest.raises(InputError) as caught:
+            agreement.agree(meet(20.0), lambda: here(config, ShardSet.open(where)))
+        return str(caught.value)
+
+    answers = run_world(4, body)
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("not every rank can start, so none does:\n  - rank 3: /nowhere")
+
+
+def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
+    def body(world: World) -> str:
+        if world.rank == 1:
+            return ""
+        with pytest.raises(HangDetected) as caught:
+            agreement.agree(meet(1.0), lambda: {"x": "1"})
+        return str(caught.value)
+
+    assert [text[:45] for text in run_world(4, body)] == [
+        "rank 1 of 4 did not come to the start within " if rank != 1 else "" for rank in range(4)
+    ]
+
+
+def test_the_options_of_each_machine_may_differ() -> None:
+    config = RunConfig.model_validate(RUN)
+    facts = agreement.document_facts(config)
+    own = {"input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"}, "launch": {"threads": 3, "processes": 4}}
+    assert agreement.document_facts(RunConfig.model_validate({**RUN, **own})) == facts
+    assert {"train.global_batch", "train.all_reduce.algorithm", "evaluate.batch", "run.seed"} <= facts.keys()
+
+
+def test_the_source_hash_names_the_content(tmp_path: Path) -> None:
+    copy = shutil.copytree(Path(podscale.__file__).parent, tmp_path / "podscale", ignore=lambda *_: ["__pycache__"])
+    assert agreement.source_hash(copy) == agreement.source_hash()
+    with (copy / "pytorch" / "step.py").open("a") as file:
+        file.write("# changed\n")
+    assert agreement.source_hash(copy) != agreement.source_hash()

@@ -1,0 +1,223 @@
+"""The all-reduce family in worlds of 2, 3, 4 and 8 processes: right to rounding, in the stated order to the bit."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from podscale.config.model import AllReduceSection
+from podscale.errors import InputError
+from podscale.pytorch.allreduce import (
+    AllReduce,
+    HalvedAllReduce,
+    Torus2D,
+    build_all_reduce,
+    collectives,
+    hierarchical,
+    torus2d,
+)
+from podscale.pytorch.allreduce.base import WIRES
+from podscale.pytorch.mesh import Axis
+from podscale.pytorch.world import World
+from tests.support import reduction
+
+LENGTHS = (1, 5, 64, 101, 203)
+LONG = 1201
+"""More segments in a part than messages that may be under way."""
+SMALL = 101
+"""Hybrid's threshold in elements."""
+TOLERANCE = {"fp32": 1e-6, "fp16": 4e-3, "bf16": 3e-2}
+
+
+class Case(NamedTuple):
+    algorithm: str
+    row: int | None = None
+    wire_row: str = "fp32"
+    wire_column: str = "fp32"
+
+    def build(self, world: World) -> AllReduce:
+        section = AllReduceSection(**self._asdict(), hybrid_mb=SMALL * 4 / 2**20)
+        return build_all_reduce(section, world)
+
+
+def cases(size: int) -> Iterator[Case]:
+    for wire in ("fp32", "bf16", "fp16"):
+        yield from (Case(name, None, "fp32", wire) for name in ("flat", "ring", "tree"))
+    rows = {2: (1, 2), 3: (1, 3), 4: (1, 2, 4), 8: (2, 4)}[size]
+    for name in ("hierarchical", "torus2d", "hybrid"):
+        yield from (Case(name, row) for row in rows)
+        yield from (Case(name, row, *wires) for row in rows for wires in (("fp32", "bf16"), ("fp16", "bf16")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_messages() -> Iterator[None]:
+    """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(collectives.SEGMENT, "cpu", 7)
+        patch.setitem(torus2d.SLICE, "cpu", 32)
+        yield
+
+
+def contribution(rank: int, length: int) -> Tensor:
+    return 0.05 + torch.randn(length, generator=torch.Generator().manual_seed(1000 * length + rank))
+
+
+def everything(world: World) -> dict[tuple[Case, int], Tensor]:
+    found = {}
+    for case in cases(world.size):
+        all_reduce = case.build(world)
+        for length in (*LENGTHS, LONG) if case.wire_column == "fp32" else LENGTHS:
+            bucket, again = contribution(world.rank, length), contribution(world.rank, length)
+            all_reduce(bucket)
+            all_reduce(again)
+            assert torch.equal(bucket, again), (case, length)
+            found[case, length] = bucket
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4, 8])
+def worlds(
+    request: pytest.FixtureRequest, run_world: Any, short_messages: None
+) -> list[dict[tuple[Case, int], Tensor]]:
+    found: list[dict[tuple[Case, int], Tensor]] = run_world(request.param, everything)
+    return found
+
+
+def test_means_are_the_oracles_and_the_same_on_every_rank(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
+    assert worlds[0].keys() == worlds[-1].keys()
+    for (case, length), mean in worlds[0].items():
+        exact = torch.stack([contribution(rank, length).double() for rank in range(len(worlds))]).mean(0)
+        tolerance = max(TOLERANCE[case.wire_row], TOLERANCE[case.wire_column])
+        assert (mean - exact).abs().max() < tolerance, (case, length)
+        for other in worlds[1:]:
+            assert torch.equal(mean, other[case, length]), (case, length)
+
+
+def test_sums_are_in_the_stated_order_to_the_bit(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
+    size = len(worlds)
+    for (case, length), mean in worlds[0].items():
+        if case.algorithm == "flat":  # gloo's order is its own
+            continue
+        values = [contribution(rank, length) * (1.0 / size) for rank in range(size)]
+        assert torch.equal(mean, simulated(case, values)), (case, length)
+
+
+def simulated(case: Case, values: list[Tensor]) -> Tensor:
+    wire_row, wire = WIRES[case.wire_row], WIRES[case.wire_column]
+    column: Callable[..., Tensor] = functools.partial(reduction.ring, wire=wire)
+    name = case.algorithm
+    if name == "hybrid":
+        name = "hierarchical" if len(values[0]) < SMALL else "ring"
+    match name:
+        case "ring":
+            return reduction.ring(values, wire)
+        case "tree":
+            return reduction.double_tree(values, wire)
+        case "torus2d":
+            return reduction.torus2d(values, case.row or len(values), wire_row, column)
+        case _:
+            return reduction.hierarchical(values, case.row or len(values), wire_row, column)
+
+
+def halves(world: World) -> None:
+    """Raises where the halves of an algorithm do not make up the whole, or round what they only move."""
+    built = [Case(name, None, "fp32", "bf16").build(world) for name in ("flat", "ring")]
+    built += [Case("torus2d", row, "bf16", "bf16").build(world) for row in (1, 2, 4)]
+    for all_reduce in built:
+        assert isinstance(all_reduce, HalvedAllReduce)
+        length = 36 * all_reduce.shards
+        whole, bucket = contribution(world.rank, length), contribution(world.rank, length)
+        all_reduce(whole)
+        shard = all_reduce.reduce_scatter(bucket)
+        start = 36 * all_reduce.shard
+        assert torch.equal(shard.bfloat16().float(), whole[start : start + 36].bfloat16().float())
+        weights = torch.arange(float(length)) + 1 / 3
+        for dtype in (torch.float32, torch.bfloat16):
+            gathered = torch.zeros(length, dtype=dtype)
+            all_reduce.all_gather(weights[start : start + 36].to(dtype), gathered)
+            assert torch.equal(gathered, weights.to(dtype))
+
+
+def test_halves_make_up_the_whole_and_gather_exactly(run_world: Any) -> None:
+    run_world(4, halves)
+
+
+def as_on_gpus(world: World) -> None:
+    """Raises where the grids over the backend's own collectives, which GPUs use, are wrong; here over gloo's."""
+
+    def backend(axis: Axis, wire: torch.dtype, device: torch.device) -> collectives.Collectives:
+        return collectives.BackendCollectives(axis, wire)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torus2d, "build_collectives", backend)
+        patch.setattr(hierarchical, "build_collectives", backend)
+        for name, row, wire in product(("torus2d", "hierarchical"), (1, 2, 4), ("fp32", "bf16")):
+            all_reduce = Case(name, row, wire, wire).build(world)
+            for length in LENGTHS:
+                mean = contribution(world.rank, length)
+                all_reduce(mean)
+                exact = torch.stack([contribution(rank, length).double() for rank in range(world.size)]).mean(0)
+                assert (mean - exact).abs().max() < TOLERANCE[wire], (name, row, wire, length)
+
+
+def test_grids_over_the_backends_own_collectives(run_world: Any) -> None:
+    run_world(4, as_on_gpus)
+
+
+def scattered_nodes(world: World) -> tuple[Any, Tensor]:
+    """Ranks 0, 2, 4, 6 on one machine and 1, 3, 5, 7 on the other."""
+    world = replace(world, node=world.rank % 2)
+    mesh = world.mesh()
+    bucket = contribution(world.rank, 203)
+    Torus2D(mesh, world.device)(bucket)
+    ring, whole, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
+    assert isinstance(ring, HalvedAllReduce)
+    ring(whole)
+    ring.all_gather(ring.reduce_scatter(contribution(world.rank, 64)), gathered)
+    assert torch.equal(whole, gathered)
+    named = mesh.device_mesh("cpu")
+    assert torch.distributed.get_process_group_ranks(named.get_group("row")) == sorted(mesh.row.ranks)
+    return (mesh.shape, mesh.row.ranks, mesh.column.ranks, world.line().ranks), bucket
+
+
+def test_rows_follow_the_nodes(run_world: Any) -> None:
+    found = run_world(8, scattered_nodes)
+    exact = torch.stack([contribution(rank, 203).double() for rank in range(8)]).mean(0)
+    for rank, ((shape, row, column, line), mean) in enumerate(found):
+        assert shape == (2, 4)
+        assert row == tuple(range(rank % 2, 8, 2))
+        assert column == (rank - rank % 2, rank - rank % 2 + 1)
+        assert line == (0, 2, 4, 6, 1, 3, 5, 7)
+        assert torch.equal(mean, found[0][1])
+        assert (mean - exact).abs().max() < 1e-6
+
+
+def refused(world: World) -> list[str]:
+    uneven = replace(world, node=0 if world.rank < 3 else 1)
+    messages = []
+    for place, section in (
+        (world, AllReduceSection(algorithm="torus2d", row=3)),
+        (uneven, AllReduceSection(algorithm="hierarchical")),
+        (world, AllReduceSection(backend="nccl")),
+    ):
+        with pytest.raises(InputError) as error:
+            build_all_reduce(section, place)
+        messages.append(str(error.value))
+    bucket = torch.full((5,), float(world.rank))
+    build_all_reduce(AllReduceSection(algorithm="torus2d", row=2), uneven)(bucket)
+    assert bucket.tolist() == [1.5] * 5
+    return messages
+
+
+def test_what_does_not_fit_is_refused_alike_on_every_rank(run_world: Any) -> None:
+    found = run_world(4, refused)
+    assert found == [found[0]] * 4
+    row, uneven, nccl = found[0]
+    assert "rows of 3 ranks do not divide the 4 ranks" in row
+    assert "node 0: 3, node 1: 1" in uneven
+    assert "this rank has none" in nccl

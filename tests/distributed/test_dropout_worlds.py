@@ -1,0 +1,112 @@
+"""AlexNet on real processes: dropout is keyed by (seed, update, rank), so a resumed training repeats it to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from podscale import models
+from podscale.checkpoint import Checkpoints, Identity
+from podscale.checkpoint.layout import complete_entries, read_snapshot
+from podscale.config import RunConfig, result_values
+from podscale.errors import Preempted
+from podscale.pytorch.build import build_session
+from podscale.pytorch.export import WEIGHTS
+from podscale.pytorch.models import build_model
+from podscale.pytorch.monitor import monitoring
+from podscale.pytorch.randomness import Randomness
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.trainer import train
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.shards.shardset import ShardSet
+
+
+def document(workspace: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"id": "alex", "workspace": str(workspace), "seed": 3},
+            "input": {"loader": "torchvision", "image_size": 64},
+            "model": {"name": "alexnet", "width": 4},
+            "train": {"epochs": 2, "global_batch": 16, "optimizer": {"name": "lars"}, "schedule": {"learning_rate": 1}},
+            "evaluate": {"batch": 4},
+            "launch": {"timeout_seconds": 60},
+        }
+    )
+
+
+def training(config: RunConfig, shards: Path, world: World, stop: int | None = None) -> dict[str, float]:
+    """One launch; asks for a stop while update `stop` is carried out."""
+    shard_set, run, request = ShardSet.open(shards), RunDirectory.of(config), StopRequest()
+    ranks = run.path / "ranks"
+    ranks.mkdir(parents=True, exist_ok=True)
+    with monitoring(config, world, run, ranks, None) as monitor:
+        identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
+        checkpoints = Checkpoints(
+            run.checkpoints,
+            identity,
+            keep_last=2,
+            keep_best=1,
+            asynchronous=False,
+            fence=None,
+            listener=monitor.checkpoint,
+        )
+        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, request)
+        feed = session.feed
+
+        def watched(batches: Any, phase: Any) -> Any:
+            for batch in feed(batches, phase):
+                request.requested = batch.source.step == stop
+                yield batch
+
+        session.feed = watched  # type: ignore[assignment]
+        try:
+            return train(session).evaluation
+        finally:
+            session.close()
+
+
+def test_a_resumed_alexnet_repeats_its_dropout_to_the_bit(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    straight, halted = document(tmp_path / "straight"), document(tmp_path / "halted")
+
+    def stopped(world: World) -> None:
+        with pytest.raises(Preempted):
+            training(halted, shards, world, stop=1)
+
+    (evaluation, _) = run_world(2, lambda world: training(straight, shards, world))
+    run_world(2, stopped)
+    assert run_world(2, lambda world: training(halted, shards, world))[0] == evaluation
+    want, found = (
+        read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).arrays for config in (straight, halted)
+    )
+    assert [name for name in want if not np.array_equal(want[name], found[name])] == []
+    exported = load_file(RunDirectory.of(straight).model / WEIGHTS)
+    spec = models.spec(straight.model, 4)
+    assert {name: array.shape for name, array in exported.items()} == {
+        part.name: part.shape for part in (*spec.parameters, *spec.buffers)
+    }
+
+
+def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
+    model = build_model(document(Path()).model, 3).train()
+
+    def mask(seed: int, step: int, rank: int) -> list[bool]:
+        torch.manual_seed(np.random.default_rng().integers(2**31))  # whatever was drawn before
+        Randomness(model, seed, World(rank, 2, rank, 2, torch.device("cpu"))).begin(step)
+        return (torch.nn.functional.dropout(torch.ones(64)) > 0).tolist()
+
+    assert mask(0, 5, 1) == mask(0, 5, 1)
+    others = [mask(0, 5, 0), mask(0, 6, 1), mask(1, 5, 1)]
+    assert mask(0, 5, 1) not in others
+    assert len({tuple(other) for other in others}) == 3
+
+
+def test_a_network_without_dropout_leaves_the_generator_alone() -> None:
+    randomness = Randomness(torch.nn.Linear(2, 2), 0, World(0, 1, 0, 1, torch.device("cpu")))
+    before = torch.get_rng_state()
+    randomness.begin(3)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,203 @@
+"""A rank that is killed or stopped in the middle: the others end in time and name it and what they waited for."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from podscale.config.spans import Span
+from podscale.errors import PodscaleError
+from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce import Flat
+from podscale.pytorch.batchnorm import BatchNorm, span_groups
+from podscale.pytorch.control import Control
+from podscale.pytorch.failure import watched
+from podscale.pytorch.meeting import meet
+from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.step import StepResult
+from podscale.pytorch.world import World
+
+TIMEOUT, BEAT = 2.0, 0.25
+DIES_AT = 3
+
+Update = Callable[[int], None]
+
+
+def bucket(world: World) -> Update:
+    torch.manual_seed(0)
+    reducer = FlatReducer(nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 8)), Flat(world), world, bucket_mb=0.01)
+
+    def update(step: int) -> None:
+        reducer.begin()
+        reducer.backward(reducer.module(torch.ones(1, 8)).sum(), last=True)
+        reducer.finish()
+
+    return update
+
+
+def batch_norm(world: World) -> Update:
+    layer = BatchNorm(4)
+    span_groups(layer, world, Span(world.size, 2))
+    return lambda step: layer(torch.rand(2, 4, 3, 3)).sum().backward()
+
+
+def control(world: World) -> Update:
+    words = Control(world, lag=0)
+
+    def update(step: int) -> None:
+        words.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy=0.0, stop=False)
+        words.due()
+
+    return update
+
+
+def barrier(world: World) -> Update:
+    return lambda step: world.barrier()
+
+
+def lose(
+    run_world: Any, place: Path, build: Callable[[World], Update], number: signal.Signals, victim: int
+) -> dict[int, tuple[int, str, float]]:
+    """What the survivors of 4 ranks say, one of which meets signal `number`: exit code, error, seconds since."""
+
+    def answers() -> list[Path]:
+        return list(place.glob("answer-*"))
+
+    def body(world: World) -> None:
+
+        update = build(world)
+        (place / f"pid-{world.rank}").write_text(str(os.getpid()))
+        world.barrier()
+        try:
+            with watched(meet(TIMEOUT), lambda error: None, seconds=BEAT) as whereabouts:
+                for step in range(1000):
+                    whereabouts.enter("forward_backward")
+                    if step == DIES_AT and world.rank == victim:
+                        time.sleep(2 * BEAT)  # the others are waiting by now
+                        os.kill(os.getpid(), number)
+                    started = time.monotonic()
+                    update(step)
+                    whereabouts.updated(step + 1)
+        except PodscaleError as error:
+            text = f"{int(error.exit_code)}\n{time.monotonic() - started}\n{error}"
+            (place / f"answer-{world.rank}").write_text(text)
+        deadline = time.monotonic() + 10
+        while len(answers()) < world.size - 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if number is signal.SIGSTOP and world.rank == (victim + 1) % world.size:
+            os.kill(int((place / f"pid-{victim}").read_text()), signal.SIGKILL)
+
+    with pytest.raises(AssertionError, match=f"rank {victim}: ended without an answer"):
+        run_world(4, body, timeout_seconds=TIMEOUT)
+    found = {}
+    for path in answers():
+        code, seconds, text = path.read_text().split("\n", 2)
+        found[int(path.name.partition("-")[2])] = (int(code), text, float(seconds))
+    assert sorted(found) == [rank for rank in range(4) if rank != victim]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("build", "victim", "number", "collective"),
+    [
+        (bucket, 2, signal.SIGSTOP, "in the average of gradient bucket 1"),
+        (bucket, 2, signal.SIGKILL, "in the average of gradient bucket 1"),
+        (batch_norm, 2, signal.SIGSTOP, "in the statistics of batch norm"),
+        (control, 2, signal.SIGSTOP, "in the control word"),
+        (barrier, 2, signal.SIGSTOP, "in a barrier"),
+        (bucket, 0, signal.SIGSTOP, "in the average of gradient bucket 1"),
+        (bucket, 0, signal.SIGKILL, "in the average of gradient bucket 1"),
+    ],
+)
+def test_the_others_name_the_rank_and_the_collective(
+    run_world: Any,
+    tmp_path: Path,
+    build: Callable[[World], Update],
+    victim: int,
+    number: signal.Signals,
+    collective: str,
+) -> None:
+    stopped = number is signal.SIGSTOP
+    for rank, (code, text, seconds) in lose(run_world, tmp_path, build, number, victim).items():
+        first = text.splitlines()[0]
+        assert code == (76 if stopped else 77), text
+        assert first.startswith(f"rank {rank} of 4 {'waited in vain for its peers' if stopped else 'lost a peer'}")
+        assert collective in first
+        assert f"of update {DIES_AT + 1}" in first
+        pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, though the notes end with it here
+        assert f"rank {victim} {'is stopped' if stopped else 'is gone'} (process {pid} on " in first
+        assert f"last seen in forward_backward of update {DIES_AT + 1})" in first
+        assert [f"rank {other} " in first.partition("): ")[2] for other in range(4) if other != victim] == [False] * 3
+        assert seconds < TIMEOUT + 10
+
+
+def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
+    """Rank 1 is in its data; the others wait for it in vain."""
+
+    def body(world: World) -> str:
+        meeting = meet(TIMEOUT)
+        try:
+            with watched(meeting, lambda error: None, seconds=BEAT) as whereabouts:
+                whereabouts.updated(7)
+                world.barrier()
+                if world.rank == 1:
+                    whereabouts.enter("data_wait")
+                    time.sleep(TIMEOUT + 8 * BEAT)
+                    return ""
+                whereabouts.updated(8)
+                world.barrier()
+        except PodscaleError as error:
+            return str(error).splitlines()[0]
+        raise AssertionError("nobody was missed")
+
+    said = run_world(3, body, timeout_seconds=TIMEOUT)
+    for rank in (0, 2):
+        assert said[rank].endswith("no rank is missing; the furthest behind is rank 1, in data_wait of update 8")
+
+
+def test_who_ends_by_itself_says_why(run_world: Any) -> None:
+    def body(world: World) -> str:
+        try:
+            with watched(meet(TIMEOUT), lambda error: None, seconds=BEAT):
+                world.barrier()
+                if world.rank == 2:
+                    raise ValueError("index 3 is out of bounds")
+                world.barrier()
+        except ValueError:
+            worlds.leave()
+            return ""
+        except PodscaleError as error:
+            return str(error).splitlines()[0]
+        raise AssertionError("nobody was missed")
+
+    for said in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
+        assert said.endswith("rank 2 ended: index 3 is out of bounds")
+
+
+def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: Any) -> None:
+    """As with NCCL, whose collectives wait on the device: the main thread hears nothing, the pulse does."""
+
+    def body(world: World) -> tuple[int, str]:
+        ended: list[PodscaleError] = []
+        started = time.monotonic()
+        with watched(meet(TIMEOUT), ended.append, seconds=BEAT, deaf=True) as whereabouts:
+            whereabouts.updated(1)
+            whereabouts.enter("allreduce_wait")
+            if world.rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return 0, ""  # continued by rank 0
+            while not ended and time.monotonic() < started + 20:
+                time.sleep(0.05)
+        os.kill(int(str(ended[0]).partition("(process ")[2].partition(" ")[0]), signal.SIGCONT)
+        return int(ended[0].exit_code), str(ended[0]).splitlines()[0]
+
+    code, text = run_world(2, body, timeout_seconds=60)[0]
+    assert code == 76
+    assert text.startswith("rank 0 of 2 waited in vain for its peers in phase allreduce_wait")
+    assert "rank 1 is stopped" in text

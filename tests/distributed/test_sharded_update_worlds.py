@@ -1,0 +1,132 @@
+"""The sharded update against the whole one, on real processes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from podscale.config import ModelSection, RunConfig
+from podscale.models import spec
+from podscale.pytorch.build import build_update
+from podscale.pytorch.models import build_model
+from podscale.pytorch.optim import Hyper, Optimizer
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.reducer import Reducer
+from podscale.pytorch.step import all_finite, zero_unless
+from podscale.pytorch.weights import Weights
+from podscale.pytorch.world import World
+
+SECTION = ModelSection(name="resnet18", stem="small", width=4)
+STEPS = 20
+
+
+def train_section(**changes: Any) -> Any:
+    optimizer = {"name": "lars", "weight_decay": 1e-3, "trust_coefficient": 0.02, **changes.pop("optimizer", {})}
+    values = {"global_batch": 8, "optimizer": optimizer, **changes}
+    return RunConfig.model_validate({"train": values}).train
+
+
+class Update:
+    """A model with the parts of its update, without a loss: gradients are given."""
+
+    def __init__(self, world: World, **changes: Any) -> None:
+        torch.manual_seed(0)
+        self.train = train_section(**changes)
+        self.model = build_model(SECTION, 10).to(memory_format=torch.channels_last)
+        precision = Precision(self.train.precision, world.device)
+        self.reducer: Reducer
+        self.weights: Weights
+        self.optimizer: Optimizer
+        self.reducer, self.weights, self.optimizer = build_update(
+            self.train, self.model, spec(SECTION, 10), precision, world, extra=1
+        )
+
+    def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
+        """One update from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
+        generator = torch.Generator().manual_seed(100 * number + rank)
+        self.reducer.begin()
+        weighted = [(p * torch.randn(p.shape, generator=generator).to(p.dtype)).sum() for p in self.model.parameters()]
+        self.reducer.backward(torch.stack([w.float() for w in weighted]).sum(), last=True)
+        self.reducer.finish()
+        buffer = self.reducer.buffer
+        if bad is not None:
+            buffer.averages[0][bad] = float("nan")
+        finite = all_finite([*buffer.averages, buffer.extra])
+        zero_unless(finite, buffer.averages)
+        rate = 0.1 * (1 + number % 3)
+        finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3]).unbind()), finite)
+        self.weights.publish()
+        return bool(finite)
+
+    def parameters(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+RULES = [
+    {"name": "lars"},
+    {"name": "lars", "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
+    {"name": "lamb"},
+    {"name": "sgd", "nesterov": True},
+]
+
+
+def whole_and_sharded(world: World) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for number, rule in enumerate(RULES if world.size == 4 else RULES[:1]):
+        flat = {"algorithm": "flat", "bucket_mb": 0.05}
+        whole = Update(world, optimizer=rule, all_reduce=flat)
+        updates = {
+            row: Update(
+                world,
+                optimizer=rule,
+                weight_update="sharded",
+                all_reduce=flat if row == world.size else {"algorithm": "torus2d", "row": row, "bucket_mb": 0.05},
+            )
+            for row in ((2, 4) if (world.size, number) == (4, 0) else (min(4, world.size),))
+        }
+        assert len(whole.reducer.buffer.layout.bounds) > 3
+        for step in range(STEPS):
+            assert whole.step(step, world.rank)
+            assert all(update.step(step, world.rank) for update in updates.values())
+        found[number] = (whole.parameters(), {row: update.parameters() for row, update in updates.items()})
+        elements = {row: sum(map(len, update.optimizer.moments.values())) for row, update in updates.items()}
+        found["elements", number] = (sum(map(len, whole.optimizer.moments.values())), elements)
+        for update in (whole, *updates.values()):
+            update.reducer.close()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_sharded_update_is_the_whole_one(run_world: Any, size: int) -> None:
+    ranks = run_world(size, whole_and_sharded)
+    for number, (whole, sharded) in ((key, value) for key, value in ranks[0].items() if isinstance(key, int)):
+        for row, parameters in sharded.items():
+            for found, want in zip(parameters, whole, strict=True):
+                scale = want.abs().max().item()
+                np.testing.assert_allclose(found, want, rtol=0, atol=1e-6 * scale, err_msg=f"{RULES[number]} row {row}")
+            for other in ranks[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(parameters, other[number][1][row], strict=True))
+        before, after = ranks[0]["elements", number]
+        for row, elements in after.items():
+            assert before / row <= elements <= 1.1 * before / row
+
+
+def one_bad_shard(world: World) -> list[Any]:
+    """A NaN that only one rank sees, in a sum that overflowed: nobody updates, and all go on alike."""
+    update = Update(world, weight_update="sharded", all_reduce={"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05})
+    assert update.step(0, world.rank)
+    kept = [update.weights.published, update.weights.masters, *update.optimizer.moments.values()]
+    before = [tensor.clone() for tensor in kept]
+    # Both ranks of a column hold the same shard, so it is bad on both.
+    carried_out = update.step(1, world.rank, bad=3 if world.rank % 2 == 1 else None)
+    same = all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    return [carried_out, same, update.step(2, world.rank), update.parameters()]
+
+
+def test_a_bad_shard_masks_the_update_on_all_ranks(run_world: Any) -> None:
+    ranks = run_world(4, one_bad_shard)
+    for carried_out, same, afterwards, parameters in ranks:
+        assert (carried_out, same, afterwards) == (False, True, True)
+        assert all(torch.equal(a, b) for a, b in zip(parameters, ranks[0][3], strict=True))

@@ -1,0 +1,99 @@
+"""One world on one CUDA device, and whole trainings in this process."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.config import RunConfig
+
+TrainHere = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from podscale.pytorch import world as worlds
+
+    yield worlds.join(60.0, {})
+    worlds.leave()
+
+
+@pytest.fixture
+def document() -> Callable[..., RunConfig]:
+    """document(workspace, **train) -> a small network on 32 px images: 12 updates of 16 images."""
+
+    def make(workspace: Path, *, model: dict[str, Any] | None = None, size: int = 32, **train: Any) -> RunConfig:
+        return RunConfig.model_validate(
+            {
+                "run": {"id": "gpu", "workspace": str(workspace)},
+                "input": {"loader": "torchvision", "image_size": size},
+                "model": model or {"name": "resnet18", "stem": "small", "width": 16},
+                "train": {
+                    "epochs": 4,
+                    "global_batch": 16,
+                    "deterministic": True,
+                    "schedule": {"learning_rate": 0.05, "warmup_epochs": 1},
+                    **train,
+                },
+                "evaluate": {"batch": 8},
+                "telemetry": {"log_every": 1},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def train_here() -> TrainHere:
+    """train_here(world, config, shards, watch) -> all tensors of the state at the end of the training.
+
+    `watch(session, step)`, if given, is called before each update.
+    """
+    return _train_here
+
+
+def _train_here(
+    world: Any, config: RunConfig, shards: Path, watch: Callable[[Any, int], None] = lambda session, step: None
+) -> dict[str, Any]:
+    from podscale.checkpoint import Checkpoints, Identity
+    from podscale.config import result_values
+    from podscale.pytorch.build import build_session
+    from podscale.pytorch.monitor import monitoring
+    from podscale.pytorch.stop import StopRequest
+    from podscale.pytorch.trainer import train
+    from podscale.rundir import RunDirectory
+    from podscale.shards.shardset import ShardSet
+
+    run, shard_set = RunDirectory.of(config).create(), ShardSet.open(shards)
+    with monitoring(config, world, run, run.path, None) as monitor:
+        identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
+        checkpoints = Checkpoints(
+            run.checkpoints,
+            identity,
+            keep_last=2,
+            keep_best=1,
+            asynchronous=True,
+            fence=None,
+            listener=monitor.checkpoint,
+        )
+        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        feed = session.feed
+
+        def watched(batches: Any, phase: Any) -> Iterator[Any]:
+            for batch in feed(batches, phase):
+                watch(session, batch.source.step)
+                yield batch
+
+        session.feed = watched  # type: ignore[assignment]
+        try:
+            train(session)
+        finally:
+            session.close()
+        return {name: tensor.clone().cpu() for name, tensor in session.state.tensors().items()}

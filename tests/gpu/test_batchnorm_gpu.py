@@ -1,0 +1,173 @@
+"""Batch norm on a CUDA device against float64 on the CPU: torch's kernels, parts, compiled, and inside a CUDA graph."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from podscale.pytorch import world as worlds
+
+    yield worlds.join(60.0, {})
+    worlds.leave()
+
+
+def draw(seed: int, count: int, channels: int, dtype: Any, channels_last: bool, mean: float = 0.0) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(count, channels, 9, 7, generator=generator) * 1.5 + mean).to(dtype)
+    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def layers(channels: int, world: Any, part: int | None) -> tuple[Any, Any]:
+    """Ours on the device, in parts or as a group of one rank; torch's in float64 on the CPU, with the same weights."""
+    import torch
+    from torch import nn
+
+    from podscale.pytorch.batchnorm import BatchNorm
+
+    torch.manual_seed(1)
+    ours, oracle = BatchNorm(channels, momentum=0.3), nn.BatchNorm2d(channels, momentum=0.3)
+    nn.init.normal_(ours.weight)
+    nn.init.normal_(ours.bias)
+    oracle.load_state_dict(ours.state_dict(), strict=False)
+    ours.to(world.device)
+    ours.group, ours.part = world.consecutive_group(1) if part is None else None, part
+    return ours, oracle.double()
+
+
+def assert_close(found: Any, want: Any, tolerance: float) -> None:
+    import torch
+
+    want = want.detach()
+    torch.testing.assert_close(
+        found.detach().double().cpu(), want, rtol=tolerance, atol=tolerance * float(want.abs().max())
+    )
+
+
+@pytest.mark.parametrize("part", [None, 6, 3])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_a_layer_is_the_oracles(world: Any, name: str, channels_last: bool, part: int | None) -> None:
+    check_layer(world, name, channels_last, part, lambda layer: layer)
+
+
+@pytest.mark.parametrize(("name", "part"), [("float32", None), ("bfloat16", None), ("bfloat16", 3)])
+def test_a_compiled_layer_is_the_oracles(world: Any, name: str, part: int | None) -> None:
+    import torch
+
+    check_layer(world, name, True, part, lambda layer: torch.compile(layer, fullgraph=True, dynamic=False))
+    torch._dynamo.reset()
+
+
+def check_layer(world: Any, name: str, channels_last: bool, part: int | None, prepared: Callable[[Any], Any]) -> None:
+    """part None: as a group, of this one rank; 6: the whole batch; 3: two parts."""
+    import torch
+
+    dtype, tolerance = getattr(torch, name), TOLERANCE[name]
+    ours, oracle = layers(13, world, part)
+    if name == "float64":
+        ours.double()
+    x, dy = draw(2, 6, 13, dtype, channels_last, mean=2.0), draw(3, 6, 13, dtype, channels_last)
+    on_device = x.to(world.device).requires_grad_()
+    y = prepared(ours)(on_device)
+    y.backward(dy.to(world.device))
+    exact = x.double().requires_grad_()
+    size = part or 6
+    states, ys = [], []
+    for piece in exact.split(size):
+        oracle.reset_running_stats()
+        ys.append(oracle(piece))
+        states.append(torch.stack([oracle.running_mean, oracle.running_var]))
+    want = torch.cat(ys)
+    want.backward(dy.double())
+    assert y.dtype == dtype
+    assert y.stride() == on_device.stride()
+    assert on_device.grad is not None
+    assert on_device.grad.stride() == on_device.stride()
+    assert_close(y, want, tolerance)
+    assert_close(on_device.grad, exact.grad, tolerance)
+    sums = tolerance if name == "float64" else TOLERANCE["float32"]  # fp32 at least, whatever the images are
+    assert_close(ours.weight.grad, oracle.weight.grad, 10 * sums)
+    assert_close(ours.bias.grad, oracle.bias.grad, 10 * sums)
+    assert_close(torch.stack([ours.running_mean, ours.running_var]), torch.stack(states).mean(0), sums)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: float) -> None:
+    """The kernels and the message of two ranks with 3 and 5 images, one after the other on this device."""
+    import torch
+
+    from podscale.pytorch.batchnorm import native
+    from podscale.pytorch.batchnorm.statistics import combine
+
+    batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
+    gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]
+    xs, dys = ([t.to(world.device) for t in ts] for ts in (batches, gradients))
+    whole, oracle = torch.cat(batches).double().requires_grad_(), torch.nn.BatchNorm2d(13, momentum=1.0).double()
+    want = oracle(whole)
+    want.backward(torch.cat(gradients).double())
+
+    messages: list[Any] = []
+    own = [(*native.moments(x), x.numel() // x.shape[1]) for x in xs]
+    for mine in own:
+        combine(*mine, lambda m: messages.append(m.clone()) or m, torch.float32)
+    found = combine(*own[0], lambda m: torch.stack(messages).sum(0), torch.float32)
+    assert_close(found.mean, oracle.running_mean, 1e-6)
+    assert_close(found.unbiased, oracle.running_var, 1e-4)
+    invstd, one, zero = torch.rsqrt(found.var + 1e-5), torch.ones_like(found.mean), torch.zeros_like(found.mean)
+    y = torch.cat([native.normalise(x, found.mean, invstd, one, zero) for x in xs])
+    pairs = list(zip(dys, xs, strict=True))
+    sums = torch.stack([torch.stack(native.gradient_sums(dy, x, found.mean, invstd)) for dy, x in pairs]).sum(0)
+    dx = [native.input_gradient(dy, x, found.mean, invstd, one, sums, found.count) for dy, x in pairs]
+    loose = 1e-5 if mean == 0 else 1e-3  # one step of fp32 at 1000 is 4e-5 deviations
+    assert_close(y, want, loose)
+    assert_close(torch.cat(dx), whole.grad, loose)
+
+
+def test_a_group_norm_replays_in_a_graph(world: Any) -> None:
+    """Nothing in it waits for the device, and a replay follows new images."""
+    import torch
+
+    ours, _ = layers(13, world, None)
+    static = draw(1, 6, 13, torch.bfloat16, True).to(world.device).requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            ours(static).square().sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    static.grad = None
+    with torch.cuda.graph(graph):
+        y = ours(static)
+        y.square().sum().backward()
+    fresh = draw(5, 6, 13, torch.bfloat16, True, mean=3.0).to(world.device)
+    with torch.no_grad():
+        static.copy_(fresh)
+    before = torch.stack([ours.running_mean, ours.running_var])
+    graph.replay()
+    after = torch.stack([ours.running_mean, ours.running_var])
+    ours.running_mean.copy_(before[0])
+    ours.running_var.copy_(before[1])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        want = ours(fresh)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(y, want)
+    assert torch.equal(after, torch.stack([ours.running_mean, ours.running_var]))

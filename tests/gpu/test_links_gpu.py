@@ -1,0 +1,54 @@
+"""Links between GPUs: `auto` and `podscale bench allreduce` over NCCL. Ready for machines with one GPU or several."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from podscale.bench import allreduce
+from podscale.config.model import AllReduceSection
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_bench_allreduce_over_nccl(ranks: int) -> None:
+    """Where there are fewer GPUs than ranks, ranks share them."""
+    job = {
+        "sections": {name: {"algorithm": name, "row": 1} for name in ("flat", "ring", "torus2d")},
+        "sizes": [2**16, 2**24],
+        "row": 1,
+        "seconds": 0.1,
+        "model": {"name": "resnet18"},
+        "side": 64,
+        "batch": 8,
+    }
+    found = allreduce.measure(job, ranks, 300.0)
+    assert (found["backend"], found["ranks"], found["rows"]) == ("nccl", ranks, [ranks, 1])
+    assert all(one["error"] < 1e-6 for one in found["whole"])
+    assert len(found["steps"]) == 3
+    assert allreduce.tables(found)
+
+
+def test_auto_on_the_device(tmp_path: Path) -> None:
+    """In this process, alone: the timing waits for the device, and what is chosen can be built."""
+    from podscale.pytorch import world as worlds
+    from podscale.pytorch.allreduce import build_all_reduce
+    from podscale.pytorch.allreduce.auto import settle
+
+    section = AllReduceSection(algorithm="auto")
+    world = worlds.join(60.0, {})
+    try:
+        settled = settle(section, world, 10**8, tmp_path / "all_reduce.json")
+        bucket = torch.ones(2**20, device=world.device)
+        build_all_reduce(settled.section(section), world)(bucket)
+        assert bucket.eq(1).all()
+        assert settled.fabric.slice_bytes == 8 * 2**20
+    finally:
+        worlds.leave()

@@ -1,0 +1,83 @@
+"""Loaders that decode on a GPU: the samples and rectangles of the reference, pixels within what its decoder allows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podscale.config.model import RunConfig
+from podscale.input import build_evaluation_loader, build_loader
+from podscale.input.build import dali_installed
+from podscale.order import build_order, evaluation_steps
+from podscale.shards.shardset import ShardSet
+from tests.support.shard_set import Sample, image_size, varied_samples
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda:0"
+
+
+@pytest.fixture(params=["dali", "nvjpeg"])
+def loader(request: pytest.FixtureRequest) -> str:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    if request.param == "dali" and not dali_installed():
+        pytest.skip("DALI is not installed")
+    if request.param == "nvjpeg":
+        from podscale.input.loaders.nvjpeg import works_on
+
+        if not works_on(DEVICE):
+            pytest.skip("this torchvision does not decode on a GPU")
+    return str(request.param)
+
+
+def run(loader: str, directory: Path, device: str, *, training: bool) -> list[Any]:
+    config = RunConfig.model_validate(
+        {
+            "input": {"loader": loader, "image_size": 64, "workers": 2, "max_bad_rate": 0.5},
+            "train": {"global_batch": 16},
+            "evaluate": {"batch": 16},
+        }
+    )
+    split = ShardSet.open(directory).split("train")
+    if training:
+        made = build_loader(config, split, build_order(config, split), rank=0, world=1, device=device)
+        stop = 6
+    else:
+        made = build_evaluation_loader(config, split, rank=0, world=1, device=device)
+        stop = evaluation_steps(len(split), 1, 16)
+    try:
+        return list(made.batches(0, stop))
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_shard_set: Any, training: bool) -> None:
+    """Work in the current stream is what an update is: a loader must neither wait for it nor write into it."""
+    import torch
+
+    directory = make_shard_set({"train": varied_samples(40, 4), "validation": varied_samples(8, 4)})
+    reference = run("torchvision", directory, "cpu", training=training)
+    busy = torch.randn(8192, 8192, device=DEVICE)
+    for _ in range(50):
+        busy = busy @ busy / 100
+    batches = run(loader, directory, DEVICE, training=training)
+    for left, right in zip(reference, batches, strict=True):
+        assert np.array_equal(left.keys, right.keys)
+        assert np.array_equal(left.labels, right.labels)
+        assert str(right.images.device) == DEVICE
+        assert right.images.shape == left.images.shape
+        difference = np.abs(left.images.astype(int) - right.images.cpu().numpy())
+        assert difference.mean() < 2
+
+
+def test_a_bad_record_is_replaced_on_the_gpu_too(loader: str, make_shard_set: Any) -> None:
+    samples = varied_samples(40, 4)
+    samples[7] = Sample(b"\0" * 200, samples[7].label, image_size(samples[7].image))
+    directory = make_shard_set({"train": samples, "validation": varied_samples(8, 4)})
+    reference = run("torchvision", directory, "cpu", training=True)
+    batches = run(loader, directory, DEVICE, training=True)
+    for left, right in zip(reference, batches, strict=True):
+        assert np.array_equal(left.keys, right.keys)

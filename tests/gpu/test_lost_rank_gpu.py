@@ -1,0 +1,65 @@
+"""Lost ranks where collectives wait on the device and raise nothing."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.errors import ExitCode, PodscaleError
+from tests.support.commands import SMALL_DIGITS, Command, podscale
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
+    """Of two ranks one says nothing more; the other is deaf in a wait for a kernel, as for NCCL's."""
+    import torch
+    from torch._C._distributed_c10d import HashStore
+
+    from podscale.pytorch.failure import watched
+    from podscale.pytorch.meeting import Meeting
+    from podscale.pytorch.notes import Whereabouts
+    from podscale.pytorch.pulse import Pulse
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    store, ended = HashStore(), list[tuple[float, PodscaleError]]()
+    Pulse(Meeting(1, 2, store, 1.0), Whereabouts(), seconds=3600.0)
+    torch.cuda._sleep(1)
+    with watched(Meeting(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), seconds=0.2) as whereabouts:
+        whereabouts.updated(1)
+        torch.cuda._sleep(12_000_000_000)  # clock cycles: several seconds on any device
+        torch.cuda.synchronize()
+        over = time.monotonic()
+    assert ended, "nobody spoke up"
+    assert ended[0][0] < over
+    assert ended[0][1].exit_code == ExitCode.HANG
+    assert "rank 1 does not answer" in str(ended[0][1])
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
+    assert podscale(tmp_path, "shard", "run.yaml").code == 0
+    changes = ["launch.timeout_seconds=10", "train.epochs=200"]
+    started = Command(tmp_path, "train", "run.yaml", *[word for change in changes for word in ("--set", change)])
+    yield started
+    started.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGSTOP, ExitCode.HANG), (signal.SIGKILL, ExitCode.PEER_LOST)])
+def test_nccl_loses_a_rank(command: Command, tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
+    command.wait_for_updates(tmp_path / "runs" / "small", 5)
+    os.kill(command.ranks()[1], number)
+    since = time.monotonic()
+    ended = command.end()
+    assert ended.code == code, ended.err
+    assert "rank 1" in ended.err[ended.err.rindex("podscale: ") :]
+    assert time.monotonic() - since < 10 + 40

@@ -1,0 +1,80 @@
+"""Updates on a CUDA device: the fused kernels, nothing waits for the device, and a graph can hold the whole of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def cuda() -> Iterator[None]:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lars, norm of sum"])
+@pytest.mark.parametrize(("shards", "compact"), [(1, False), (3, False), (3, True)])
+def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool) -> None:
+    import torch
+
+    pytest.importorskip("triton")
+    from podscale.pytorch.optim.fused import FusedMomentum
+    from podscale.pytorch.optim.momentum import Momentum
+    from tests.support.update_rules import RULES, updated
+
+    on_cpu = updated(RULES[name], Momentum, "cpu", shards=shards, compact=compact)
+    for mover in (Momentum, FusedMomentum):
+        found = updated(RULES[name], mover, "cuda", shards=shards, compact=compact)
+        again = updated(RULES[name], mover, "cuda", shards=shards, compact=compact)
+        for a, b, c in zip(found, again, on_cpu, strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a.cpu(), c, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+@pytest.mark.parametrize("finite", [True, False])
+def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> None:
+    """With synchronising calls forbidden, and replayed from a graph to the same bits."""
+    import torch
+
+    from podscale.config.model import OptimizerSection
+    from podscale.pytorch.optim import Hyper, Segment, Share, build_optimizer
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        weights, gradients = torch.randn(70_016, device="cuda"), torch.randn(70_016, device="cuda")
+        segments = [
+            Segment("a", 0, 69_970, True, True),
+            Segment("b", 69_984, 32, False, False),
+        ]  # aligned, as layouts are
+        share = Share(segments, [(0, 70_016)], weights, gradients)
+        return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share)
+
+    row = Hyper(*torch.tensor([0.1, 0.9, 1e-2], device="cuda").unbind())
+    flag = torch.tensor(finite, device="cuda")
+    plain, source, gradients, rule = build()
+    rule.step(row, flag)  # compiles the kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(3):
+        gradients.copy_(source)
+        rule.step(row, flag)
+    torch.cuda.set_sync_debug_mode("default")
+
+    graphed, source, gradients, rule = build()
+    rule.step(row, flag)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gradients.copy_(source)
+        rule.step(row, flag)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(plain, graphed)
+    assert torch.equal(plain, build()[0]) == (not finite)

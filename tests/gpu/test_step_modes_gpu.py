@@ -1,0 +1,214 @@
+"""The ways to carry out an update on a CUDA device: one result, and a host that never waits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+ALEXNET = {"name": "alexnet", "width": 8}
+
+
+def different(left: dict[str, Any], right: dict[str, Any], tolerance: float = 0.0) -> list[str]:
+    """Names of the arrays that differ by more than `tolerance` of their largest value."""
+    import torch
+
+    assert left.keys() == right.keys()
+    if tolerance == 0.0:
+        return [name for name in left if not torch.equal(left[name], right[name])]
+    far = {name: (left[name].double() - right[name].double()).abs().max().item() for name in left}
+    return [name for name, error in far.items() if error > tolerance * (right[name].abs().max().item() + 1e-3)]
+
+
+@pytest.fixture
+def no_autotuning(monkeypatch: Any) -> Iterator[None]:
+    import torch
+
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"all_reduce": {"algorithm": "torus2d", "bucket_mb": 0.1}},
+        {"optimizer": {"name": "lars"}, "accumulation": 2},
+        {"weight_update": "sharded"},
+    ],
+    ids=["sgd", "torus2d", "lars, accumulated", "sharded"],
+)
+def test_a_replayed_graph_gives_the_bits_of_ordinary_updates(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any, precision: str
+) -> None:
+    """12 updates: 3 of warm-up, then replays; as many ordinary ones beside it."""
+    shards = make_shard_set()
+    states = []
+    for graph in (False, True):
+        config = document(tmp_path / str(graph), cuda_graph=graph, precision=precision, **options)
+        states.append(train_here(world, config, shards))
+    assert different(*states) == []
+
+
+def test_dropout_draws_anew_in_every_replay(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+) -> None:
+    shards = make_shard_set()
+    states = []
+    for graph in (False, True):
+        config = document(
+            tmp_path / str(graph), model=ALEXNET, size=224, cuda_graph=graph, schedule={"learning_rate": 0.001}
+        )
+        states.append(train_here(world, config, shards))
+    assert different(*states) == []
+
+
+def test_sampled_updates_tell_their_times_and_change_nothing(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+) -> None:
+    shards, told = make_shard_set(), []
+
+    def watch(session: Any, step: int) -> None:
+        if step == 0:
+            session.step._sample_every = 2
+            session.step._sampled = told.append
+
+    sampled = train_here(world, document(tmp_path / "sampled", cuda_graph=True), shards, watch)
+    plain = train_here(world, document(tmp_path / "plain", cuda_graph=True), shards)
+    assert different(sampled, plain) == []
+    assert len(told) >= 4
+    for times in told:
+        assert set(times) == {"forward_backward", "allreduce_wait", "optimizer"}
+        assert all(0 <= seconds < 10 for seconds in times.values())
+        assert times["forward_backward"] > 0
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_host_never_waits_between_updates(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, precision: str, cuda_graph: bool
+) -> None:
+    """From update 5 to the last but one, every call that makes the host wait for the device is an error."""
+    import torch
+
+    seen = []
+
+    def watch(session: Any, step: int) -> None:
+        seen.append(step)
+        if step in (5, 11):
+            torch.cuda.set_sync_debug_mode("error" if step == 5 else "default")
+
+    config = document(tmp_path, precision=precision, cuda_graph=cuda_graph, optimizer={"name": "lars"})
+    config = config.model_copy(
+        update={
+            "checkpoint": config.checkpoint.model_copy(update={"every_epochs": 0.0}),
+            "evaluate": config.evaluate.model_copy(update={"every_epochs": 0.0}),
+        }
+    )
+    try:
+        train_here(world, config, make_shard_set(), watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert seen == list(range(12))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@pytest.mark.usefixtures("no_autotuning")
+def test_compiled_updates_are_those_of_the_network(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, mode: str, cuda_graph: bool
+) -> None:
+    if mode == "reduce-overhead" and cuda_graph:
+        pytest.skip("records graphs of its own (refused by the document's checks)")
+    shards = make_shard_set()
+    options = {"deterministic": False, "schedule": {"learning_rate": 0.01}, "epochs": 2}
+    plain = train_here(world, document(tmp_path / "plain", **options), shards)
+    compiled = train_here(
+        world, document(tmp_path / "compiled", compile=mode, cuda_graph=cuda_graph, **options), shards
+    )
+    weights = [{n: t for n, t in state.items() if n.startswith("model/")} for state in (compiled, plain)]
+    assert different(*weights, tolerance=0.02) == []
+
+
+@pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_stems_are_alike(world: Any, compute: str, precision: str) -> None:
+    import torch
+
+    from podscale.pytorch.models import Stem
+
+    torch.manual_seed(0)
+    plain = Stem(64, 7, 2, 3).to(world.device, memory_format=torch.channels_last)
+    other = Stem(64, 7, 2, 3).to(world.device, memory_format=torch.channels_last)
+    other.load_state_dict(plain.state_dict())
+    other.compute = compute  # type: ignore[assignment]
+    images = torch.randn(8, 3, 224, 224, device=world.device).to(memory_format=torch.channels_last)
+    direction = torch.randn(8, 64, 112, 112, device=world.device)
+    outputs = []
+    for stem in (plain, other):
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            y = stem(images)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        (y.float() * direction).sum().backward()
+        outputs.append(y.float())
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=tolerance, atol=tolerance)
+    assert plain.weight.grad is not None
+    assert other.weight.grad is not None
+    scale = plain.weight.grad.abs().max()
+    torch.testing.assert_close(other.weight.grad / scale, plain.weight.grad / scale, rtol=0, atol=tolerance)
+
+
+def test_a_graph_is_of_one_shape(world: Any) -> None:
+    import numpy as np
+    import torch
+
+    from podscale.input.batch import Batch
+    from podscale.pytorch.feed import DeviceBatch
+    from podscale.pytorch.graph import GraphedStep
+
+    class Nothing:
+        def begin(self, step: int) -> None: ...
+
+        def carry_out(self, batch: Any, phase: Any) -> Any:
+            from podscale.pytorch.step import StepResult
+
+            return StepResult(batch.images.float().sum(), batch.labels.sum() > 0)
+
+    def batch(length: int, step: int) -> DeviceBatch:
+        images = torch.full((length, 4, 4, 3), step, dtype=torch.uint8, device=world.device)
+        labels = torch.full((length,), step, device=world.device)
+        keys = np.zeros(length, np.uint64)
+        return DeviceBatch(images, labels, Batch(None, keys.astype(np.int64), keys, np.ones(length, np.float32), step))
+
+    from contextlib import nullcontext
+
+    graphed = GraphedStep(Nothing(), world, sampled=lambda seconds: None)  # type: ignore[arg-type]
+    results = [graphed(batch(2, step), lambda name: nullcontext()) for step in range(8)]
+    assert [result.loss.item() for result in results] == [96 * step for step in range(8)]
+    assert [bool(result.finite) for result in results] == [step > 0 for step in range(8)]
+    with pytest.raises(AssertionError, match="one shape"):
+        graphed(batch(3, 8), lambda name: nullcontext())
+
+
+def test_the_benchmark_measures_a_graph(tmp_path: Path) -> None:
+    """In processes of its own, as `podscale bench train` runs it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    from podscale.bench.sweep import Settings, Variant, run_sweep
+    from podscale.config import RunConfig, load
+
+    def base(more: list[str]) -> RunConfig:
+        return load(None, ["model.name=resnet18", "model.width=16", "input.image_size=64", *more])
+
+    variant = Variant("graph", {"train.cuda_graph": True, "train.precision": "bf16", "launch.processes": 1}, batch=16)
+    settings = Settings(warmup=8, steps=10, parts=3)
+    (row,) = run_sweep(base, [variant], settings, tmp_path / "rows.json", lambda row, rows: None)
+    assert row.found is not None, row.reason
+    assert row.found["images_per_second"] > 0
+    assert set(row.found["part_seconds"]) == {"forward", "backward", "allreduce_wait", "optimizer"}

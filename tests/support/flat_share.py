@@ -1,0 +1,48 @@
+"""Update rules over a few named arrays: the share of one rank, or of several that exchange their sums in memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podscale.pytorch.layout import plan_layout
+from podscale.pytorch.optim import Hyper, Optimizer, Segment, Share
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+class FlatArrays:
+    """Flat weights and gradients of these arrays; `share()` is what a rank that owns everything updates."""
+
+    def __init__(self, weights: Arrays, decays: Mapping[str, bool], adapts: Mapping[str, bool] | None = None) -> None:
+        layout = plan_layout([w.size for w in weights.values()], 10**9, 1)
+        self.segments = [
+            Segment(name, start, w.size, decays[name], (adapts or decays)[name])
+            for (name, w), start in zip(weights.items(), layout.starts, strict=True)
+        ]
+        self.shapes = {name: w.shape for name, w in weights.items()}
+        self.weights, self.gradients = torch.zeros(layout.length), torch.zeros(layout.length)
+        self.put(self.weights, weights)
+
+    def share(self, owned: Sequence[tuple[int, int]] = (), exchange: Callable[[Tensor], Tensor] | None = None) -> Share:
+        whole = [(0, len(self.weights))]
+        return Share(self.segments, owned or whole, self.weights, self.gradients, exchange)
+
+    def put(self, flat: Tensor, arrays: Arrays) -> None:
+        for segment in self.segments:
+            flat[segment.start : segment.start + segment.size] = torch.from_numpy(arrays[segment.name].reshape(-1))
+
+    def take(self, flat: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+        return {
+            s.name: flat[s.start : s.start + s.size].numpy().reshape(self.shapes[s.name]).copy() for s in self.segments
+        }
+
+    def step(self, optimizer: Optimizer, gradients: Arrays, hyper: Hyper, *, finite: bool = True) -> bool:
+        self.put(self.gradients, gradients)
+        return bool(optimizer.step(hyper, torch.tensor(finite)))
+
+
+def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2) -> Hyper:
+    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay)))

@@ -1,0 +1,105 @@
+"""One rank of a world on a single GPU: `python -m tests.support.nccl_rank <result file>` with torchrun's variables.
+
+Exits with REFUSED and NCCL's own words where NCCL does not form such a world. Else writes {name: (mean, again)} for the
+whole family; lengths and contributions are those of `contribution`.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from podscale.config.model import AllReduceSection
+from podscale.pytorch import hooks
+from podscale.pytorch import world as worlds
+from podscale.pytorch.allreduce import HalvedAllReduce, build_all_reduce, collectives, torus2d
+from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.world import World
+
+REFUSED = 3
+LENGTHS = (1, 13, 4096, 100_003)
+
+
+def contribution(rank: int, length: int) -> Tensor:
+    return 0.05 + torch.randn(length, generator=torch.Generator().manual_seed(1000 * length + rank))
+
+
+def sections(size: int) -> Iterator[dict[str, Any]]:
+    for wire in ("fp32", "bf16"):
+        yield from ({"algorithm": name, "wire_column": wire} for name in ("flat", "ring", "tree"))
+        for name in ("hierarchical", "torus2d", "hybrid"):
+            rows = [row for row in (1, 2, 4) if size % row == 0]
+            yield from ({"algorithm": name, "row": row, "wire_column": wire, "hybrid_mb": 0.1} for row in rows)
+
+
+def family(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """Every algorithm at every length, twice; the halves where there are some."""
+    for section in sections(world.size):
+        all_reduce = build_all_reduce(AllReduceSection(**section), world)
+        for length in LENGTHS:
+            means = [contribution(world.rank, length).to(world.device) for _ in range(2)]
+            for mean in means:
+                all_reduce(mean)
+            yield f"{section} {length}", (means[0].cpu(), means[1].cpu())
+        if isinstance(all_reduce, HalvedAllReduce):
+            bucket = contribution(world.rank, 4096).to(world.device)
+            gathered = torch.empty_like(bucket)
+            all_reduce.all_gather(all_reduce.reduce_scatter(bucket), gathered)
+            yield f"{section} 4096", (gathered.cpu(), gathered.cpu())
+
+
+def network(world: World) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh()))).to(world.device)
+
+
+def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """Gradients by our reducer, with and without overlap, and by the hook, twice."""
+    inputs = contribution(world.rank, 640).view(10, 64).to(world.device)
+    for name in ("flat", "ring", "tree", "hierarchical", "torus2d"):
+        section = AllReduceSection(algorithm=name, row=None if name in ("flat", "ring", "tree") else 2)
+        found = []
+        for overlap in (True, False):
+            reducer = FlatReducer(
+                network(world), build_all_reduce(section, world), world, bucket_mb=0.02, overlap=overlap
+            )
+            reducer.begin()
+            reducer.backward(reducer.module(inputs).square().mean(), last=True)
+            reducer.finish()
+            found.append(torch.cat([g.flatten() for g in reducer.gradients]).cpu())
+            reducer.close()
+        yield f"reducer {name}", (found[0], found[1])
+        if name != "flat":
+            yield f"hook {name}", (by_hook(world, inputs, name), by_hook(world, inputs, name))
+
+
+def by_hook(world: World, inputs: Tensor, name: str) -> Tensor:
+    ddp = DistributedDataParallel(copy.deepcopy(network(world)), bucket_cap_mb=0.02)
+    hooks.register(ddp, algorithm=name, row=2)
+    ddp(inputs).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None]).cpu()
+
+
+def main() -> None:
+    world = worlds.join(90.0)
+    try:
+        world.barrier()
+    except RuntimeError as error:
+        print(str(error).strip().splitlines()[-1])
+        sys.stdout.flush()
+        raise SystemExit(REFUSED) from None
+    for table in (torus2d.SLICE, collectives.SEGMENT):  # several of each in a bucket, so that all axes are at work
+        table.update(dict.fromkeys(table, 16_384))
+    torch.save(dict(family(world)) | dict(training(world)), Path(sys.argv[1]))
+    dist.barrier()
+    worlds.leave()
+
+
+if __name__ == "__main__":
+    main()

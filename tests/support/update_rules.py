@@ -1,0 +1,85 @@
+"""Two implementations of momentum through the same updates, for a machine with a GPU and one without."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podscale.pytorch.layout import plan_layout
+from podscale.pytorch.optim import Hyper, Lars, Optimizer, Segment, Sgd, Share
+from podscale.pytorch.optim import lars as lars_module
+from podscale.pytorch.optim import sgd as sgd_module
+from podscale.pytorch.optim.momentum import Momentum
+
+SIZES = (40_000, 7, 165, 70_000, 64)
+DECAYS = (True, False, True, True, False)
+
+RULES: dict[str, Callable[[Share], Optimizer]] = {
+    "sgd": lambda share: Sgd(share, nesterov=True),
+    "lars": lambda share: Lars(share, nesterov=False, trust_coefficient=0.02),
+    "lars, norm of sum": lambda share: Lars(
+        share, nesterov=True, trust_coefficient=0.02, trust="norm_of_sum", form="scaled"
+    ),
+}
+
+
+def updated(
+    rule: Callable[[Share], Optimizer],
+    mover: Callable[..., Any],
+    device: str,
+    *,
+    shards: int = 1,
+    compact: bool = False,
+) -> list[Tensor]:
+    """Weights and momentum after four updates of random gradients, one of them masked; of the first of `shards`."""
+    layout = plan_layout(SIZES, 50_000, 32 * shards)
+    segments = [
+        Segment(str(i), start, size, decays, decays)
+        for i, (start, size, decays) in enumerate(zip(layout.starts, SIZES, DECAYS, strict=True))
+    ]
+    generator = np.random.default_rng(0)
+    weights, gradients = torch.zeros(layout.length, device=device), torch.zeros(layout.length, device=device)
+    for s in segments:
+        weights[s.start : s.start + s.size] = torch.from_numpy(generator.normal(size=s.size).astype(np.float32))
+    owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
+    if compact:
+        weights = torch.cat([weights[start:stop] for start, stop in owned])
+    before = lars_module.build_mover, sgd_module.build_mover
+    lars_module.build_mover = sgd_module.build_mover = mover  # type: ignore[assignment]
+    try:
+        optimizer = rule(Share(segments, owned, weights, gradients))
+    finally:
+        lars_module.build_mover, sgd_module.build_mover = before
+    for step in range(4):
+        gradients.zero_()
+        if step != 2:
+            for s in segments:
+                drawn = generator.normal(size=s.size).astype(np.float32)
+                gradients[s.start : s.start + s.size] = torch.from_numpy(drawn)
+        row = torch.tensor([0.1 + 0.1 * step, 0.9, 1e-2], device=device)
+        assert optimizer.step(Hyper(*row.unbind()), torch.tensor(step != 2, device=device)) == (step != 2)
+    return [weights, *optimizer.moments.values()]
+
+
+def main() -> None:
+    """Prints how far the fused kernels are from lists of operations, as JSON by case."""
+    from podscale.pytorch.optim.fused import FusedMomentum
+
+    found = {}
+    cases = [(name, 1, False) for name in RULES] + [("lars", 3, False), ("lars", 3, True)]
+    for name, shards, compact in cases:
+        listed, fused = (
+            updated(RULES[name], mover, "cpu", shards=shards, compact=compact) for mover in (Momentum, FusedMomentum)
+        )
+        assert all(tensor.abs().max() > 0.05 for tensor in listed)
+        found[f"{name}, {shards} shards, compact {compact}"] = max(
+            (a - b).abs().max().item() for a, b in zip(listed, fused, strict=True)
+        )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`podscale bench train` on a CPU: real sessions in real processes, tiny networks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podscale.bench import sweep
+from podscale.bench.sweep import Row, Settings, Variant, read_rows, run_sweep
+from podscale.bench.train_report import report
+from podscale.bench.variants import CPU, GPU, grid, named_sweep
+from podscale.commands.bench_train import RESNET50
+from podscale.config import RunConfig, load
+from podscale.errors import InputError
+
+TINY = (
+    "model.name=resnet18", "model.stem=small", "model.width=4", "input.image_size=16", "train.global_batch=4",
+)  # fmt: skip
+
+
+def base(more: list[str]) -> RunConfig:
+    return load(None, [*TINY, *more])
+
+
+def measure(variants: list[Variant], place: Path, **settings: float) -> list[Row]:
+    chosen = Settings(warmup=2, steps=3, parts=2, **settings)  # type: ignore[arg-type]
+    return run_sweep(base, variants, chosen, place / "rows.json", lambda row, rows: None)
+
+
+def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) -> None:
+    changes = [argument for change in TINY for argument in ("--set", change)]
+    options = ["--warmup", "5", "--steps", "3", "--parts", "2", "--out", str(tmp_path)]
+    vary = ["--vary", "train.cuda_graph=true,false", "--vary", "batch=4"]
+    command = [sys.executable, "-m", "podscale", "bench", "train", *changes, *vary, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    (table,) = tmp_path.glob("train-*.md")
+    text = table.read_text()
+    assert text.strip() == done.stdout.strip()
+    assert str(tmp_path) not in text
+    assert "| cuda_graph=false, batch=4 | synthetic | 4 |" in text
+    assert "torch sees no CUDA device here" in text
+    failed, found = read_rows(table.with_suffix(".json"))
+    assert failed.found is None
+    assert found.found is not None
+    measured = found.found
+    assert measured["ranks"] == 1
+    assert measured["images_per_second"] == pytest.approx(4 / measured["step_seconds"])
+    parts = measured["part_seconds"]
+    assert set(parts) == {"forward", "backward", "allreduce_wait", "optimizer"}
+    assert parts["forward"] > 0
+    assert sum(parts.values()) < 20 * measured["step_seconds"]
+    assert measured["training_flops_per_image"] > 0
+
+
+def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path, monkeypatch) -> None:
+    two = Variant("two", {"launch.processes": 2, "launch.threads": 1}, batch=4)
+    (row,) = measure([two], tmp_path)
+    assert row.found is not None, row.reason
+    assert (row.found["ranks"], row.found["batch"]) == (2, 4)
+    rate = row.found["images_per_second"]
+    monkeypatch.setattr(sweep, "CHILD", "podscale.no_such_module")  # nothing can be measured any more
+    again, other = measure([two, Variant("other", batch=6)], tmp_path)
+    assert again.found is not None
+    assert again.found["images_per_second"] == rate
+    assert other.reason.startswith("ended without a result: ")
+    monkeypatch.undo()
+    (late,) = measure([Variant("late", batch=8)], tmp_path, time_limit=0.3)
+    assert late.reason == "ran past its limit of 0 s"
+    (never,) = measure([Variant("never", batch=8)], tmp_path, budget=1)
+    assert never.reason == "not measured: the time of the sweep was over"
+    kept = read_rows(tmp_path / "rows.json")
+    assert rate in [row.found["images_per_second"] for row in kept if row.found], "other sweeps' rows are not lost"
+
+
+def test_real_images(make_shard_set, tmp_path: Path) -> None:
+    shards = make_shard_set()
+    variant = Variant("real", batch=4, real=True)
+    with pytest.raises(InputError, match="name one with --shard-set"):
+        measure([variant], tmp_path)
+    (row,) = measure([variant], tmp_path, shard_set=str(shards))  # type: ignore[arg-type]
+    assert row.found is not None, row.reason
+    assert row.key["images"] == "real"
+    assert row.key["options"]["input.loader"] == "auto"
+    assert "data_wait" in row.found["host_seconds"]
+
+
+@pytest.mark.parametrize("variants", [GPU, CPU])
+def test_every_named_variant_is_a_valid_document_of_its_own(variants: list[Variant]) -> None:
+    settings = Settings(shard_set="somewhere")
+    documents = [
+        sweep.document(lambda more: load(None, [*RESNET50, "launch.processes=1", *more]), variant, settings)
+        for variant in variants
+    ]
+    keys = [json.dumps(sweep.row_key(d, v, settings)) for d, v in zip(documents, variants, strict=True)]
+    assert len(set(keys)) == len(variants) == len({variant.name for variant in variants})
+
+
+def test_grids_and_names() -> None:
+    names = [variant.name for variant in grid(["train.compile=off,default", "batch=2,4"], real=False)]
+    assert names == [f"compile={mode}, batch={batch}" for mode in ("off", "default") for batch in (2, 4)]
+    assert grid([], real=False) == [Variant("as the document says")]
+    assert [v.changes for v in grid(["train.cuda_graph=true"], real=True)] == [{"train.cuda_graph": True}]
+    for wrong in ("train.compile", "batch=few"):
+        with pytest.raises(InputError, match="--vary"):
+            grid([wrong], real=False)
+    with pytest.raises(InputError, match="there are gpu, cpu"):
+        named_sweep("tpu", real=False)
+    assert all(not variant.real for variant in named_sweep("gpu", real=False))
+
+
+def test_what_rows_say_together() -> None:
+    def row(name: str, rate: float, images: str = "synthetic", **options: str) -> Row:
+        found = {
+            "device": "NVIDIA H200", "versions": {"torch": "2"}, "ranks": 1, "batch": 400, "images_per_second": rate,
+            "step_median_seconds": 0.05, "step_p95_seconds": 0.051, "host_seconds": {"data_wait": 0.001},
+            "part_seconds": {"forward": 0.01, "backward": 0.03}, "memory_bytes": 2**30, "first_step_seconds": 3.0,
+            "training_flops_per_image": 24_300_000_000,
+        }  # fmt: skip
+        known = {"model.name": "resnet50", "input.image_size": "224", "input.loader": "synthetic"}
+        chosen = {name.replace("__", "."): value for name, value in options.items()}
+        return Row(name, {"images": images, "options": {**known, **chosen}}, found)
+
+    rows = [
+        row("fast", 7000.0, train__precision="bf16"),
+        row("slow", 2000.0, train__precision="fp32"),
+        row("photos", 6930.0, "real", train__precision="bf16", input__loader="auto", input__workers="8"),
+        Row("broken", {"images": "synthetic", "options": {}}, None, "out of memory: CUDA | tried"),
+    ]
+    text = "\n".join(report("podscale bench train", rows))
+    assert "| fast | synthetic | 400 | 7,000 | 17.2% | 50.0, 51.0 | 10.0 | 30.0 |" in text  # 7000 x 24.3e9 / 989.4e12
+    assert "That is 0.88 of the best published rate per H200 (7,960" in text
+    assert "passed 5500, 6500." in text
+    assert "3.50 times the rate of fp32, all else alike: `fast`" in text
+    assert "Real images reach 99.0% of the rate without (goal 98%): `photos`" in text
+    assert "| broken | 0 | out of memory: CUDA / tried |" in text

@@ -1,0 +1,90 @@
+"""`podscale train` with a rank that is killed or stopped, and pods that are not about to do the same: how the command
+ends, what it says, and that it leaves nothing in the temporary directory."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.errors import ExitCode
+from tests.support.commands import Command, Ended, podscale
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(calm: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(run: str, *changes: str, variables: dict[str, str] | None = None) -> Command:
+        words = [word for change in (f"run.id={run}", *changes) for word in ("--set", change)]
+        started.append(Command(calm, "train", "run.yaml", *words, variables=variables))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        command.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "code", "words"),
+    [
+        (signal.SIGSTOP, 1, ExitCode.HANG, "rank 1 is stopped (process {pid} on "),
+        (
+            signal.SIGKILL,
+            0,
+            ExitCode.PEER_LOST,
+            "rank 0 (process {pid}) was killed by SIGKILL (rank 1 of 2 lost a peer",
+        ),
+    ],
+)
+def test_a_rank_is_lost_in_training(
+    start: Start, calm: Path, tmp_path: Path, number: signal.Signals, rank: int, code: ExitCode, words: str
+) -> None:
+    run = f"lost-{number.name.lower()}-{rank}"
+    command = start(run, "launch.timeout_seconds=5", "train.epochs=100", variables={"TMPDIR": str(tmp_path)})
+    command.wait_for_updates(calm / "runs" / run, 5)
+    pid = command.ranks()[rank]
+    os.kill(pid, number)
+    since = time.monotonic()
+    ended = command.end()
+    assert ended.code == code, ended.err
+    told = ended.err[ended.err.rindex("podscale: ") :]
+    assert words.format(pid=pid) in told
+    assert " in the " in told  # which collective
+    assert " of update " in told
+    assert "same command" in told
+    assert time.monotonic() - since < 5 + 40  # the timeout, a look at the others, and the end of who cannot hear
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pods_with_different_documents_are_refused(start: Start, calm: Path) -> None:
+    """Two pods of two nodes, the second of which was given another size of buckets.
+
+    (Another `result` option would already be refused by the run directory.)
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: Any = probe.getsockname()[1]
+    pods = []
+    for node in range(2):
+        meeting = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
+        meeting |= {"PET_MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "1"}
+        changes = ["launch.nodes=2", "launch.processes=1", f"train.all_reduce.bucket_mb={1 + node}"]
+        pods.append(start("pods", *changes, variables={**meeting, "KUBERNETES_SERVICE_HOST": "x"}))
+        if node == 0:
+            pods[0].wait_for((calm / "runs" / "pods" / "environment.json").exists)  # it leads
+    ends: list[Ended] = [pod.end() for pod in pods]
+    for ended in ends:
+        assert ended.code == ExitCode.BAD_INPUT, ended.err
+        assert "train.all_reduce.bucket_mb" in ended.err
+
+
+def test_nothing_is_left_in_the_temporary_directory(calm: Path, tmp_path: Path) -> None:
+    ended = podscale(calm, "run", "run.yaml", "--set", "run.id=tidy", variables={"TMPDIR": str(tmp_path)})
+    assert ended.code == ExitCode.DONE, ended.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,123 @@
+"""Plans of messages, carried out by all places in one process: they match, they add up, their slack is safe."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from podscale.pytorch.allreduce.order import mirrored, ring_chain, ring_part, spans, tree_children, tree_parent
+from podscale.pytorch.allreduce.plan import (
+    Plan,
+    chain_broadcast,
+    chain_reduce,
+    double_tree,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
+from tests.support import reduction
+
+SIZES = range(1, 10)
+CASES = [(length, segment) for length in (1, 2, 7, 40, 101) for segment in (3, 16, 1000)]
+
+
+def carry_out(plans: list[Plan], buffers: list[Tensor], *, eager: bool) -> None:
+    """All places in lockstep; eager: every send leaves as many rounds early as its plan allows."""
+    count = len(plans[0].rounds)
+    assert all(len(plan.rounds) == count for plan in plans)
+    sent: list[deque[tuple[int, int, int, Tensor]]] = [deque() for _ in plans]  # by receiver: sender, span, content
+    done = [0] * len(plans)
+    for number in range(count):
+        for place, plan in enumerate(plans):
+            until = min(number + (plan.slack if eager else 0) + 1, count)
+            for one in plan.rounds[done[place] : until]:
+                for peer, start, stop in one.sends:
+                    sent[peer].append((place, start, stop, buffers[place][start:stop].clone()))
+            done[place] = max(done[place], until)
+        for place, plan in enumerate(plans):
+            for peer, start, stop, adds in plan.rounds[number].receives:
+                message = next(m for m in sent[place] if m[0] == peer)  # in order of sending, as gloo and NCCL do
+                assert message[1:3] == (start, stop)
+                sent[place].remove(message)
+                target = buffers[place][start:stop]
+                _ = target.add_(message[3]) if adds else target.copy_(message[3])
+    assert not any(sent), "messages that nobody took"
+
+
+def contributions(size: int, length: int) -> list[Tensor]:
+    return [torch.randn(length, generator=torch.Generator().manual_seed(place)) for place in range(size)]
+
+
+Planner = Callable[[int], Plan]
+
+
+def outcome(size: int, length: int, planners: list[Planner], *, eager: bool) -> list[Tensor]:
+    buffers = contributions(size, length)
+    for planner in planners:
+        carry_out([planner(place) for place in range(size)], buffers, eager=eager)
+    return buffers
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("length", "segment"), CASES)
+def test_plans_add_in_the_stated_order(length: int, segment: int, eager: bool) -> None:
+    for size in SIZES:
+        parts, values = tuple(spans(length, size)), contributions(size, length)
+        scatter: Planner = partial(ring_reduce_scatter, parts=parts, segment=segment)
+        gather: Planner = partial(ring_all_gather, parts=parts, segment=segment)
+        shape = {"size": size, "length": length, "segment": segment}
+        scattered = outcome(size, length, [scatter], eager=eager)
+        mine = torch.cat([scattered[place][start:stop] for place, (start, stop) in enumerate(parts)])
+        assert torch.equal(mine, reduction.ring_shards(values, torch.float32))
+        for planners, want in (
+            ([scatter, gather], reduction.ring(values, torch.float32)),
+            ([partial(double_tree, **shape)], reduction.double_tree(values, torch.float32)),
+            (
+                [partial(chain_reduce, **shape), partial(chain_broadcast, **shape)],
+                reduction.hierarchical(values, size, torch.float32, lambda one: one[0]),
+            ),
+        ):
+            assert all(torch.equal(buffer, want) for buffer in outcome(size, length, planners, eager=eager))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 31, 32, 100, 1024])
+def test_rings_and_trees_are_what_they_are_called(size: int) -> None:
+    for part in {0, 1 % size, size - 1}:
+        ring = ring_chain(part, size)
+        assert sorted(ring) == list(range(size))
+        assert ring[-1] == part
+        assert [ring_part(place, step, size) for step, place in enumerate(ring[:-1])] == [part] * (size - 1)
+    parents = [tree_parent(place, size) for place in range(size)]
+    assert parents.count(None) == 1
+    for place in range(size):
+        children = tree_children(place, size)
+        assert len(children) <= 2
+        assert children == [child for child in children if parents[child] == place]
+    assert sum(len(tree_children(place, size)) for place in range(size)) == size - 1
+    for start in range(size):
+        place, steps = start, 0
+        while (above := parents[place]) is not None:
+            place, steps = above, steps + 1
+        assert steps <= size.bit_length() - 1
+    assert sorted(mirrored(place, size) for place in range(size)) == list(range(size))
+    inner = {parent for parent in parents if parent is not None}
+    twice = sum(mirrored(place, size) in inner and place in inner for place in range(size))
+    assert twice <= 1, "a place that is an inner node of both trees carries more than the others"
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_every_link_carries_what_the_bound_says(size: int) -> None:
+    length, segment = 64 * size, 8
+    parts = tuple(spans(length, size))
+    for place in range(size):
+        plans = [ring_reduce_scatter(place, parts, segment), ring_all_gather(place, parts, segment)]
+        assert sum(volume(plan) for plan in plans) == 2 * (size - 1) * length // size
+        assert volume(double_tree(place, size, length, segment)) <= 2 * length
+        assert volume(chain_reduce(place, size, length, segment)) <= length
+
+
+def volume(plan: Plan) -> int:
+    """Elements sent."""
+    return sum(stop - start for one in plan.rounds for _, start, stop in one.sends)

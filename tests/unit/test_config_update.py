@@ -1,0 +1,53 @@
+"""What a document cannot ask of an update at once: one error, naming the field and what to do."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from podscale.config import RunConfig
+
+TORUS = {"algorithm": "torus2d"}
+
+
+@pytest.mark.parametrize(
+    ("train", "key", "words"),
+    [
+        ({"precision": "fp16", "loss_scale": 1.0}, "train.loss_scale", "fp16 without loss scaling"),
+        ({"weight_gather": "bf16"}, "train.weight_gather", "train.weight_update=sharded"),
+        ({"weight_update": "sharded", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
+        ({"weight_update": "sharded", "all_reduce": {"algorithm": "tree"}}, "train.all_reduce.algorithm", "half way"),
+        ({"precision": "bf16-pure", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
+        ({"optimizer": {"name": "lamb", "nesterov": True}}, "train.optimizer.nesterov", "LAMB has no nesterov"),
+        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "LAMB has no"),
+        ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "momentum above 0"),
+    ],
+)
+def test_conflicts(train: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate({"train": train})
+    (error,) = caught.value.errors()
+    assert error["ctx"]["key"] == key
+    assert words in error["msg"]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"precision": "fp16"},
+        {"weight_update": "sharded", "weight_gather": "bf16", "precision": "bf16-pure", "all_reduce": TORUS},
+        {"optimizer": {"momentum_form": "unscaled"}, "schedule": {"momentum_correction": True}},
+        {"optimizer": {"name": "lars"}, "schedule": {"momentum_correction": True}},
+    ],
+)
+def test_what_goes_together(train: dict[str, Any]) -> None:
+    RunConfig.model_validate({"train": train})
+
+
+def test_every_rule_has_its_own_form_and_epsilon() -> None:
+    rules = {
+        name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer
+        for name in ("sgd", "lars", "lamb")
+    }
+    assert {name: rule.form for name, rule in rules.items()} == {"sgd": "scaled", "lars": "unscaled", "lamb": "scaled"}
+    assert {name: rule.added_eps for name, rule in rules.items()} == {"sgd": 0.0, "lars": 0.0, "lamb": 1e-6}

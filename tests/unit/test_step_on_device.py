@@ -1,0 +1,121 @@
+"""An update on a device that cannot answer: what would make the host wait for a GPU, or hand it a number, fails here.
+
+Tensors on torch's `meta` device have shapes and no values. Everything that an update does on a GPU runs on them, and
+each operation is looked at: none may ask for a value, none may bring one over from the host.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from podscale import models
+from podscale.config import InputSection, ModelSection
+from podscale.config.model import OptimizerSection
+from podscale.input.batch import Batch
+from podscale.pytorch.feed import DeviceBatch
+from podscale.pytorch.models import build_model
+from podscale.pytorch.normalise import Normalise
+from podscale.pytorch.optim import build_optimizer, build_share
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.step import Step
+from podscale.pytorch.weights import Weights
+from podscale.pytorch.world import World
+
+ASKS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default", "aten.nonzero.default"}
+FAR = torch.device("meta")
+
+
+class Watch(TorchDispatchMode):
+    """Raises where an operation asks the device, or mixes its tensors with those of the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        name = str(function)
+        self.seen.add(name)
+        found = function(*arguments, **(options or {}))
+        tensors = [x for x in tree_leaves((arguments, options, found)) if isinstance(x, Tensor)]
+        assert name not in ASKS, name
+        assert len({x.device.type for x in tensors}) < 2, f"{name} between {[x.device.type for x in tensors]}"
+        return found
+
+
+class Alone:
+    """The all-reduce of one rank."""
+
+    shards, shard = 1, 0
+
+    def __call__(self, bucket: Tensor) -> None:
+        bucket.mul_(1.0)
+
+
+def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[], None]:
+    world = World(0, 1, 0, 1, FAR)
+    network = build_model(model, 5).to(FAR, memory_format=torch.channels_last)
+    statistics = RunningStatistics(network)
+    policy = Precision(precision, FAR, 1024.0)
+    reducer = FlatReducer(network, Alone(), world, bucket_mb=0.01, extra=1 + len(statistics))
+    weights = Weights(reducer.buffer, cast=lambda: policy.cast(network))
+    section = OptimizerSection.model_validate({"name": optimizer})
+    share = build_share(section, reducer.buffer, weights.masters, models.spec(model, 5))
+    normalise = Normalise(InputSection(), world, channels_last=True)
+    schedule = torch.zeros(3, 3, device=FAR)
+    step = Step(
+        reducer,
+        build_optimizer(section, share),
+        weights,
+        policy,
+        statistics,
+        schedule=schedule,
+        label_smoothing=0.1,
+        accumulation=2,
+        forward=lambda images: network(normalise(images)),
+    )
+    images = torch.empty(8, 64, 64, 3, dtype=torch.uint8, device=FAR)
+    keys = np.zeros(8, np.uint64)
+    labels = torch.empty(8, dtype=torch.int64, device=FAR)
+    batch = DeviceBatch(images, labels, Batch(None, keys.astype(np.int64), keys, np.ones(8, np.float32), 0))
+    return lambda: (step.carry_out(batch, lambda name: nullcontext()), reducer.close())[1]
+
+
+@pytest.fixture
+def autocast(monkeypatch: Any) -> None:
+    """torch has no autocast for `meta`; the casts are the device's in any case."""
+    monkeypatch.setattr(Precision, "autocast", lambda self: nullcontext())
+
+
+@pytest.mark.usefixtures("autocast")
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
+def test_an_update_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
+    update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))
+    with Watch() as watch:
+        update()
+    assert {"aten.convolution_backward.default", "aten.native_batch_norm_backward.default"} & watch.seen
+
+
+@pytest.mark.usefixtures("autocast")
+def test_neither_does_alexnet() -> None:
+    update = step_on("lars", "fp32", ModelSection(name="alexnet", width=4))
+    with Watch():
+        update()
+
+
+def test_the_watch_sees_what_it_is_for() -> None:
+    far = torch.zeros(3, device=FAR)
+    with Watch():
+        for wrong in (lambda: far.sum().item(), lambda: far + torch.ones(3).to(FAR), lambda: far.copy_(torch.ones(3))):
+            with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+                wrong()
+        far + 1.0

@@ -1,0 +1,53 @@
+#!/bin/bash
+# What a GPU machine is worth in one command: the gpu tests, then the sweep of `podscale bench train`, inside LIMIT
+# seconds. What was found is in OUT after every row, so a session that is cut off keeps it, and the next one goes on.
+#
+#   tools/gpu_session.sh
+#   OUT=/tmp/found LIMIT=590 PYTHON=python3 WHEELS=wheels IMAGES=photos.tar tools/gpu_session.sh
+#
+# PYTHON: an interpreter with torch. WHEELS: a folder of wheels for what else is missing there, where no registry can
+# be reached (pip download fills it elsewhere): besides torch and torchvision it takes numpy, pillow, prometheus-client,
+# pydantic (with pydantic-core, annotated-types, typing-inspection), PyYAML, safetensors, simplejpeg, typer (with
+# shellingham), xxhash, filelock, fsspec, and pytest for the tests. IMAGES: archive or folder of JPEGs for the rows with
+# real images. TESTS=0 leaves the tests out; SWEEP names another series than `gpu`; further arguments go to `podscale
+# bench train`.
+set -u
+cd "$(dirname "$0")/.."
+OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TESTS=${TESTS:-1} SWEEP=${SWEEP:-gpu}
+SECONDS=0
+mkdir -p "$OUT"
+export PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-/tmp/podscale-inductor}
+export PYTHONPATH=${PYTHONPATH:-}
+if [ -n "${WHEELS:-}" ]; then
+  "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target /tmp/podscale-site \
+    --upgrade "$WHEELS"/*.whl || exit 1
+  PYTHONPATH=/tmp/podscale-site:$PYTHONPATH
+fi
+# Without an installation, `podscale.pipelines` and `podscale.components` are found by these links (see pyproject.toml).
+if ! "$PYTHON" -c 'import podscale.pipelines' 2>/dev/null; then
+  links=/tmp/podscale-tree
+  rm -rf "$links" && mkdir -p "$links" && cp -r podscale "$links/podscale"
+  ln -s "$PWD/pipelines" "$links/podscale/pipelines" && ln -s "$PWD/components" "$links/podscale/components"
+  PYTHONPATH=$links:$PYTHONPATH
+fi
+export PYTHONPATH=${PYTHONPATH%:}
+podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
+left() { echo $((LIMIT - SECONDS)); }
+
+# Without the project's own settings, which ask for plugins that may not be there.
+tests() {
+  PYTHONPATH=$PWD:$PYTHONPATH timeout "$1" "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib \
+    -p no:cacheprovider -W ignore -m gpu tests/gpu -q -rfE --durations=10 -k "$2" 2>&1 | tee -a "$OUT/gpu-tests.txt"
+}
+if [ "$TESTS" != 0 ]; then
+  : >"$OUT/gpu-tests.txt"
+  tests 150 'not compiled' # the compiler's tests take longest and come last; the sweep compiles too
+fi
+real=()
+if [ -n "${IMAGES:-}" ]; then
+  place=/tmp/podscale-images
+  podscale shard --set data.source="$(realpath "$IMAGES")" --set run.workspace=$place --set input.image_size=224 &&
+    real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
+fi
+podscale bench train --sweep "$SWEEP" --budget "$(left)" --time-limit 150 --out "$OUT" ${real[@]+"${real[@]}"} "$@"
+if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then tests "$(left)" compiled; fi
