@@ -111,7 +111,7 @@ def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation of shares, in percent."""
     if not values:
         return "none"
-    deviation = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    deviation = f" \u00b1 {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{100 * statistics.fmean(values):.2f}{deviation} %"
 
 
@@ -126,7 +126,7 @@ def difference(first: Sequence[float], values: Sequence[float]) -> str:
     squares = sum((v - statistics.fmean(group)) ** 2 for group in (first, values) for v in group)
     error = math.sqrt(squares / free * (1 / len(first) + 1 / len(values)))
     half = 100 * T_95[free] * error
-    return f"{points:+.2f} ± {half:.2f}{'' if abs(points) > half else ' (within noise)'}"
+    return f"{points:+.2f} \u00b1 {half:.2f}{'' if abs(points) > half else ' (within noise)'}"
 
 
 def sweep_table(sweeps: Sequence[Sweep], records: Records) -> list[str]:

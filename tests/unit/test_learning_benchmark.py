@@ -140,9 +140,9 @@ class TestResults:
             for trial, top1 in zip(arm.trials, top1s, strict=True):
                 records.add(trial, record(trial, top1, updates=444, training_loss=1.25))
         rows = [line.split(" | ") for line in results.comparison(arms, records)[2:]]
-        assert rows[0] == ["| one", "444", "3", "61.00 ± 1.00 %", "", "1.250 |"]
-        assert rows[1][3:5] == ["66.00 ± 1.00 %", "+5.00 ± 2.27"]
-        assert rows[2][2:5] == ["2 (1 diverged)", "62.00 ± 1.41 %", "+1.00 ± 3.35 (within noise)"]
+        assert rows[0] == ["| one", "444", "3", "61.00 \u00b1 1.00 %", "", "1.250 |"]
+        assert rows[1][3:5] == ["66.00 \u00b1 1.00 %", "+5.00 \u00b1 2.27"]
+        assert rows[2][2:5] == ["2 (1 diverged)", "62.00 \u00b1 1.41 %", "+1.00 \u00b1 3.35 (within noise)"]
 
     def test_curves_are_means_over_the_seeds(self, tmp_path: Path) -> None:
         records = Records(tmp_path, CODE)
