@@ -185,7 +185,9 @@ class Session:
         self.monitor.event("done", step=progress.step, skipped_updates=progress.skipped, **progress.evaluation)
 
     def close(self) -> None:
-        """Ends loaders, lanes and the writer; safe after an error."""
+        """Ends loaders, lanes, the graph and the writer; safe after an error."""
+        if isinstance(self.step, GraphedStep):
+            self.step.close()
         self.loader.close()
         self.evaluation_loader.close()
         self.reducer.close()
