@@ -188,6 +188,8 @@ class Session:
         """Ends loaders, lanes, the graph and the writer; safe after an error."""
         if isinstance(self.step, GraphedStep):
             self.step.close()
+        if self.world.on_gpu and self.config.train.compile in ("reduce-overhead", "max-autotune"):
+            torch.compiler.reset()  # the compiler's own graphs, which hold messages of batch norm
         self.loader.close()
         self.evaluation_loader.close()
         self.reducer.close()
