@@ -10,10 +10,10 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import measure
 from podscale import models
 from podscale.config.model import ModelSection, TrainSection
+from podscale.pytorch.build import build_update
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import Hyper
 from podscale.pytorch.precision import build_precision
-from podscale.pytorch.session import build_update
 from podscale.pytorch.world import World
 
 ROUNDS = 5

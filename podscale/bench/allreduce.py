@@ -5,72 +5,37 @@ all-reduce, (n-1)/n for a reduce-scatter or all-gather, n the ranks of the group
 """
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from math import log2
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from podscale import devices
+from podscale.bench.ranks import run_ranks
 from podscale.errors import InputError, PodscaleError
 from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
+from podscale.evaluate.report.charts.standalone import standalone
 from podscale.evaluate.report.svg import Markup, tag
 
 CHILD = "podscale.pytorch.linkspeed"
 
 
-def run_ranks(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
+def measure(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
     """What `ranks` processes on this machine measured; raises PodscaleError where one fails or takes too long."""
     with tempfile.TemporaryDirectory() as name:
         task, result = Path(name, "job.json"), Path(name, "result.json")
         task.write_text(json.dumps(job), encoding="utf-8")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [sys.executable, "-m", CHILD, str(task), str(result)]
-        started = [subprocess.Popen(command, env=_environment(rank, ranks, port)) for rank in range(ranks)]
-        try:
-            codes = [process.wait(time_limit) for process in started]
-        except subprocess.TimeoutExpired:
-            raise PodscaleError(
-                f"the measurement took longer than {time_limit:.0f} s; choose fewer --sizes or raise --time-limit"
-            ) from None
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
+        codes = run_ranks(CHILD, [str(task), str(result)], ranks, time_limit)
         if any(codes):
             rank = next(number for number, code in enumerate(codes) if code)
             raise PodscaleError(f"rank {rank} of the measurement ended with code {codes[rank]}; its error is above")
+        if None in codes:
+            raise PodscaleError(
+                f"the measurement took longer than {time_limit:.0f} s; choose fewer --sizes or raise --time-limit"
+            )
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return found
-
-
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """torchrun's variables. Ranks that share a GPU pass for hosts of their own: NCCL allows one rank a device and host,
-    and takes NCCL_HOSTID for the host; they then talk through sockets.
-    """
-    gpus = devices.visible_gpus()
-    found = {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank % gpus if gpus else rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": str(max(1, devices.cores() // ranks)),
-    }
-    if 0 < gpus < ranks:
-        found |= {"NCCL_HOSTID": f"podscale-{port}-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
-    return found
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -142,21 +107,16 @@ def drawing(found: Mapping[str, Any]) -> str:
     for one in found["whole"]:
         rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
         points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
-    style = (resources.files("podscale.evaluate.report") / "style.css").read_text(encoding="utf-8")
-    style += "svg{background:var(--bg);font-family:system-ui,sans-serif}"
     series = [Series(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
     names = [_key(one, 60.0 + 95 * (number % 4), 34.0 + 16 * (number // 4)) for number, one in enumerate(series)]
     title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
-    picture = tag(
-        "svg",
-        tag("style", Markup(style)),
-        tag("text", title, x=16.0, y=16.0, style="font-weight:600;font-size:13px"),
+    return standalone(
+        tag("text", title, x=16.0, y=16.0, class_="title"),
         names,
         tag("g", line_drawing(series, x_unit=f"doublings of {smallest:,} bytes"), transform="translate(16 60)"),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH + 32:.0f} {HEIGHT + 68:.0f}",
+        width=WIDTH + 32,
+        height=HEIGHT + 68,
     )
-    return f"{picture}\n"
 
 
 def _key(series: Series, x: float, y: float) -> list[Markup]:

@@ -5,21 +5,16 @@ measured is kept in a JSON file after every variant, and a sweep that is started
 """
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from podscale import devices
 from podscale.bench.imaginary import write_imaginary_set
+from podscale.bench.ranks import run_ranks
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.files import write_json
@@ -157,10 +152,11 @@ def _measure(row: Row, config: RunConfig, variant: Variant, settings: Settings, 
         job = place / "job.json"
         write_json(job, _job(config, settings, shard_set, place))
         log = place / "log.txt"
-        finished = _run_ranks(config.launch.processes, [str(job), str(place / "result.json")], log, limit, config)
+        arguments, threads = [str(job), str(place / "result.json")], config.launch.threads or 0
+        codes = run_ranks(CHILD, arguments, config.launch.processes, limit, threads=threads, log=log)
         if (place / "result.json").exists():
             row.found = json.loads((place / "result.json").read_text())
-        elif not finished:
+        elif None in codes and not any(codes):
             row.reason = f"ran past its limit of {limit:.0f} s"
         else:
             row.reason = _reason(place, log)
@@ -192,51 +188,6 @@ def _job(config: RunConfig, settings: Settings, shard_set: str | None, place: Pa
         "parts": settings.parts,
         "timeout_seconds": settings.time_limit,
     }
-
-
-def _run_ranks(ranks: int, arguments: list[str], log: Path, limit: float, config: RunConfig) -> bool:
-    """Runs the child on every rank; whether all ended by themselves in time. What is left is killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    threads = config.launch.threads or max(1, devices.cores() // ranks)
-    shared = {
-        **os.environ,
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-    }
-    deadline = time.monotonic() + limit
-    with log.open("wb") as output:
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", CHILD, *arguments],
-                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # so that a compiler's workers end with it
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-                if any(child.poll() not in (None, 0) for child in children):
-                    time.sleep(2)  # the others may still say why
-                    break
-                time.sleep(0.1)
-            return all(child.poll() is not None for child in children) or any(child.poll() for child in children)
-        finally:
-            for child in children:
-                _kill(child)
-
-
-def _kill(child: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _reason(place: Path, log: Path) -> str:

@@ -2,6 +2,6 @@
 
 from podscale.checkpoint.identity import Identity
 from podscale.checkpoint.layout import Entry, Snapshot
-from podscale.checkpoint.store import Checkpoints, Passed, Saved
+from podscale.checkpoint.store import Checkpoints, Failed, Passed, Report, Restored, Saved
 
-__all__ = ["Checkpoints", "Entry", "Identity", "Passed", "Saved", "Snapshot"]
+__all__ = ["Checkpoints", "Entry", "Failed", "Identity", "Passed", "Report", "Restored", "Saved", "Snapshot"]

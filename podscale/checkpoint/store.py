@@ -22,7 +22,7 @@ from podscale.checkpoint.layout import (
 )
 from podscale.checkpoint.retention import best_entries, kept_steps
 from podscale.checkpoint.writer import remove_checkpoint, write_checkpoint
-from podscale.errors import InputError
+from podscale.errors import InputError, PodscaleError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,22 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A save that left nothing, and why."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read and verified, and how long that took."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Passed:
     """A checkpoint that restore had to pass over, and why."""
 
@@ -46,13 +62,17 @@ class Passed:
     reason: str
 
 
+Report = Saved | Failed | Restored | Passed
+"""What a listener hears of."""
+
+
 class Checkpoints:
     """Saves and restores under `directory`; one writer at a time (the run's lease sees to that).
 
     One save is in flight at most: a further `save` waits for it, so that memory holds one snapshot and every
     checkpoint asked for is written. A failed save raises its error at the next `save`, `wait` or `close`.
-    `listener` hears of every finished save (from the writer's thread when asynchronous) and of every checkpoint
-    passed over.
+    `listener` hears what became of every save (from the writer's thread when asynchronous), and of checkpoints that
+    were read or passed over.
     """
 
     def __init__(
@@ -64,7 +84,7 @@ class Checkpoints:
         keep_best: int,
         asynchronous: bool,
         fence: Callable[[], None] | None,
-        listener: Callable[[Saved | Passed], None] | None = None,
+        listener: Callable[[Report], None] | None = None,
     ) -> None:
         self.directory = directory
         self._identity = identity
@@ -114,6 +134,13 @@ class Checkpoints:
         Raises InputError where a checkpoint belongs to another run (the differences are listed), where `never`
         meets a checkpoint, and where a named directory holds none.
         """
+        started = time.perf_counter()
+        snapshot = self._find(resume)
+        if snapshot is not None:
+            self._listener(Restored(snapshot.step, time.perf_counter() - started))
+        return snapshot
+
+    def _find(self, resume: str) -> Snapshot | None:
         if resume == "never":
             if self.entries():
                 raise InputError(
@@ -147,7 +174,11 @@ class Checkpoints:
         if snapshot.step in self._verified:
             manifest = self._scored(snapshot.step, top1)
         else:
-            manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
+            try:
+                manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
+            except PodscaleError as error:
+                self._listener(Failed(snapshot.step, str(error)))
+                raise
             self._verified.add(snapshot.step)
             self._damaged.discard(snapshot.step)
         removed = self._prune()

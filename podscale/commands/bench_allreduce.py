@@ -3,10 +3,12 @@
 import json
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podscale import devices
 from podscale.bench import allreduce
 from podscale.config.model import AllReduceSection
 from podscale.errors import InputError
@@ -47,10 +49,12 @@ def run(options: Options) -> None:
     else:
         if options.row is not None and options.ranks % options.row:
             raise InputError(f"--row {options.row} does not divide --ranks {options.ranks}; choose a divisor")
-        found = allreduce.run_ranks(job, options.ranks, options.time_limit)
+        found = allreduce.measure(job, options.ranks, options.time_limit)
     lines = allreduce.tables(found)
     if options.out is not None:
-        text = ["# Speed of all-reduce", "", f"Command: `{os.environ.get('PODSCALE_COMMAND', '')}`", "", *lines, ""]
+        command = f"Command: `{os.environ.get('PODSCALE_COMMAND', '')}`  "
+        machine = f"Machine: {devices.cores()} cores of {devices.cpu_name()}  "
+        text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
         (options.out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
         (options.out / "allreduce.svg").write_text(allreduce.drawing(found), encoding="utf-8")
         write_json(options.out / "allreduce.json", found)

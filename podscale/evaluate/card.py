@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from podscale.evaluate.evaluation import Claim
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import ReportData, gather
 from podscale.files import write_atomically
@@ -56,13 +57,21 @@ def _figures(data: ReportData) -> str:
         ("expected calibration error", f"{figures.percent(found.ece, 2)} (15 bins)"),
         ("training throughput", f"{figures.rate(speed.training_images_per_second)} images/s"),
         ("training time", figures.duration(speed.training_seconds)),
+        *_claimed(data.evaluation.claim),
     ]
-    claimed = data.evaluation.claim.top1.claimed
-    if claimed is not None:
-        rows.append(("top-1 claimed by the published run", figures.percent(claimed, 2)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     split = data.evaluation.identity.split
     return f"## Figures\n\nOn the {found.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
+
+
+def _claimed(claim: Claim) -> list[tuple[str, str]]:
+    """The figures of the published run, as far as it gives them; where they are from stands in the last."""
+    top1, minutes, rate = claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed
+    rows = [] if top1 is None else [("top-1 claimed by the published run", figures.percent(top1, 2))]
+    rows += [] if minutes is None else [("training time claimed", figures.duration(60 * minutes))]
+    rows += [] if rate is None else [("training throughput claimed", f"{figures.rate(rate)} images/s")]
+    where = ", ".join(inline(part) for part in (claim.hardware, claim.source) if part)
+    return [*rows, ("claimed on", where)] if rows and where else rows
 
 
 def _limits(data: ReportData) -> str:
@@ -106,6 +115,7 @@ def _recipe(data: ReportData) -> str:
         f"- {optimizer.name.upper()} with momentum {optimizer.momentum:g}, weight decay {optimizer.weight_decay:g}",
         f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
+        *([f"- Settings by the recipe {inline(train.recipe_origin)}"] if train.recipe_origin else []),
         "- Everything else is in config.yaml of the run directory",
     ]
     return "## Recipe\n\n" + "\n".join(lines)

@@ -39,7 +39,9 @@ POLL_SECONDS = 0.1
 AFTERMATH_SECONDS = 15.0
 """Once a rank has failed, the others have this long to find out and say so; a rank that is stopped never does."""
 RESTARTABLE = (int(ExitCode.PEER_LOST), int(ExitCode.HANG))
-TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+TORCHRUN_FAILURE = re.compile(r"exitcode *: (-?\d+)\)?(?: local_rank: \d+)? +\(pid: (\d+)\)")
+"""How torchrun names a failed process: the first one when it sees it, all of them in its summary."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -5,11 +5,11 @@ with the number of the update (see step), the seed of dropout in its generator. 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
-from podscale.pytorch.feed import DeviceBatch, Phase
+from podscale.pytorch.feed import DeviceBatch, Phase, untimed
 from podscale.pytorch.step import Step, StepResult
 from podscale.pytorch.timing import DeviceTimes
 from podscale.pytorch.world import World
@@ -98,7 +98,7 @@ class GraphedStep:
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._result = self.eager.carry_out(static, _untimed)
+            self._result = self.eager.carry_out(static, untimed)
         self._graph = graph
 
     def _replay(self, phase: Phase) -> StepResult:
@@ -140,7 +140,3 @@ def both(first: Phase, second: Phase) -> Phase:
             yield
 
     return phase
-
-
-def _untimed(name: str) -> AbstractContextManager[None]:
-    return nullcontext()

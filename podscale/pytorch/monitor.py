@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from podscale.checkpoint import Passed, Saved
+from podscale.checkpoint import Failed, Report, Restored, Saved
 from podscale.config import RunConfig
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
@@ -149,13 +149,18 @@ class Monitor:
         self._metrics.all_reduce(facts)
         self.event("all_reduce", kept=kept, **facts)
 
-    def saved(self, report: Saved | Passed) -> None:
-        """Reports a checkpoint that is whole on disk, or one that could not be used; from the writer's thread."""
-        if isinstance(report, Saved):
-            self._metrics.checkpoint_saved(report.seconds, report.bytes)
-            self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
-        else:
-            self.event("checkpoint_passed", step=report.step, reason=report.reason)
+    def checkpoint(self, report: Report) -> None:
+        """Reports what became of a checkpoint; from the writer's thread."""
+        match report:
+            case Saved():
+                self._metrics.checkpoint_saved(report.seconds, report.bytes)
+                self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
+            case Restored():
+                self._metrics.checkpoint_restored(report.seconds)
+            case Failed():
+                self._metrics.checkpoint_failed()  # no line in the log, which may stand on the same full disk
+            case _:
+                self.event("checkpoint_passed", step=report.step, reason=report.reason)
 
     def event(self, event: str, **values: Any) -> None:
         """Something that happens rarely: preempted, done and the like."""

@@ -23,14 +23,14 @@ from podscale.launch.outcomes import RankOutcome, end_process
 from podscale.pytorch import agreement
 from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce.auto import settle_all_reduce
+from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
 from podscale.pytorch.export import WEIGHTS, load_weights
 from podscale.pytorch.failure import watched
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.feed import Feed, untimed
 from podscale.pytorch.meeting import Meeting, meet
 from podscale.pytorch.monitor import monitoring
 from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.precision import build_precision, set_numerics
-from podscale.pytorch.session import build_evaluator, build_placed_model, build_session, untimed
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import train
 from podscale.pytorch.world import World
@@ -142,7 +142,7 @@ def run_training(
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
             fence=may_write,
-            listener=monitor.saved,
+            listener=monitor.checkpoint,
         )
         classes, keep = len(shard_set.classes), run.all_reduce
         config = settle_all_reduce(config, world, classes, keep, may_write, monitor.settled)

@@ -27,10 +27,11 @@ from podscale.input import open_shard_set
 from podscale.processes import die_with_parent
 from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce.auto import settle_all_reduce
+from podscale.pytorch.build import build_session
 from podscale.pytorch.feed import Phase
 from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.monitor import monitoring
-from podscale.pytorch.session import Session, build_session, device_name
+from podscale.pytorch.session import Session
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.timing import DeviceTimes, mark, seconds_between
 from podscale.pytorch.world import World
@@ -111,7 +112,7 @@ def _measure(session: Session, warmup: int, steps: int, parts: int) -> dict[str,
     images = config.train.global_batch
     rate = steps * images / elapsed / world.size
     return {
-        "device": device_name(world),
+        "device": world.device_name,
         "versions": _versions(world),
         "ranks": world.size,
         "batch": images // world.size,

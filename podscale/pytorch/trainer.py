@@ -1,4 +1,4 @@
-"""Training: one loop over the updates of a run. Everything it uses stands behind one name each (see session)."""
+"""Training: one loop over the updates of a run. What stands behind its names is put together in `build`."""
 
 from dataclasses import dataclass
 

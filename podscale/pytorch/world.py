@@ -38,6 +38,11 @@ class World:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def device_name(self) -> str:
+        """What this rank computes on, for people."""
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
+
     def mesh(self, row: int | None = None) -> Mesh:
         """The ranks as a grid, see `mesh.build_mesh`. Every rank must call this, in one order."""
         return build_mesh(self, row)

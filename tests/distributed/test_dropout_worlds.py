@@ -13,11 +13,11 @@ from podscale.checkpoint import Checkpoints, Identity
 from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.config import RunConfig, result_values
 from podscale.errors import Preempted
+from podscale.pytorch.build import build_session
 from podscale.pytorch.export import WEIGHTS
 from podscale.pytorch.models import build_model
 from podscale.pytorch.monitor import monitoring
 from podscale.pytorch.randomness import Randomness
-from podscale.pytorch.session import build_session
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import train
 from podscale.pytorch.world import World
@@ -46,7 +46,13 @@ def training(config: RunConfig, shards: Path, world: World, stop: int | None = N
     with monitoring(config, world, run, ranks, None) as monitor:
         identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
         checkpoints = Checkpoints(
-            run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=False, fence=None, listener=monitor.saved
+            run.checkpoints,
+            identity,
+            keep_last=2,
+            keep_best=1,
+            asynchronous=False,
+            fence=None,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, request)
         feed = session.feed

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from podscale.config import ModelSection, RunConfig
 from podscale.models import spec
+from podscale.pytorch.build import build_update
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import Hyper, Optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import Reducer
-from podscale.pytorch.session import build_update
 from podscale.pytorch.step import all_finite, zero_unless
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World

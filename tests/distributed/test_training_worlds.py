@@ -13,10 +13,11 @@ from torch import nn
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.config import RunConfig, result_values
 from podscale.errors import InputError, PodscaleError, Preempted
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
+from podscale.pytorch.feed import Feed, untimed
 from podscale.pytorch.monitor import monitoring
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.session import Session, build_evaluator, build_placed_model, build_session, untimed
+from podscale.pytorch.session import Session
 from podscale.pytorch.stop import StopRequest
 from podscale.pytorch.trainer import TrainResult, train
 from podscale.pytorch.world import World
@@ -69,7 +70,7 @@ def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
             fence=None,
-            listener=monitor.saved,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         prepare(session)

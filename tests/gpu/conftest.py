@@ -64,8 +64,8 @@ def _train_here(
 ) -> dict[str, Any]:
     from podscale.checkpoint import Checkpoints, Identity
     from podscale.config import result_values
+    from podscale.pytorch.build import build_session
     from podscale.pytorch.monitor import monitoring
-    from podscale.pytorch.session import build_session
     from podscale.pytorch.stop import StopRequest
     from podscale.pytorch.trainer import train
     from podscale.rundir import RunDirectory
@@ -75,7 +75,13 @@ def _train_here(
     with monitoring(config, world, run, run.path, None) as monitor:
         identity = Identity(result_values(config), shard_set.manifest.classes_sha256, "plan")
         checkpoints = Checkpoints(
-            run.checkpoints, identity, keep_last=2, keep_best=1, asynchronous=True, fence=None, listener=monitor.saved
+            run.checkpoints,
+            identity,
+            keep_last=2,
+            keep_best=1,
+            asynchronous=True,
+            fence=None,
+            listener=monitor.checkpoint,
         )
         session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         feed = session.feed

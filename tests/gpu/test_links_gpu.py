@@ -29,7 +29,7 @@ def test_bench_allreduce_over_nccl(ranks: int) -> None:
         "side": 64,
         "batch": 8,
     }
-    found = allreduce.run_ranks(job, ranks, 300.0)
+    found = allreduce.measure(job, ranks, 300.0)
     assert (found["backend"], found["ranks"], found["rows"]) == ("nccl", ranks, [ranks, 1])
     assert all(one["error"] < 1e-6 for one in found["whole"])
     assert len(found["steps"]) == 3

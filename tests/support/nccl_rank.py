@@ -7,7 +7,6 @@ whole family; lengths and contributions are those of `contribution`.
 import copy
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from podscale.input.batch import Batch
 from podscale.pytorch import hooks
 from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce, collectives, torus2d
-from podscale.pytorch.feed import DeviceBatch, Phase
+from podscale.pytorch.feed import DeviceBatch, Phase, untimed
 from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.reducer import FlatReducer
 from podscale.pytorch.step import StepResult
@@ -117,7 +116,7 @@ def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
             images = torch.full((1, 1, 1, 3), number + world.rank, dtype=torch.uint8, device=world.device)
             labels, keys = torch.zeros(1, dtype=torch.int64, device=world.device), np.zeros(1, np.uint64)
             source = Batch(None, keys.astype(np.int64), keys, np.ones(1, np.float32), number)
-            found.append(graphed(DeviceBatch(images, labels, source), lambda name: nullcontext()).loss)
+            found.append(graphed(DeviceBatch(images, labels, source), untimed).loss)
         yield f"graph {name}", (torch.stack(found).cpu(), torch.tensor([number + offset for number in steps]))
         graphed.close()
 

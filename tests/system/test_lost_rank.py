@@ -64,21 +64,24 @@ def test_a_rank_is_lost_in_training(
 
 
 def test_pods_with_different_documents_are_refused(start: Start, calm: Path) -> None:
-    """Two pods of two nodes, the second of which was given another label smoothing."""
+    """Two pods of two nodes, the second of which was given another size of buckets.
+
+    (Another `result` option would already be refused by the run directory.)
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: Any = probe.getsockname()[1]
     pods = []
     for node in range(2):
         meeting = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
         meeting |= {"PET_MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "1"}
-        changes = ["launch.nodes=2", "launch.processes=1", f"train.label_smoothing={0.1 + 0.1 * node}"]
+        changes = ["launch.nodes=2", "launch.processes=1", f"train.all_reduce.bucket_mb={1 + node}"]
         pods.append(start("pods", *changes, variables={**meeting, "KUBERNETES_SERVICE_HOST": "x"}))
         if node == 0:
             pods[0].wait_for((calm / "runs" / "pods" / "environment.json").exists)  # it leads
     ends: list[Ended] = [pod.end() for pod in pods]
     for ended in ends:
         assert ended.code == ExitCode.BAD_INPUT, ended.err
-        assert "train.label_smoothing" in ended.err
+        assert "train.all_reduce.bucket_mb" in ended.err
 
 
 def test_nothing_is_left_in_the_temporary_directory(calm: Path, tmp_path: Path) -> None:

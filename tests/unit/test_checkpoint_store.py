@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from podscale.checkpoint import Checkpoints, Identity, Passed, Saved, Snapshot
+from podscale.checkpoint import Checkpoints, Failed, Identity, Passed, Report, Restored, Saved, Snapshot
 from podscale.checkpoint.arrayfile import write_arrays
 from podscale.errors import InputError, PodscaleError
 
@@ -178,13 +178,17 @@ def test_falls_back_past_a_damaged_checkpoint_and_says_so(
     for step in (1, 2):
         store.save(snapshot(step), top1=step / 10)
     damage(tmp_path / "step-2")  # type: ignore[operator]
-    events: list[Saved | Passed] = []
+    events: list[Report] = []
     again = checkpoints(tmp_path, keep_last=1, keep_best=1, listener=events.append)
     found = again.restore("auto")
     assert found is not None
     assert_same(found, snapshot(1))
-    assert isinstance(events[0], Passed)
-    assert said in events[0].reason
+    passed, read = events
+    assert isinstance(passed, Passed)
+    assert said in passed.reason
+    assert isinstance(read, Restored)
+    assert read.step == 1
+    assert read.seconds > 0
     assert said in caplog.text
     # The damaged one is no candidate for keeping, whatever its manifest says, and its step can be written again.
     best = again.best()
@@ -275,7 +279,7 @@ def test_a_refused_fence_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
-    events: list[Saved | Passed] = []
+    events: list[Report] = []
     checkpoints(tmp_path, listener=events.append).save(snapshot(4), top1=0.25)
     (saved,) = events
     assert isinstance(saved, Saved)
@@ -287,7 +291,8 @@ def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     """The limit on file size stands in for the full disk where no tmpfs can be mounted: a real error of the kernel."""
-    store = checkpoints(tmp_path, asynchronous=True)
+    events: list[Report] = []
+    store = checkpoints(tmp_path, asynchronous=True, listener=events.append)
     store.save(snapshot(1))
     store.wait()
     large = Snapshot(2, {"model/w": np.zeros(100_000, np.float32)}, {})
@@ -303,6 +308,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, ignored)
     assert steps(tmp_path) == [1]
     assert restored_step(tmp_path) == 1
+    assert [type(event) for event in events] == [Saved, Failed]
 
 
 WRITER = """

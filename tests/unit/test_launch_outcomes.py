@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.orphans import alive, ancestors, end_all, members
+from podscale.launch.orphans import ancestors, end_all, members
 from podscale.launch.outcomes import (
     Ending,
     LostRank,
@@ -19,6 +19,7 @@ from podscale.launch.outcomes import (
     registered_ranks,
     write_rank_outcome,
 )
+from podscale.processes import alive
 
 DONE, PEER = RankOutcome(0, ""), RankOutcome(77, "a peer is gone")
 SAVED, HANG = RankOutcome(75, "saved step 3"), RankOutcome(76, "no progress for 60 s")

@@ -18,6 +18,8 @@ def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, tmp_path:
     assert f"sha256 of model.safetensors: `{found.identity.model_sha256}`" in card
     assert "1437 train, 360 validation" in card
     assert "| top-1 claimed by the published run | 97.00\u202f% |" in card
+    assert "| training time claimed | 2 min 00 s |" in card
+    assert "| claimed on | one laptop core, this test |" in card
     for title in ("Figures", "Limits", "Data", "Recipe", "Use"):
         assert f"## {title}\n" in card
     assert "Licence of the data: not stated" in card

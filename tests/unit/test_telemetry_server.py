@@ -93,6 +93,7 @@ def test_an_address_that_is_not_ours_is_an_input_error(address: str) -> None:
 
 def test_lingers_until_the_next_scrape(server: MetricsServer) -> None:
     get(server)
+    assert server._server.scraped.wait(10)  # it is noted after the answer
     assert server.linger(0.05) is False  # a scrape of before does not count
     scraper = threading.Timer(0.1, get, [server])
     scraper.start()

@@ -1,11 +1,10 @@
 """The schedules of a run as charts: learning rate, momentum and weight decay over its epochs."""
 
-from importlib import resources
-
 from podscale import schedules
 from podscale.config import TrainSection
 from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_chart, line_drawing
 from podscale.evaluate.report.charts.scale import rounded_out
+from podscale.evaluate.report.charts.standalone import standalone
 from podscale.evaluate.report.svg import Markup, tag
 
 TITLES = {"learning_rate": "Learning rate", "momentum": "Momentum", "weight_decay": "Weight decay"}
@@ -33,27 +32,16 @@ def schedule_chart(name: str, points: list[tuple[float, float]]) -> Markup:
 
 def schedule_svg(curves: Curves) -> str:
     """All columns under each other, as the text of a file of its own."""
-    style = (resources.files("podscale.evaluate.report") / "style.css").read_text(encoding="utf-8")
-    style += "svg{background:var(--bg);font-family:system-ui,sans-serif}"
     panels = [
         tag(
             "g",
-            tag("text", TITLES[name], x=0.0, y=0.0, style="font-weight:600;font-size:13px"),
+            tag("text", TITLES[name], x=0.0, y=0.0, class_="title"),
             line_drawing([_series(name, points)], y_range=_range(name, points), max_points=len(points)),
             transform=f"translate(16 {_GAP + number * (HEIGHT + _GAP):.0f})",
         )
         for number, (name, points) in enumerate(curves.items())
     ]
-    height = len(curves) * (HEIGHT + _GAP) + _GAP
-    drawing = tag(
-        "svg",
-        tag("style", Markup(style)),
-        panels,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH + 32:.0f} {height:.0f}",
-        width=f"{2 * WIDTH + 64:.0f}",
-    )
-    return f"{drawing}\n"
+    return standalone(panels, width=WIDTH + 32, height=len(curves) * (HEIGHT + _GAP) + _GAP, enlarged=2)
 
 
 def _named(values: schedules.Values) -> list[tuple[str, schedules.Values]]:

@@ -1,0 +1,166 @@
+"""One function for each part of a training that the run document chooses, and one that puts them together."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic_core import PydanticCustomError
+
+from podscale import models, schedules
+from podscale.checkpoint import Checkpoints
+from podscale.config import RunConfig, TrainSection
+from podscale.config.checks import check_ranks
+from podscale.config.model import AllReduceSection
+from podscale.config.spans import batch_norm_span
+from podscale.errors import InputError
+from podscale.input import Loader, build_evaluation_loader, build_loader
+from podscale.order import build_order
+from podscale.pytorch.allreduce.selftest import relative_error
+from podscale.pytorch.batchnorm import span_groups
+from podscale.pytorch.checkpoints import Progress, State
+from podscale.pytorch.compilation import build_forward
+from podscale.pytorch.control import Control
+from podscale.pytorch.evaluate import Evaluator
+from podscale.pytorch.feed import Feed
+from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.models import build_model, choose_stem
+from podscale.pytorch.monitor import Monitor
+from podscale.pytorch.normalise import Normalise
+from podscale.pytorch.optim import Optimizer, build_optimizer, build_share
+from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.randomness import Randomness
+from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
+from podscale.pytorch.session import Session
+from podscale.pytorch.statistics import RunningStatistics, running_share
+from podscale.pytorch.step import Step
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.weights import GATHERED, Weights
+from podscale.pytorch.world import World
+from podscale.shards.shardset import ShardSet
+
+
+def build_session(
+    config: RunConfig,
+    world: World,
+    shard_set: ShardSet,
+    model_directory: Path,
+    checkpoints: Checkpoints,
+    monitor: Monitor,
+    stop: StopRequest,
+) -> Session:
+    """Builds everything that the document asks for. Every rank must call this at the same time."""
+    train, training_split = config.train, shard_set.split("train")
+    check_world(config, world, len(training_split))
+    set_numerics(train)
+    steps_per_epoch = schedules.steps_per_epoch(train, len(training_split))
+    steps = schedules.total_steps(train, len(training_split))
+    spec = models.spec(config.model, len(shard_set.classes))
+    model = build_placed_model(config, world, len(shard_set.classes))
+    span_groups(model, world, batch_norm_span(config, world.size))
+    statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
+    precision = build_precision(train, world)
+    reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
+    report_wire(train.all_reduce, reducer, world, monitor)
+    feed, normalise = Feed(world), Normalise(config.input, world, channels_last=train.channels_last)
+    evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
+    step = Step(
+        reducer,
+        optimizer,
+        weights,
+        precision,
+        statistics,
+        schedule=torch.from_numpy(schedules.table(train, len(training_split))).to(world.device),
+        label_smoothing=train.label_smoothing,
+        accumulation=train.accumulation,
+        forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
+        randomness=Randomness(model, config.run.seed, world),
+    )
+    return Session(
+        config=config,
+        world=world,
+        classes=shard_set.classes,
+        spec=spec,
+        model_directory=model_directory,
+        state=State(model, weights, optimizer, precision, Progress()),
+        step=GraphedStep(step, world, sampled=monitor.sampled) if train.cuda_graph else step,
+        reducer=reducer,
+        feed=feed,
+        loader=build_loader(
+            config,
+            training_split,
+            build_order(config, training_split),
+            rank=world.rank,
+            world=world.size,
+            device=str(world.device),
+        ),
+        evaluation_loader=evaluation_loader,
+        evaluator=evaluator,
+        control=Control(world),
+        monitor=monitor,
+        checkpoints=checkpoints,
+        stop=stop,
+        steps=steps,
+        steps_per_epoch=steps_per_epoch,
+        rates=schedules.values(train, np.arange(steps), steps_per_epoch)[:, 0],
+    )
+
+
+def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monitor: Monitor) -> None:
+    """Measures what short messages cost in accuracy, where the document asks for them, and says so in the log."""
+    wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
+    if set(wires.values()) != {"fp32"} and isinstance(reducer, FlatReducer):
+        error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))
+        monitor.event("all_reduce_error", relative=error, algorithm=section.algorithm, ranks=world.size, **wires)
+
+
+def build_update(
+    train: TrainSection, model: torch.nn.Module, spec: models.ModelSpec, precision: Precision, world: World, extra: int
+) -> tuple[Reducer, Weights, Optimizer]:
+    """What averages gradients and updates the weights, over one flat layout."""
+    reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
+    weights = Weights(
+        reducer.buffer, reducer.gather, dtype=GATHERED[train.weight_gather], cast=lambda: precision.cast(model)
+    )
+    share = build_share(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
+    return reducer, weights, build_optimizer(train.optimizer, share)
+
+
+def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
+    """The network with the run's initial weights, on the device, in its memory order."""
+    torch.manual_seed(config.run.seed)
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    choose_stem(model, config.train.stem_compute)
+    assert isinstance(model, torch.nn.Module)
+    return model.train()
+
+
+def build_evaluator(
+    config: RunConfig, world: World, shard_set: ShardSet, feed: Feed, precision: Precision
+) -> tuple[Loader, Evaluator]:
+    """The evaluator over the validation split, and its loader, which the caller closes."""
+    split = shard_set.split("validation")
+    loader = build_evaluation_loader(config, split, rank=world.rank, world=world.size, device=str(world.device))
+    normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
+    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world)
+
+
+def check_world(config: RunConfig, world: World, samples: int) -> None:
+    """Raises InputError where the run does not fit this many ranks or this many training images."""
+    try:
+        check_ranks(config, world.size)
+    except PydanticCustomError as error:
+        raise InputError(error.message()) from None
+    train = config.train
+    if train.cuda_graph and not world.on_gpu:
+        raise InputError("train.cuda_graph: torch sees no CUDA device here; set train.cuda_graph=false")
+    if train.global_batch > samples:
+        raise InputError(
+            f"train.global_batch {train.global_batch} is larger than the training split of {samples} images; "
+            "lower it, or bring more images"
+        )
+    if batch_norm_span(config, world.size).total < 2:
+        raise InputError(
+            f"train.global_batch {train.global_batch} leaves one image per rank and pass ({world.size} ranks, "
+            f"accumulation {train.accumulation}), of which batch norm has no variance; use at least 2 each"
+        )

@@ -1,0 +1,30 @@
+"""What became of checkpoints reaches the metrics of the rank that reads and writes them."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from podscale.checkpoint import Failed, Passed, Report, Restored, Saved
+from podscale.pytorch.monitor import Monitor
+from podscale.telemetry.metrics import TrainMetrics
+
+DURATION = "train_checkpoint_duration_seconds"
+
+
+@pytest.mark.parametrize(
+    ("report", "changed"),
+    [
+        (Saved(3, 100, 2.0, None), {(f"{DURATION}_count", "save"): 1, (f"{DURATION}_sum", "save"): 2.0}),
+        (Restored(3, 0.5), {(f"{DURATION}_count", "restore"): 1, (f"{DURATION}_sum", "restore"): 0.5}),
+        (Failed(3, "no room"), {("train_checkpoint_failures_total", None): 1}),
+        (Passed(3, "damaged"), {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_checkpoint_is_counted_once(report: Report, changed: dict[tuple[str, str | None], float]) -> None:
+    registry = CollectorRegistry()
+    monitor = Monitor(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
+    monitor.checkpoint(report)
+    counted = [(f"{DURATION}_{what}", op) for what in ("count", "sum") for op in ("save", "restore")]
+    for name, op in [*counted, ("train_checkpoint_failures_total", None)]:
+        labels = {"run": "r", "rank": "0"} | ({} if op is None else {"op": op})
+        assert registry.get_sample_value(f"podscale_{name}", labels) == changed.get((name, op), 0.0), (name, op)
