@@ -41,7 +41,8 @@ tests() {
 }
 if [ "$TESTS" != 0 ]; then
   : >"$OUT/gpu-tests.txt"
-  tests 150 'not compiled' # the compiler's tests take longest and come last; the sweep compiles too
+  # Last come the compiler's tests, which take longest (the sweep compiles too), and ranks that take turns on the GPU.
+  tests 150 'not compiled and not nccl'
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
@@ -50,4 +51,4 @@ if [ -n "${IMAGES:-}" ]; then
     real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
 fi
 podscale bench train --sweep "$SWEEP" --budget "$(left)" --time-limit 150 --out "$OUT" ${real[@]+"${real[@]}"} "$@"
-if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then tests "$(left)" compiled; fi
+if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then tests "$(left)" 'compiled or nccl'; fi

@@ -42,3 +42,9 @@ def build_forward(
     compiler = cast(Callable[[Forward], Forward], partial(torch.compile, backend=backend, dynamic=False, **chosen))
     regions = [compiler(region) for region in (begin, *rest)]
     return lambda images: reduce(lambda x, region: region(x), regions, images)
+
+
+def give_up_graphs(mode: CompileMode) -> None:
+    """Ends the compiler's own CUDA graphs: NCCL waits at the end of a communicator for graphs with a call on it."""
+    if mode in ("reduce-overhead", "max-autotune") and torch.cuda.is_available():
+        torch.compiler.reset()

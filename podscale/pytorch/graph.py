@@ -60,6 +60,12 @@ class GraphedStep:
             return self._carry_out(static, phase)
         return self._replay(phase)
 
+    def close(self) -> None:
+        """Gives the graph up: NCCL waits in the end of a communicator for every graph with a call on it, for ever."""
+        if self._graph is not None:
+            self._graph.reset()
+        self._graph = self._result = None
+
     def _load(self, batch: DeviceBatch) -> DeviceBatch:
         """The static buffers with the values of `batch`."""
         if self._batch is None:
@@ -90,9 +96,10 @@ class GraphedStep:
 
         Only this thread is watched for calls that a recording forbids: loaders and the watchdog of NCCL go on.
         """
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._result = self.eager.carry_out(static, untimed)
+        self._graph = graph
 
     def _replay(self, phase: Phase) -> StepResult:
         """Launches the graph. The answers are copied, because the next replay writes them again."""

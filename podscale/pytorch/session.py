@@ -12,6 +12,7 @@ from podscale.config import RunConfig
 from podscale.errors import PodscaleError, Preempted
 from podscale.input import Loader
 from podscale.pytorch.checkpoints import State
+from podscale.pytorch.compilation import give_up_graphs
 from podscale.pytorch.control import Control, Word
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
@@ -167,7 +168,10 @@ class Session:
         self.monitor.event("done", step=progress.step, skipped_updates=progress.skipped, **progress.evaluation)
 
     def close(self) -> None:
-        """Ends loaders, lanes and the writer; safe after an error."""
+        """Ends loaders, lanes, the graph and the writer; safe after an error."""
+        if isinstance(self.step, GraphedStep):
+            self.step.close()
+        give_up_graphs(self.config.train.compile)
         self.loader.close()
         self.evaluation_loader.close()
         self.reducer.close()

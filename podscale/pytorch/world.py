@@ -64,9 +64,13 @@ class World:
         return self.group_of([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
 
     def group_of(self, partition: list[list[int]]) -> dist.ProcessGroup:
-        """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it."""
+        """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it.
+
+        On GPUs for GPU tensors alone: gloo would join every two ranks of every group by a connection of their own.
+        """
+        backend = "nccl" if self.on_gpu else None
         timeout = timedelta(seconds=self.timeout_seconds)  # torch's own default, half an hour, is not the world's
-        groups = [dist.new_group(ranks, timeout=timeout) for ranks in partition]
+        groups = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition]
         mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
         group = groups[mine]
         assert isinstance(group, dist.ProcessGroup)

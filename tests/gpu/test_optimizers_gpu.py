@@ -78,3 +78,24 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
     torch.cuda.synchronize()
     assert torch.equal(plain, graphed)
     assert torch.equal(plain, build()[0]) == (not finite)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_value_that_is_not_finite_is_found_and_masked(value: float) -> None:
+    """Wherever it stands, in the large buffer or in the small one."""
+    import torch
+
+    from podscale.pytorch.step import all_finite, zero_unless
+
+    large, small = torch.randn(1_000_003, device="cuda"), torch.randn(33, device="cuda")
+    assert bool(all_finite([large, small]))
+    for buffer in (large, small):
+        for place in (0, 31, len(buffer) // 2, len(buffer) - 1):
+            before = buffer[place].clone()
+            buffer[place] = value
+            finite = all_finite([large, small])
+            assert not bool(finite), (len(buffer), place)
+            masked = [large.clone(), small.clone()]
+            zero_unless(finite, masked)
+            assert not any(bool(tensor.any()) for tensor in masked)
+            buffer[place] = before

@@ -10,16 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.model import AllReduceSection
+from podscale.input.batch import Batch
 from podscale.pytorch import hooks
 from podscale.pytorch import world as worlds
-from podscale.pytorch.allreduce import HalvedAllReduce, build_all_reduce, collectives, torus2d
+from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce, collectives, torus2d
+from podscale.pytorch.feed import DeviceBatch, Phase, untimed
+from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World
 
 REFUSED = 3
@@ -72,7 +77,7 @@ def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
             reducer.begin()
             reducer.backward(reducer.module(inputs).square().mean(), last=True)
             reducer.finish()
-            found.append(torch.cat([g.flatten() for g in reducer.gradients]).cpu())
+            found.append(torch.cat([g.flatten() for g in reducer.buffer.views]).cpu())
             reducer.close()
         yield f"reducer {name}", (found[0], found[1])
         if name != "flat":
@@ -86,6 +91,36 @@ def by_hook(world: World, inputs: Tensor, name: str) -> Tensor:
     return torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None]).cpu()
 
 
+class Averaging:
+    """In the place of a step: the mean of the images over all ranks."""
+
+    def __init__(self, all_reduce: AllReduce) -> None:
+        self._all_reduce = all_reduce
+
+    def begin(self, step: int) -> None: ...
+
+    def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+        mean = batch.images.float().mean().view(1)
+        self._all_reduce(mean)
+        return StepResult(mean[0], mean[0] >= 0)
+
+
+def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """Messages recorded once and replayed, and what they must bring; the world can be left once graphs are closed."""
+    steps, offset = range(8), (world.size - 1) / 2
+    for name in ("flat", "ring", "torus2d"):
+        section = AllReduceSection(algorithm=name, row=2 if name == "torus2d" else None)
+        step: Any = Averaging(build_all_reduce(section, world))
+        graphed, found = GraphedStep(step, world, sampled=lambda seconds: None), []
+        for number in steps:
+            images = torch.full((1, 1, 1, 3), number + world.rank, dtype=torch.uint8, device=world.device)
+            labels, keys = torch.zeros(1, dtype=torch.int64, device=world.device), np.zeros(1, np.uint64)
+            source = Batch(None, keys.astype(np.int64), keys, np.ones(1, np.float32), number)
+            found.append(graphed(DeviceBatch(images, labels, source), untimed).loss)
+        yield f"graph {name}", (torch.stack(found).cpu(), torch.tensor([number + offset for number in steps]))
+        graphed.close()
+
+
 def main() -> None:
     world = worlds.join(90.0)
     try:
@@ -96,7 +131,7 @@ def main() -> None:
         raise SystemExit(REFUSED) from None
     for table in (torus2d.SLICE, collectives.SEGMENT):  # several of each in a bucket, so that all axes are at work
         table.update(dict.fromkeys(table, 16_384))
-    torch.save(dict(family(world)) | dict(training(world)), Path(sys.argv[1]))
+    torch.save(dict(family(world)) | dict(training(world)) | dict(graphs(world)), Path(sys.argv[1]))
     dist.barrier()
     worlds.leave()
 

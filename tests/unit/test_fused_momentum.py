@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,3 +27,54 @@ def test_fused_momentum_is_the_listed_one() -> None:
     differences = json.loads(done.stdout.splitlines()[-1])
     assert len(differences) == 5
     assert all(difference < 2e-6 for difference in differences.values()), differences
+
+
+@pytest.mark.parametrize(("kernel", "constants"), [("_norms", {"of_sum": True}), ("_move", {"nesterov": True})])
+def test_the_kernels_compile_for_a_gpu_and_read_whole_vectors(
+    kernel: str, constants: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """For an H100 or H200 (sm_90), which takes no GPU."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from podscale.pytorch.optim import fused
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    function, constants = getattr(fused, kernel), {**constants, "block": fused.BLOCK}
+    types = {"table": "*i64", "finite": "*i32", **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(
+        fn=function,
+        signature={name: types.get(name, "*fp32") for name in function.arg_names},
+        constexprs=constants,
+        attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},  # as torch allocates
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    vectors = compiled.asm["ptx"].count("ld.global.v4")
+    assert vectors == {"_norms": 4, "_move": 6}[kernel]  # of 8 elements a thread of each array
+
+
+def test_where_triton_cannot_compile_lists_of_operations_do(monkeypatch: Any, caplog: Any) -> None:
+    import torch
+
+    pytest.importorskip("triton")
+    from podscale.pytorch.optim import fused, momentum
+
+    class Fused:
+        reason = ""
+
+        def __init__(self, share: Any, *, nesterov: bool) -> None: ...
+
+        def compile(self) -> None:
+            if self.reason:
+                raise RuntimeError(self.reason)
+
+    class Listed(Fused): ...
+
+    monkeypatch.setattr(fused, "FusedMomentum", Fused)
+    monkeypatch.setattr(momentum, "Momentum", Listed)
+    share: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert type(momentum.build_mover(share, nesterov=False)) is Fused
+    Fused.reason = "Failed to find C compiler"
+    assert type(momentum.build_mover(share, nesterov=False)) is Listed
+    assert "Failed to find C compiler" in caplog.text

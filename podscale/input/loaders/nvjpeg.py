@@ -8,6 +8,7 @@ that the same records count as bad. On the device `cpu` the same code runs with 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,11 +31,16 @@ from podscale.input.request import Request, Requests
 
 
 class NvjpegLoader:
-    """Works `prefetch` batches ahead of the one handed over, each in one of as many threads, on a stream of its own."""
+    """Works `prefetch` batches ahead of the one handed over, in as many threads, each with a stream of its own.
+
+    One stream for each thread and not for each batch: torch deals out the same 32 in turn, so soon a batch would be
+    decoded on a stream of the training, behind its updates, and memory is kept apart by stream.
+    """
 
     def __init__(self, requests: Requests, guard: Guard, *, prefetch: int, device: str) -> None:
         self._requests, self._guard, self._prefetch = requests, guard, prefetch
         self._device = torch.device(device)
+        self._own = threading.local()
         self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="podscale-nvjpeg")
 
     @property
@@ -61,12 +67,11 @@ class NvjpegLoader:
         """The images of a request, complete on the device, and the request with the rows that they are of."""
         if self._device.type == "cpu":
             return self._fill(request)
-        stream = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(stream):
+        if not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._own.stream):
             found = self._fill(request)
-            done = torch.cuda.Event()
-            done.record(stream)
-        done.synchronize()
+        self._own.stream.synchronize()
         return found
 
     @torch.no_grad()

@@ -82,6 +82,11 @@ class FusedMomentum:
         assert all(place % ALIGNMENT == 0 for row in rows for place in row[1:])
         self._table = torch.tensor(rows, dtype=torch.int64, device=share.device).view(-1)
 
+    def compile(self) -> None:
+        """Compiles by a masked update, which changes nothing; raises where Triton finds no C compiler or headers."""
+        nothing = torch.zeros((), device=self._share.device)
+        self.step(nothing, nothing, nothing, nothing, nothing, decayed=False)
+
     def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[Tensor, Tensor]:
         share, (w, g) = self._share, torch.empty(2, len(self._share.pieces), device=self._share.device)
         decays = weight_decay * share.decays

@@ -3,8 +3,10 @@
 Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
 """
 
+import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
+from subprocess import SubprocessError
 from typing import Literal, Protocol
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from podscale.pytorch.optim.base import where_finite
 from podscale.pytorch.optim.share import Group, Share
+
+log = logging.getLogger(__name__)
 
 Form = Literal["unscaled", "scaled", "ratio_inside"]
 """Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
@@ -50,11 +54,17 @@ class Mover(Protocol):
 
 
 def build_mover(share: Share, *, nesterov: bool) -> Mover:
-    """The fused one on a GPU, where Triton is installed."""
+    """The fused one on a GPU, where Triton is installed and finds the C compiler that it needs for its launchers."""
     if share.device.type == "cuda" and find_spec("triton"):
         from podscale.pytorch.optim.fused import FusedMomentum
 
-        return FusedMomentum(share, nesterov=nesterov)
+        fused = FusedMomentum(share, nesterov=nesterov)
+        try:
+            fused.compile()
+        except (RuntimeError, OSError, SubprocessError) as error:
+            log.warning(f"momentum in many small kernels, since Triton cannot compile the fused ones: {error}")
+        else:
+            return fused
     return Momentum(share, nesterov=nesterov)
 
 
