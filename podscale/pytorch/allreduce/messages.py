@@ -40,6 +40,7 @@ class GlooMessenger:
         rounds, sent, lead = plan.rounds, 0, min(plan.slack, AHEAD)
         expected = (receive for one in rounds for receive in one.receives)
         self._reserve(plan)
+        self._announce(expected, buffer)  # first, or the word of it would wait behind the data of the first sends
         for number, current in enumerate(rounds):
             for following in rounds[sent : number + lead + 1]:
                 self._send(following, buffer)
