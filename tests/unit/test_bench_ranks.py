@@ -10,7 +10,7 @@ from podscale.bench.ranks import environment, run_ranks
 
 PROGRAM = """import os, sys, time
 rank = os.environ["RANK"]
-os.write(1, f"{rank} {os.environ['WORLD_SIZE']}\n".encode())  # at once: the log is shared
+os.write(1, f"{rank} {os.environ['WORLD_SIZE']}\\n".encode())  # at once: the log is shared
 time.sleep(float(sys.argv[1 + int(rank)]))
 sys.exit(5 if sys.argv[3:] == [rank] else 0)
 """
