@@ -8,7 +8,6 @@ start; on a GPU until the device is done.
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from podscale.config.model import AllReduceSection, ModelSection
 from podscale.files import write_json
@@ -29,6 +27,7 @@ from podscale.pytorch.allreduce.order import spans
 from podscale.pytorch.mesh import Mesh
 from podscale.pytorch.models import build_model
 from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.timing import timed_together
 from podscale.pytorch.world import World
 
 ROUNDS = (3, 50)
@@ -150,7 +149,7 @@ def _steps(
                 reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
                 reducer.finish()
 
-            seconds = _timed(world, step)
+            seconds = timed_together(world, step)
             reducer.close()
             if number:  # the first round makes connections and memory
                 times.append(seconds)
@@ -160,21 +159,10 @@ def _steps(
 
 def _times(world: World, operation: Callable[[], None], budget: float) -> list[float]:
     """Seconds of each round; as many rounds as the budget gives, the same number on every rank."""
-    _timed(world, operation)
-    first = _timed(world, operation)
+    timed_together(world, operation)
+    first = timed_together(world, operation)
     rounds = min(max(int(budget / max(first, 1e-6)), ROUNDS[0]), ROUNDS[1])
-    return [_timed(world, operation) for _ in range(rounds)]
-
-
-def _timed(world: World, operation: Callable[[], None]) -> float:
-    world.barrier()
-    begin = time.perf_counter()
-    operation()
-    if world.on_gpu:
-        torch.cuda.synchronize(world.device)
-    slowest = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
+    return [timed_together(world, operation) for _ in range(rounds)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Times of the parts of an update on the device itself, taken without waiting for it."""
+"""Times of the parts of an update on the device, taken without waiting for it; and of what all ranks do together."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import distributed as dist
+
+from podscale.pytorch.world import World
 
 Mark = float | torch.cuda.Event
 """A moment: the host's clock in seconds, or an event on the current stream of a GPU."""
@@ -57,3 +60,15 @@ class DeviceTimes:
         for name, begin, end in self._parts:
             found[name] = found.get(name, 0.0) + seconds_between(begin, end)
         return found
+
+
+def timed_together(world: World, operation: Callable[[], None]) -> float:
+    """Seconds from a common start until the slowest rank is done."""
+    world.barrier()
+    begin = time.perf_counter()
+    operation()
+    if world.on_gpu:
+        torch.cuda.synchronize(world.device)
+    slowest = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)

@@ -19,6 +19,7 @@ from podscale.pytorch.allreduce import (
     build_all_reduce,
     collectives,
     hierarchical,
+    pipeline,
     torus2d,
 )
 from podscale.pytorch.allreduce.base import WIRES
@@ -59,7 +60,7 @@ def short_messages() -> Iterator[None]:
     """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(collectives.SEGMENT, "cpu", 7)
-        patch.setitem(torus2d.SLICE, "cpu", 32)
+        patch.setitem(pipeline.SLICE, "cpu", 32)
         yield
 
 

@@ -1,7 +1,6 @@
 """Batch norm on a CUDA device against float64 on the CPU: torch's kernels, parts, compiled, and inside a CUDA graph."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,19 +8,6 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Any]:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from podscale.pytorch import world as worlds
-
-    yield worlds.join(60.0, {})
-    worlds.leave()
 
 
 def draw(seed: int, count: int, channels: int, dtype: Any, channels_last: bool, mean: float = 0.0) -> Any:

@@ -20,7 +20,7 @@ from podscale.config.model import AllReduceSection
 from podscale.input.batch import Batch
 from podscale.pytorch import hooks
 from podscale.pytorch import world as worlds
-from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce, collectives, torus2d
+from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce, collectives, pipeline
 from podscale.pytorch.feed import DeviceBatch, Phase, untimed
 from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.reducer import FlatReducer
@@ -129,7 +129,7 @@ def main() -> None:
         print(str(error).strip().splitlines()[-1])
         sys.stdout.flush()
         raise SystemExit(REFUSED) from None
-    for table in (torus2d.SLICE, collectives.SEGMENT):  # several of each in a bucket, so that all axes are at work
+    for table in (pipeline.SLICE, collectives.SEGMENT):  # several of each in a bucket, so that all axes are at work
         table.update(dict.fromkeys(table, 16_384))
     torch.save(dict(family(world)) | dict(training(world)) | dict(graphs(world)), Path(sys.argv[1]))
     dist.barrier()

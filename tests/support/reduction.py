@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.allreduce.order import mirrored, ring_chain, row_chain, spans, tree_children, tree_parent
-from podscale.pytorch.allreduce.torus2d import sliced, slices_of
+from podscale.pytorch.allreduce.pipeline import slices_of
+from podscale.pytorch.allreduce.torus2d import sliced
 
 Sum = Callable[[Sequence[Tensor]], Tensor]
 """The sum of one contribution a place."""

@@ -6,7 +6,6 @@ algorithm would add in another order, and the resumed run would not have the bit
 """
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from podscale.plan.fit import fit_axis
 from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.mesh import Axis as Group
 from podscale.pytorch.mesh import plan_rows
+from podscale.pytorch.timing import timed_together
 from podscale.pytorch.world import World
 
 CHOICES = ("flat", "tree", "hierarchical", "torus2d")
@@ -153,24 +153,12 @@ def _axis(world: World, group: Group) -> Axis:
             dist.all_reduce(values, group=group.group)
 
         if not sizes:
-            _timed(world, reduce)  # connections are made by the first message
-        times = [_timed(world, reduce) for _ in range(repeats)]
+            timed_together(world, reduce)  # connections are made by the first message
+        times = [timed_together(world, reduce) for _ in range(repeats)]
         sizes.append(size)
         seconds.append(min(times))
         spent += sum(times)
     return fit_axis(group.size, sizes, seconds)
-
-
-def _timed(world: World, operation: Callable[[], None]) -> float:
-    """Seconds from a common start until the slowest rank is done."""
-    world.barrier()
-    begin = time.perf_counter()
-    operation()
-    if world.on_gpu:
-        torch.cuda.synchronize(world.device)
-    slowest = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
 
 
 def _kept(path: Path, key: list[Any]) -> dict[str, Any] | None:

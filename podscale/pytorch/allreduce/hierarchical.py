@@ -11,8 +11,7 @@ from torch import Tensor
 
 from podscale.pytorch.allreduce.collectives import build_collectives
 from podscale.pytorch.allreduce.order import spans
-from podscale.pytorch.allreduce.pipeline import build_side, pipelined
-from podscale.pytorch.allreduce.torus2d import slices_of
+from podscale.pytorch.allreduce.pipeline import build_side, pipelined, slices_of
 from podscale.pytorch.mesh import Mesh
 
 

@@ -11,8 +11,16 @@ from typing import Protocol
 
 import torch
 
+SLICE = {"cpu": 2**19, "cuda": 2**21}
+"""Elements of a slice at least, by device (2 and 8 MiB of fp32): smaller ones cost more latency than they hide."""
+MOST_SLICES = 8
 Phase = Callable[[int], None]
 """Carries out one phase of the slice with this number."""
+
+
+def slices_of(length: int, shape: tuple[int, int], device_type: str) -> int:
+    """Slices of a bucket that go through the two axes one behind the other; one where there is one axis only."""
+    return 1 if 1 in shape else max(1, min(MOST_SLICES, length // SLICE[device_type]))
 
 
 class Side(Protocol):

@@ -10,17 +10,8 @@ from torch import Tensor
 
 from podscale.pytorch.allreduce.collectives import all_gather_tensor, build_collectives
 from podscale.pytorch.allreduce.order import Span, spans
-from podscale.pytorch.allreduce.pipeline import build_side, pipelined
+from podscale.pytorch.allreduce.pipeline import build_side, pipelined, slices_of
 from podscale.pytorch.mesh import Mesh
-
-SLICE = {"cpu": 2**19, "cuda": 2**21}
-"""Elements of a slice at least, by device (2 and 8 MiB of fp32): smaller ones cost more latency than they hide."""
-MOST_SLICES = 8
-
-
-def slices_of(length: int, shape: tuple[int, int], device_type: str) -> int:
-    """Slices of a bucket that go through the two axes one behind the other; one where there is one axis only."""
-    return 1 if 1 in shape else max(1, min(MOST_SLICES, length // SLICE[device_type]))
 
 
 def sliced(length: int, row: int, slices: int) -> list[list[Span]]:
