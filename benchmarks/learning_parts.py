@@ -1,99 +1,78 @@
-"""The parts of the learning proof: which trainings each one compares.
+"""What a learning proof is made of: trainings, sweeps of learning rates, comparisons, and parts that ask for them.
 
 Each part is a function from the records so far to the trials it asks for; as results come in, it may ask for more.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from trials import Get, Settings, Trial
+from trials import Get, Record, Settings, Trial
 
 SEEDS = (1, 2, 3)
 SEED_OF_SWEEPS = SEEDS[0]
-
-PHOTOGRAPHS: Settings = {
-    "data.resize_short": 40,
-    "data.quality": 95,
-    "data.shard_bytes": 32 * 2**20,
-    "input.image_size": 32,
-    "input.crop": {"scale": [0.35, 1.0], "flip": 0.5},
-    "model.name": "resnet18",
-    "model.stem": "imagenet",
-    "model.width": 16,
-    "train.epochs": 12,
-    "train.global_batch": 256,
-    "train.label_smoothing": 0.1,
-    "train.optimizer.name": "sgd",
-    "train.optimizer.momentum": 0.9,
-    "train.optimizer.weight_decay": 5e-4,
-    "train.schedule.name": "polynomial",
-    "train.schedule.power": 2.0,
-    "train.schedule.learning_rate": 0.2,
-    "train.schedule.warmup_epochs": 3,
-    "evaluate.crop_fraction": 1.0,
-    "evaluate.every_epochs": 2,
-    "checkpoint.every_epochs": 0,
-    "launch.processes": 1,
-    "launch.threads": 1,
-    "telemetry.enabled": False,
-    "telemetry.log_every": 1,
-}
-DOCUMENTS = {"photographs": PHOTOGRAPHS}
-
-REFERENCE: Settings = {
-    "train.epochs": 8,
-    "train.schedule.warmup_epochs": 2,
-    "train.schedule.learning_rate": 0.4,
-}
-"""On top of the document in parts (b) to (e): shorter, with the best rate of SGD at batch 256, found in part (a)."""
-
-BATCHES = (256, 1024, 4096)
-REFERENCE_RATE = {"sgd": 0.2, "lars": 4.0}
-"""Where a sweep begins, at batch 256: SGD's by the pilot runs, LARS's by its presets for batches from 816 to 4,096."""
 WIDENINGS = 2
 """Times a sweep is widened where its best rate is at its edge."""
+SGD_AT_ITS_BEST = "SGD, best rate"
+"""The line that others are set against."""
 
 
-def photographs(seed: int, settings: Settings) -> Trial:
-    """A training on photographs with these settings; those that the document has anyway make no other trial."""
-    return Trial("photographs", {k: v for k, v in settings.items() if PHOTOGRAPHS.get(k) != v}, seed)
+@dataclass(frozen=True)
+class Base:
+    """What trainings stand on: the name of their data and the document that settings are put on top of."""
+
+    family: str
+    document: Settings
+
+    def trial(self, seed: int, settings: Settings) -> Trial:
+        """A training with these settings; those that the document has anyway make no other trial."""
+        return Trial(self.family, {k: v for k, v in settings.items() if self.document.get(k) != v}, seed)
+
+    def repeated(self, settings: Settings) -> list[Trial]:
+        """The same training with each of the seeds."""
+        return [self.trial(seed, settings) for seed in SEEDS]
 
 
-def repeated(settings: Settings) -> list[Trial]:
-    """The same training with each of the seeds."""
-    return [photographs(seed, settings) for seed in SEEDS]
+@dataclass(frozen=True)
+class Rule:
+    """An update rule in a comparison of batches.
+
+    rate: where the sweep at the smallest batch begins. linear: at larger ones it begins at the linear rule and half and
+    a quarter of it (a quarter at 16 times the batch is the square-root rule); otherwise at the square-root rule, half
+    and twice that. settings: of its own.
+    """
+
+    name: str
+    rate: float
+    linear: bool = False
+    settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Learning rates of one optimizer at one batch, by factors of two, with one seed.
+    """Learning rates of one rule at one batch, by factors of two, with one seed.
 
-    SGD begins at the linear rule and half and a quarter of it (a quarter at 16 times the batch is the square-root
-    rule); LARS at the square-root rule, half and twice that. Where the best is at the edge, the sweep goes one further,
-    twice at most: the same budget for both.
+    times: the batch over the smallest of the comparison. Where the best is at the edge, the sweep goes one further,
+    twice at most: the same budget for all rules.
     """
 
-    optimizer: str
+    base: Base
+    rule: Rule
     batch: int
-
-    @property
-    def times(self) -> float:
-        """The batch over the reference's."""
-        return self.batch / BATCHES[0]
+    times: float
 
     def settings(self, rate: float) -> Settings:
         return {
             "train.global_batch": self.batch,
-            "train.optimizer.name": self.optimizer,
+            "train.optimizer.name": self.rule.name,
             "train.schedule.learning_rate": rate,
+            **self.rule.settings,
         }
 
     def trials(self, get: Get) -> dict[float, Trial]:
         """What to try, by ascending rate, as far as the records so far tell."""
-        linear = self.optimizer == "sgd"
-        centre = REFERENCE_RATE[self.optimizer] * (self.times if linear else self.times**0.5)
-        factors = (0.25, 0.5, 1.0) if linear and self.times > 1 else (0.5, 1.0, 2.0)
+        centre = self.rule.rate * (self.times if self.rule.linear else self.times**0.5)
+        factors = (0.25, 0.5, 1.0) if self.rule.linear and self.times > 1 else (0.5, 1.0, 2.0)
         rates = [round(centre * factor, 4) for factor in factors]
         for _ in range(WIDENINGS):
             best = self._best(rates, get)
@@ -110,11 +89,16 @@ class Sweep:
         return self._best(list(self.trials(get)), get)
 
     def _best(self, rates: list[float], get: Get) -> float | None:
-        found = [record.top1 or 0.0 for rate in rates if (record := get(self._trial(rate))) is not None]
+        found = [_rank(record) for rate in rates if (record := get(self._trial(rate))) is not None]
         return rates[found.index(max(found))] if len(found) == len(rates) else None
 
     def _trial(self, rate: float) -> Trial:
-        return photographs(SEED_OF_SWEEPS, self.settings(rate))
+        return self.base.trial(SEED_OF_SWEEPS, self.settings(rate))
+
+
+def _rank(record: Record) -> tuple[float, float]:
+    """Accuracy, and among equals the smaller loss."""
+    return record.top1 or 0.0, -(record.loss if record.loss is not None else float("inf"))
 
 
 @dataclass(frozen=True)
@@ -139,19 +123,35 @@ class Part:
     """One question to the trainings.
 
     groups: the comparisons that are known so far. sweeps: run before them. x_name: of the plot of all arms, if any.
+    question, reading: what is said before and after the figures.
     """
 
     title: str
     groups: Callable[[Get], Groups]
+    question: str
+    reading: str
     sweeps: Sequence[Sweep] = ()
     x_name: str = ""
-    families: Sequence[str] = ("photographs",)
 
     def rounds(self, get: Get) -> Iterator[list[Trial]]:
         """Every trial that the part needs, as far as the records so far tell: the sweeps, then a seed at a time."""
         yield [trial for sweep in self.sweeps for trial in sweep.trials(get).values()]
         arms = [arm.trials for arms in self.groups(get).values() for arm in arms]
         yield from map(list, zip(*arms, strict=True))
+
+
+@dataclass(frozen=True)
+class Proof:
+    """All parts on one set of images, which make one file of results.
+
+    file: its name without ending, which those of its plots begin with. setting: what is said before the parts.
+    """
+
+    base: Base
+    title: str
+    file: str
+    setting: Sequence[str]
+    parts: Mapping[str, Part]
 
 
 def due(parts: Sequence[Part], get: Get) -> Iterator[Trial]:
@@ -161,89 +161,38 @@ def due(parts: Sequence[Part], get: Get) -> Iterator[Trial]:
             yield from trials
 
 
-def large_batch(get: Get) -> Groups:
-    """SGD by the linear rule, and SGD and LARS with the best rate of their sweeps, at each batch."""
-    reference = Sweep("sgd", BATCHES[0]).best(get)
-    if reference is None:
-        return {}
-    found: Groups = {}
-    for batch in BATCHES:
-        sgd, lars = Sweep("sgd", batch), Sweep("lars", batch)
-        linear, tuned, trust = round(reference * sgd.times, 4), sgd.best(get), lars.best(get)
-        both = ("SGD, linear rule", *(("SGD, best rate",) if tuned == linear else ()))
-        arms = [Arm(f"SGD, linear rule, rate {linear:g}", repeated(sgd.settings(linear)), both, batch)]
-        if tuned is not None and tuned != linear:
-            arms.append(Arm(f"SGD, best rate {tuned:g}", repeated(sgd.settings(tuned)), ("SGD, best rate",), batch))
-        if trust is not None:
-            arms.append(Arm(f"LARS, best rate {trust:g}", repeated(lars.settings(trust)), ("LARS, best rate",), batch))
-        found[f"Batch {batch:,}"] = arms
-    return found
+@dataclass(frozen=True)
+class Batches:
+    """SGD by the linear rule, and each update rule with the best rate of its sweep, at batches from small to large.
 
-
-def batch_norm_spans(get: Get) -> Groups:
-    """Ranks of 4 images that share statistics: all 64 of them, 16, 4 and 1."""
-    spans = {64: "16 ranks", 16: "4 ranks", 4: "1 rank"}
-    smaller = [
-        Arm(f"{name}: span {span}", repeated({**REFERENCE, "model.batch_norm.span": span}), ("top-1",), span)
-        for span, name in spans.items()
-    ]
-    return {"": [Arm("all 64 ranks: span 256", repeated(REFERENCE), ("top-1",), 256), *smaller]}
-
-
-def precision(get: Get) -> Groups:
-    """Arithmetic of forward and backward."""
-    return {"": [Arm("fp32", repeated(REFERENCE)), Arm("bf16", repeated({**REFERENCE, "train.precision": "bf16"}))]}
-
-
-def decay_everywhere(get: Get) -> Groups:
-    """Weight decay left off batch norm and biases, and applied to them."""
-    everywhere = {**REFERENCE, "train.optimizer.decay_all": True}
-    return {
-        "": [
-            Arm("decay on weights alone", repeated(REFERENCE)),
-            Arm("decay on all parameters", repeated(everywhere)),
-        ]
-    }
-
-
-COLLAPSE = 6.5
-"""Epoch at which the last phase begins: 56 updates before the end. Their 4.5 epochs of 90 would be 15 updates here."""
-
-
-def collapse(get: Get) -> Groups:
-    """Codreanu's last phase against the run without it, against its crops alone, and after a decay that came to 0.
-
-    As in their run on 448 nodes: a linear decay to the end of the run is cut; in the last phase it begins again at 0.95
-    of what it had come down to and falls quadratically, weight decay doubles, and crops keep scale and aspect;
-    evaluated on the centre 0.875.
+    rules: SGD is the first.
     """
-    base = {**REFERENCE, "train.schedule.power": 1.0, "evaluate.crop_fraction": 0.875}
-    peak, warmup, end = (
-        base[f"train.{name}"] for name in ("schedule.learning_rate", "schedule.warmup_epochs", "epochs")
-    )
-    rate = round(0.95 * peak * (end - COLLAPSE) / (end - warmup), 4)
-    crop = {"crop": {"short_side": 0.875, "flip": 0.5}}
-    whole = {**crop, "schedule": {"name": "polynomial", "power": 2.0, "learning_rate": rate}, "weight_decay": 1e-3}
 
-    def ending(phase: Settings, **before: float) -> list[Trial]:
-        cut = {f"train.schedule.{name}": value for name, value in before.items()}
-        return repeated({**base, **cut, "train.phases": [{"start": COLLAPSE, **phase}]})
+    base: Base
+    sizes: Sequence[int]
+    rules: Sequence[Rule]
 
-    return {
-        "": [
-            Arm("no collapse: linear decay to the end", repeated(base)),
-            Arm("collapse", ending(whole, decay_epochs=end - warmup)),
-            Arm("its crops alone", ending(crop)),
-            Arm("collapse after a decay to 0", ending(whole)),
-        ]
-    }
+    def sweep(self, rule: Rule, batch: int) -> Sweep:
+        return Sweep(self.base, rule, batch, batch / self.sizes[0])
 
+    def sweeps(self) -> list[Sweep]:
+        return [self.sweep(rule, batch) for batch in self.sizes for rule in self.rules]
 
-SWEEPS = [Sweep(optimizer, batch) for batch in BATCHES for optimizer in ("sgd", "lars")]
-PARTS = {
-    "a": Part("Large batches: SGD by the linear rule, and LARS", large_batch, SWEEPS, "batch"),
-    "b": Part("Batch norm over groups of small ranks", batch_norm_spans, x_name="images that share statistics"),
-    "c": Part("bf16 and fp32", precision),
-    "d": Part("Decay on batch norm and biases", decay_everywhere),
-    "e": Part("The collapse phase", collapse),
-}
+    def groups(self, get: Get) -> Groups:
+        """One comparison for each batch, as soon as the reference's rate is known."""
+        reference = self.sweep(self.rules[0], self.sizes[0]).best(get)
+        if reference is None:
+            return {}
+        return {f"Batch {batch:,}": self._arms(batch, reference, get) for batch in self.sizes}
+
+    def _arms(self, batch: int, reference: float, get: Get) -> list[Arm]:
+        sgd, *others = (self.sweep(rule, batch) for rule in self.rules)
+        linear, tuned = round(reference * sgd.times, 4), sgd.best(get)
+        both = ("SGD, linear rule", *((SGD_AT_ITS_BEST,) if tuned == linear else ()))
+        arms = [Arm(f"SGD, linear rule, rate {linear:g}", self.base.repeated(sgd.settings(linear)), both, batch)]
+        for sweep in ([sgd] if tuned != linear else []) + others:
+            if (rate := sweep.best(get)) is not None:
+                line = f"{sweep.rule.name.upper()}, best rate"
+                trials = self.base.repeated(sweep.settings(rate))
+                arms.append(Arm(f"{line} {rate:g}", trials, (line,), batch))
+        return arms

@@ -119,6 +119,10 @@ def run_due(due: Callable[[Get], Iterable[Trial]], records: Records, run: Callab
                 records.add(running.pop(future), future.result())
 
 
+DIVERGED = "had a loss or gradient that is not finite"
+"""What `podscale train` says of a training whose weights or loss left the numbers; anything else is an accident."""
+
+
 @dataclass(frozen=True)
 class Runner:
     """Trains in a workspace with the code beside this file; one process with one thread a trial."""
@@ -135,11 +139,11 @@ class Runner:
             sys.exit(ended.stderr)
 
     def train(self, trial: Trial) -> Record:
-        """One training; ends the program where it was stopped or could not start, which is no result."""
+        """One training; ends the program where it stopped for anything but divergence, which alone is a result."""
         run = self.workspace / "runs" / trial.key
         started, begun_before = time.monotonic(), run.exists()
         ended, cpu_seconds = self._podscale("train", trial)
-        if ended.returncode not in (0, 1):
+        if ended.returncode and DIVERGED not in ended.stderr:
             sys.exit(
                 f"{short(trial.settings)}, seed {trial.seed}: exit code {ended.returncode}\n{ended.stderr[-2000:]}"
             )

@@ -82,11 +82,18 @@ def library_facts() -> dict[str, str]:
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda or "none",
         "NCCL": ".".join(map(str, nccl)) or "none",
-        "cuDNN": str(torch.backends.cudnn.version() or "none"),
+        "cuDNN": _cudnn(),
         "numpy": np.__version__,
         "torchvision": installed("torchvision") or "none",
         "DALI": next(filter(None, map(installed, DALI_PACKAGES)), "none"),
     }
+
+
+def _cudnn() -> str:
+    try:
+        return str(torch.backends.cudnn.version() or "none")
+    except RuntimeError:  # a build for CUDA whose CUDA libraries were left out, as in the CPU image
+        return "none"
 
 
 def source_hash(package: Path = Path(podscale.__file__).parent) -> str:

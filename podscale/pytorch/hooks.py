@@ -9,6 +9,7 @@ DDP lays out its buckets anew after the first step of a process, so the order of
 differ between a run in one piece and a resumed one; podscale's own reducer keeps them.
 """
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -24,22 +25,30 @@ from podscale.errors import InputError
 from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce import AllReduce, build_all_reduce
 
+WAIT_SECONDS = worlds.World.timeout_seconds
+"""As in a run; torch's own default for groups on gloo is half an hour. Where rank 0 does something alone between two
+steps, such as an evaluation, the others wait in the all-reduce meanwhile, and that has to fit in."""
 
-def register(ddp: DistributedDataParallel, **options: Any) -> None:
+
+def register(ddp: DistributedDataParallel, *, timeout_seconds: float = WAIT_SECONDS, **options: Any) -> None:
     """Lets `ddp` average its gradients by one of podscale's algorithms, over all ranks of the default process group.
 
     options: those of the run document's train.all_reduce section that concern the algorithm (algorithm, row,
     wire_row, wire_column, hybrid_mb); bucket sizes are DDP's own (bucket_cap_mb). Every rank must call this at the
-    same time, before the first backward pass. Raises InputError where the options do not fit each other or the world.
+    same time, before the first backward pass. timeout_seconds: the longest wait of a rank for its peers in the
+    algorithm's own groups; the default group keeps the one that it was formed with. Raises InputError where the options
+    do not fit each other or the world.
     """
     try:
         section = AllReduceSection(**{"algorithm": "torus2d", **options})
     except ValidationError as error:
         raise InputError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())) from None
+    if not 0 < timeout_seconds < math.inf:
+        raise InputError(f"timeout_seconds {timeout_seconds:g} is no wait for peers; give seconds above 0")
     if section.algorithm == "ddp":
         raise InputError("algorithm ddp is what DistributedDataParallel does by itself; choose another one")
     device = next(ddp.module.parameters()).device
-    all_reduce = build_all_reduce(section, worlds.current(device))
+    all_reduce = build_all_reduce(section, worlds.current(device, timeout_seconds))
     queue = _StreamQueue(all_reduce, device) if device.type == "cuda" else _ThreadQueue(all_reduce)
     ddp.register_comm_hook(queue, _hand_over)
 

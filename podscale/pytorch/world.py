@@ -106,13 +106,16 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, me
     return World(meeting.rank, meeting.size, local_rank, local_size, device, node, patience)
 
 
-def current(device: torch.device, environment: Mapping[str, str] = os.environ) -> World:
-    """The world of a default process group that someone else formed, with `device` for this rank."""
+def current(device: torch.device, timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> World:
+    """The world of a default process group that someone else formed, with `device` for this rank.
+
+    timeout_seconds: the longest wait in groups that this world forms.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
     node = int(environment.get("GROUP_RANK", rank // local_size))
     local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
-    return World(rank, size, local_rank, local_size, device, node, dist.default_pg_timeout.total_seconds())
+    return World(rank, size, local_rank, local_size, device, node, timeout_seconds)
 
 
 def leave() -> None:

@@ -4,6 +4,7 @@ import copy
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,35 @@ def failing(world: World) -> None:
         hooks.register(ddp, algorithm="ddp")
     with pytest.raises(InputError, match="tree knows no rows"):
         hooks.register(ddp, algorithm="tree", wire_row="bf16")
+    with pytest.raises(InputError, match="timeout_seconds 0 is no wait"):
+        hooks.register(ddp, timeout_seconds=0)
     with pytest.raises(InputError, match="algoritm"):
         hooks.register(ddp, algoritm="tree")
 
 
 def test_failures_and_wrong_options_are_told(run_world: Any) -> None:
     run_world(2, failing)
+
+
+def missing_a_peer(world: World) -> float:
+    """Seconds until a backward pass that the other rank stays away from ended; 0 for that rank."""
+    ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)
+    hooks.register(ddp, algorithm="ring", timeout_seconds=4)
+    for step in range(2):  # after the first, DDP itself speaks in the default group, which waits longer
+        gradients_of(ddp, world.rank, step)
+    waited = 0.0
+    if world.first:
+        begin = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+            gradients_of(ddp, 0, 2)
+        waited = time.monotonic() - begin
+    world.barrier()
+    return waited
+
+
+def test_a_peer_is_waited_for_as_long_as_was_said(run_world: Any) -> None:
+    waited, _ = run_world(2, missing_a_peer, timeout_seconds=60.0)
+    assert 3 < waited < 30
 
 
 def test_the_documented_loop_runs(tmp_path: Path) -> None:

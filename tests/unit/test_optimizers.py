@@ -1,6 +1,8 @@
-"""The update rules against independent NumPy oracles in float64, over many steps."""
+"""The update rules against independent NumPy oracles in float64, over many steps, in every form they have.
 
-from functools import cache
+test_optimizers_peers holds those forms that other libraries define too against the libraries themselves.
+"""
+
 from typing import Any
 
 import numpy as np
@@ -18,48 +20,26 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import Lamb, Lars, Optimizer, Segment, Sgd
 from podscale.pytorch.optim.build import build_segments
 from podscale.pytorch.optim.share import PIECE, cut
-from tests.support.flat_share import FlatArrays, hyper
-
-Values = dict[str, np.ndarray[Any, Any]]
-
-SHAPES = {"conv": (8, 4, 3, 3), "gamma": (8,), "fc": (5, 8), "zero": (6, 6), "large": (40_000,)}
-DECAYS = {"conv": True, "gamma": False, "fc": True, "zero": True, "large": True}
-EVERYTHING = dict.fromkeys(SHAPES, True)
-STEPS = 50
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}
-
-
-def start() -> Values:
-    generator = np.random.default_rng(0)
-    weights = {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-    weights["zero"][:] = 0
-    return weights
-
-
-@cache
-def gradients(step: int) -> Values:
-    generator = np.random.default_rng(1000 + step)
-    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
-def rate(step: int) -> float:
-    """Starts at 0 as a warm-up does, and never stands still."""
-    return 0.1 * min(step, 10) / 10 + 0.05 * abs(np.sin(step))
-
-
-def momentum(step: int) -> float:
-    return 0.9 - 0.2 * (step % 3 == 0)
+from tests.support.flat_share import (
+    DECAYS,
+    EVERYTHING,
+    SHAPES,
+    STEPS,
+    FlatArrays,
+    Values,
+    compare,
+    gradients,
+    hyper,
+    momentum,
+    rate,
+    start,
+)
 
 
 def carry_out(arrays: FlatArrays, optimizer: Optimizer, decay: float) -> Values:
     for step in range(STEPS):
         assert arrays.step(optimizer, gradients(step), hyper(rate(step), momentum(step), decay))
     return arrays.take(arrays.weights)
-
-
-def compare(found: Values, want: Values) -> None:
-    for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, err_msg=name, **CLOSE)
 
 
 def norm(x: np.ndarray[Any, Any]) -> float:
@@ -133,54 +113,6 @@ def test_lars_follows_its_oracle(
     compare(carry_out(arrays, optimizer, decay), want)
 
 
-def optax_lars(decay: float, eta: float) -> Values:
-    """optax.lars with its default masks as its chain of transformations: decay, trust ratio, rate, trace."""
-    weights = {name: w.astype(np.float64) for name, w in start().items()}
-    trace = {name: np.zeros_like(w) for name, w in weights.items()}
-    for step in range(STEPS):
-        for name, g in gradients(step).items():
-            update = g + decay * weights[name]
-            w_norm, u_norm = np.linalg.norm(weights[name]), np.linalg.norm(update)
-            update = update * (eta * w_norm / u_norm if w_norm and u_norm else 1.0)
-            trace[name] = -rate(step) * update + momentum(step) * trace[name]
-            weights[name] = weights[name] + trace[name]
-    return weights
-
-
-def test_lars_is_optaxs_where_its_options_say_so() -> None:
-    arrays = FlatArrays(start(), EVERYTHING)
-    optimizer = Lars(arrays.share(), nesterov=False, trust_coefficient=0.02, trust="norm_of_sum", form="unscaled")
-    compare(carry_out(arrays, optimizer, 1e-2), optax_lars(1e-2, 0.02))
-
-
-def timm_lars(decay: float, eta: float, eps: float, clip: bool, nesterov: bool) -> Values:
-    """timm's Lars: groups without decay are plain momentum, the first step fills the buffer, the rate is outside."""
-    weights = {name: w.astype(np.float64) for name, w in start().items()}
-    buffers: Values = {}
-    for step in range(1, STEPS):
-        for name, g in gradients(step).items():
-            g, w = g.astype(np.float64), weights[name]
-            if DECAYS[name]:
-                w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
-                ratio = eta * w_norm / (g_norm + w_norm * decay + eps) if w_norm > 0 and g_norm > 0 else 1.0
-                g = (g + decay * w) * (min(ratio / rate(step), 1.0) if clip else ratio)
-            buffers[name] = g.copy() if name not in buffers else momentum(step) * buffers[name] + g
-            weights[name] = w - rate(step) * (g + momentum(step) * buffers[name] if nesterov else buffers[name])
-    return weights
-
-
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_is_timms_where_its_options_say_so(clip: bool, nesterov: bool) -> None:
-    arrays = FlatArrays(start(), DECAYS)
-    optimizer = Lars(
-        arrays.share(), nesterov=nesterov, trust_coefficient=0.02, eps=1e-8, form="ratio_inside", clip=clip
-    )
-    for step in range(1, STEPS):
-        arrays.step(optimizer, gradients(step), hyper(rate(step), momentum(step), 1e-2))
-    compare(arrays.take(arrays.weights), timm_lars(1e-2, 0.02, 1e-8, clip, nesterov))
-
-
 def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: bool, adapts: Any) -> Values:
     weights = {name: w.astype(np.float64) for name, w in start().items()}
     m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
@@ -209,21 +141,6 @@ def test_lamb_follows_its_oracle(decay: float, clip_norm: float, clip: bool, ada
     optimizer = Lamb(arrays.share(), beta2=0.99, eps=1e-6, clip_norm=clip_norm, clip=clip)
     compare(carry_out(arrays, optimizer, decay), lamb_oracle(decay, 0.99, 1e-6, clip_norm, clip, adapts))
     assert optimizer.scalars["updates"] == STEPS
-
-
-def test_sgd_is_torchs_own() -> None:
-    arrays = FlatArrays(start(), DECAYS)
-    theirs = {name: torch.from_numpy(w).requires_grad_() for name, w in start().items()}
-    groups = [{"params": [w], "weight_decay": 1e-2 * DECAYS[name]} for name, w in theirs.items()]
-    reference = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
-    optimizer = Sgd(arrays.share(), nesterov=True)
-    for step in range(10):
-        for w, g in zip(theirs.values(), gradients(step).values(), strict=True):
-            w.grad = torch.from_numpy(g)
-        reference.step()
-        arrays.step(optimizer, gradients(step), hyper(0.1))
-    for name, found in arrays.take(arrays.weights).items():
-        np.testing.assert_allclose(found, theirs[name].detach().numpy(), rtol=1e-6, atol=1e-6)
 
 
 def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
@@ -273,12 +190,12 @@ def test_the_pieces_of_all_ranks_are_every_element_once(sizes: list[int], ranks:
     length = -(-starts[-1] // ranks) * ranks
     shards = [(rank * length // ranks, (rank + 1) * length // ranks) for rank in range(ranks)]
     seen = np.zeros(length, int)
-    for start, stop in shards:
-        for piece in cut(segments, [(start, stop)]):
+    for first, last in shards:
+        for piece in cut(segments, [(first, last)]):
             segment = segments[piece.segment]
-            assert start <= piece.at and piece.at + piece.size <= stop  # noqa: PT018
+            assert first <= piece.at and piece.at + piece.size <= last  # noqa: PT018
             assert segment.start <= piece.at and piece.at + piece.size <= segment.start + segment.size  # noqa: PT018
-            assert piece.own == piece.at - start
+            assert piece.own == piece.at - first
             assert 0 < piece.size <= PIECE
             seen[piece.at : piece.at + piece.size] += 1
     want = np.zeros(length, int)

@@ -1,4 +1,111 @@
-"""What learning.md says beside its figures: the setting, and for each part what is asked and how to read the answer."""
+"""The learning proof on photographs: imagenette, at a size that two cores train."""
+
+from learning_parts import Arm, Base, Batches, Groups, Part, Proof, Rule
+from trials import Get, Settings, Trial
+
+PHOTOGRAPHS: Settings = {
+    "data.resize_short": 40,
+    "data.quality": 95,
+    "data.shard_bytes": 32 * 2**20,
+    "input.image_size": 32,
+    "input.crop": {"scale": [0.35, 1.0], "flip": 0.5},
+    "model.name": "resnet18",
+    "model.stem": "imagenet",
+    "model.width": 16,
+    "train.epochs": 12,
+    "train.global_batch": 256,
+    "train.label_smoothing": 0.1,
+    "train.optimizer.name": "sgd",
+    "train.optimizer.momentum": 0.9,
+    "train.optimizer.weight_decay": 5e-4,
+    "train.schedule.name": "polynomial",
+    "train.schedule.power": 2.0,
+    "train.schedule.learning_rate": 0.2,
+    "train.schedule.warmup_epochs": 3,
+    "evaluate.crop_fraction": 1.0,
+    "evaluate.every_epochs": 2,
+    "checkpoint.every_epochs": 0,
+    "launch.processes": 1,
+    "launch.threads": 1,
+    "telemetry.enabled": False,
+    "telemetry.log_every": 1,
+}
+BASE = Base("photographs", PHOTOGRAPHS)
+
+REFERENCE: Settings = {
+    "train.epochs": 8,
+    "train.schedule.warmup_epochs": 2,
+    "train.schedule.learning_rate": 0.4,
+}
+"""On top of the document in parts (b) to (e): shorter, with the best rate of SGD at batch 256, found in part (a)."""
+
+BATCHES = Batches(BASE, (256, 1024, 4096), (Rule("sgd", 0.2, linear=True), Rule("lars", 4.0)))
+"""SGD's first rate is that of the pilot runs, LARS's that of its presets for batches from 816 to 4,096."""
+
+
+def batch_norm_spans(get: Get) -> Groups:
+    """Ranks of 4 images that share statistics: all 64 of them, 16, 4 and 1."""
+    spans = {64: "16 ranks", 16: "4 ranks", 4: "1 rank"}
+    smaller = [
+        Arm(f"{name}: span {span}", BASE.repeated({**REFERENCE, "model.batch_norm.span": span}), ("top-1",), span)
+        for span, name in spans.items()
+    ]
+    return {"": [Arm("all 64 ranks: span 256", BASE.repeated(REFERENCE), ("top-1",), 256), *smaller]}
+
+
+def precision(get: Get) -> Groups:
+    """Arithmetic of forward and backward."""
+    return {
+        "": [
+            Arm("fp32", BASE.repeated(REFERENCE)),
+            Arm("bf16", BASE.repeated({**REFERENCE, "train.precision": "bf16"})),
+        ]
+    }
+
+
+def decay_everywhere(get: Get) -> Groups:
+    """Weight decay left off batch norm and biases, and applied to them."""
+    everywhere = {**REFERENCE, "train.optimizer.decay_all": True}
+    return {
+        "": [
+            Arm("decay on weights alone", BASE.repeated(REFERENCE)),
+            Arm("decay on all parameters", BASE.repeated(everywhere)),
+        ]
+    }
+
+
+COLLAPSE = 6.5
+"""Epoch at which the last phase begins: 56 updates before the end. Their 4.5 epochs of 90 would be 15 updates here."""
+
+
+def collapse(get: Get) -> Groups:
+    """Codreanu's last phase against the run without it, against its crops alone, and after a decay that came to 0.
+
+    As in their run on 448 nodes: a linear decay to the end of the run is cut; in the last phase it begins again at 0.95
+    of what it had come down to and falls quadratically, weight decay doubles, and crops keep scale and aspect;
+    evaluated on the centre 0.875.
+    """
+    base = {**REFERENCE, "train.schedule.power": 1.0, "evaluate.crop_fraction": 0.875}
+    peak, warmup, end = (
+        base[f"train.{name}"] for name in ("schedule.learning_rate", "schedule.warmup_epochs", "epochs")
+    )
+    rate = round(0.95 * peak * (end - COLLAPSE) / (end - warmup), 4)
+    crop = {"crop": {"short_side": 0.875, "flip": 0.5}}
+    whole = {**crop, "schedule": {"name": "polynomial", "power": 2.0, "learning_rate": rate}, "weight_decay": 1e-3}
+
+    def ending(phase: Settings, **before: float) -> list[Trial]:
+        cut = {f"train.schedule.{name}": value for name, value in before.items()}
+        return BASE.repeated({**base, **cut, "train.phases": [{"start": COLLAPSE, **phase}]})
+
+    return {
+        "": [
+            Arm("no collapse: linear decay to the end", BASE.repeated(base)),
+            Arm("collapse", ending(whole, decay_epochs=end - warmup)),
+            Arm("its crops alone", ending(crop)),
+            Arm("collapse after a decay to 0", ending(whole)),
+        ]
+    }
+
 
 SETTING = [
     "What each technique does to accuracy where two cores can train it. A training is one process with one thread:",
@@ -22,6 +129,7 @@ SETTING = [
     "within seconds.",
     "",
 ]
+
 
 QUESTIONS = {
     "a": "Batch 4,096 is 43 % of the data set, 2.3 updates an epoch. At equal epochs, does LARS (You 2017; Ying 2018 "
@@ -63,3 +171,31 @@ READING = {
     "the doubled decay to do anything. The last arm, in which the decay came to 0 before the phase began again, "
     "was run by mistake and is kept because it was run.",
 }
+
+
+PROOF = Proof(
+    BASE,
+    "Learning",
+    "learning",
+    SETTING,
+    {
+        "a": Part(
+            "Large batches: SGD by the linear rule, and LARS",
+            BATCHES.groups,
+            QUESTIONS["a"],
+            READING["a"],
+            BATCHES.sweeps(),
+            "batch",
+        ),
+        "b": Part(
+            "Batch norm over groups of small ranks",
+            batch_norm_spans,
+            QUESTIONS["b"],
+            READING["b"],
+            x_name="images that share statistics",
+        ),
+        "c": Part("bf16 and fp32", precision, QUESTIONS["c"], READING["c"]),
+        "d": Part("Decay on batch norm and biases", decay_everywhere, QUESTIONS["d"], READING["d"]),
+        "e": Part("The collapse phase", collapse, QUESTIONS["e"], READING["e"]),
+    },
+)

@@ -1,0 +1,84 @@
+"""What loaders hand over of a shard set, and images of every kind that they decode."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from podscale.config.model import RunConfig
+from podscale.input import build_evaluation_loader, build_loader
+from podscale.input.build import dali_installed
+from podscale.order import build_order, evaluation_steps
+from podscale.shards.shardset import ShardSet
+from tests.support.shard_set import encode_image, smooth_pixels
+
+needs_dali = pytest.mark.skipif(not dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
+loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
+
+
+def document(loader: str = "torchvision", batch: int = 8, size: int = 32, **sections: Any) -> RunConfig:
+    sections.setdefault("input", {})
+    sections["input"] = {"loader": loader, "image_size": size, "workers": 2, **sections["input"]}
+    return RunConfig.model_validate(
+        {"train": {"global_batch": batch}, "evaluate": {"batch": 6}, "run": {"seed": 4}, **sections}
+    )
+
+
+def train(config: RunConfig, directory: Path, start: int, stop: int, *, rank: int = 0, world: int = 1) -> list[Any]:
+    split = ShardSet.open(directory).split("train")
+    loader = build_loader(config, split, build_order(config, split), rank=rank, world=world, device="cpu")
+    try:
+        return list(loader.batches(start, stop))
+    finally:
+        loader.close()
+        loader.close()
+
+
+def evaluate(config: RunConfig, directory: Path, *, world: int = 1) -> list[Any]:
+    split = ShardSet.open(directory).split("validation")
+    batches: list[Any] = []
+    for rank in range(world):
+        loader = build_evaluation_loader(config, split, rank=rank, world=world, device="cpu")
+        batches += loader.batches(0, evaluation_steps(len(split), world, config.evaluate.batch))
+        loader.close()
+    return batches
+
+
+def by_key(batches: list[Any]) -> dict[tuple[int, int], np.ndarray]:
+    """(key, how often it came before in these batches) -> image."""
+    found: dict[tuple[int, int], np.ndarray] = {}
+    for batch in batches:
+        for key, weight, image in zip(batch.keys.tolist(), batch.weights, batch.images, strict=True):
+            if weight:
+                found[key, sum(k == key for k, _ in found)] = np.asarray(image)
+    return found
+
+
+def special_images() -> dict[str, bytes]:
+    rgb = smooth_pixels(1, 50, 60)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    palette = io.BytesIO()
+    Image.fromarray(rgb).quantize(64).save(palette, "PNG")
+    return {
+        "4:4:4": encode_image(rgb, quality=95, subsampling=0),
+        "4:2:2": encode_image(rgb, quality=95, subsampling=1),
+        "4:2:0": encode_image(rgb, quality=75, subsampling=2),
+        "progressive": encode_image(rgb, progressive=True),
+        "gray": encode_image(smooth_pixels(2, 40, 33, 1)),
+        "cmyk": encode_image(smooth_pixels(3, 40, 50, 4)),
+        "rotated by EXIF": encode_image(rgb, exif=exif),
+        "png": encode_image(rgb, kind="PNG"),
+        "gray png": encode_image(smooth_pixels(2, 40, 33, 1), kind="PNG"),
+        "rgba png": encode_image(smooth_pixels(5, 40, 33, 4), kind="PNG"),
+        "palette png": palette.getvalue(),
+        "odd size": encode_image(smooth_pixels(6, 37, 41)),
+        "one pixel": encode_image(smooth_pixels(7, 1, 1)),
+    }
+
+
+def pil_pixels(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
