@@ -1,0 +1,118 @@
+"""From a name such as `nvidia-h100-80gb x8` or `tpu-v5e-4x4` to what a pod must ask a cluster for."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from podscale.errors import InputError
+from podscale.hardware.gpus import GPUS, GpuDirect, GpuKind, GpuMachine, find_gpu
+from podscale.hardware.tpus import TPUS, TpuKind
+
+SHARE = 0.85
+"""Part of a machine's cores and memory that one pod asks for; the node keeps the rest for itself and its daemons. GKE
+keeps from 2 % (1.8 TB) to 16 % (16 GB) of the memory (recalled), other daemons 1 or 2 GB."""
+
+_GPU = re.compile(r"^(?P<name>nvidia-[a-z0-9-]+?)(?:\s*x\s*(?P<count>\d+))?$")
+_TPU = re.compile(r"^(?P<name>tpu-[a-z0-9]+|tpu7x)-(?P<topology>\d+(?:x\d+)+)$")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one pod of a job runs on, and how many of them make a whole.
+
+    resource: name of the accelerators as a cluster counts them, of which each pod gets `accelerators`. hosts: pods
+    that a TPU slice needs; 1 for everything else. cpus, memory_gib: of one machine, 0 where not in the table.
+    """
+
+    name: str
+    kind: Literal["cpu", "gpu", "tpu"] = "cpu"
+    machine: str | None = None
+    resource: str | None = None
+    accelerators: int = 0
+    hosts: int = 1
+    topology: str | None = None
+    cpus: int = 0
+    memory_gib: float = 0.0
+    direct: GpuDirect | None = None
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cpus_to_ask(self) -> float:
+        """Cores that a pod which fills the machine may ask for."""
+        return float(int(self.cpus * SHARE))
+
+    @property
+    def memory_to_ask(self) -> float:
+        """Memory in GiB that a pod which fills the machine may ask for."""
+        return float(int(self.memory_gib * SHARE))
+
+
+CPU = Hardware("cpu")
+
+
+def choose(name: str) -> Hardware:
+    """The hardware of that name. Raises InputError, listing what there is, for an unknown or impossible one."""
+    text = " ".join(name.split()).lower()
+    if text == "cpu":
+        return CPU
+    if (match := _GPU.match(text)) and (gpu := find_gpu(match["name"])):
+        return _gpu(gpu, int(match["count"] or gpu.counts[0]))
+    if match := _TPU.match(text):
+        tpu = next((kind for kind in TPUS if kind.name == match["name"]), None)
+        if tpu is not None:
+            return _tpu(tpu, match["topology"])
+    if bare := next((kind for kind in TPUS if kind.name == text), None):
+        raise InputError(f"launch.hardware {name}: which topology? {bare.name} has {bare.rule}")
+    raise InputError(f"launch.hardware {name}: no such hardware{_hint(text)}; there is {', '.join(names())}")
+
+
+def names() -> list[str]:
+    """Every kind of hardware, as it is written: `nvidia-l4 x1|2|4|8`, `tpu-v5e-TOPOLOGY`, `cpu`."""
+    gpus = [f"{kind.name} x{'|'.join(map(str, kind.counts))}" for kind in GPUS]
+    return ["cpu", *gpus, *(f"{kind.name}-TOPOLOGY" for kind in TPUS)]
+
+
+def _gpu(kind: GpuKind, count: int) -> Hardware:
+    machine: GpuMachine | None = next((machine for machine in kind.machines if machine.gpus == count), None)
+    if machine is None:
+        offered = " or ".join(f"{kind.name} x{number}" for number in kind.counts)
+        raise InputError(f"launch.hardware {kind.name} x{count}: no machine has {count} of them; choose {offered}")
+    return Hardware(
+        name=f"{kind.name} x{count}",
+        kind="gpu",
+        machine=machine.name,
+        resource="nvidia.com/gpu",
+        accelerators=count,
+        cpus=machine.cpus,
+        memory_gib=machine.memory,
+        direct=kind.direct if count == max(kind.counts) else None,
+        node_selector={"cloud.google.com/gke-accelerator": kind.label},
+    )
+
+
+def _tpu(kind: TpuKind, topology: str) -> Hardware:
+    if not kind.offers(topology):
+        raise InputError(f"launch.hardware {kind.name}-{topology}: {kind.name} has no such slice; it has {kind.rule}")
+    return Hardware(
+        name=f"{kind.name}-{topology}",
+        kind="tpu",
+        machine=kind.machine_of(topology),
+        resource="google.com/tpu",
+        accelerators=kind.chips_per_host(topology),
+        hosts=kind.hosts(topology),
+        topology=topology,
+        node_selector={
+            "cloud.google.com/gke-tpu-accelerator": kind.label,
+            "cloud.google.com/gke-tpu-topology": topology,
+        },
+    )
+
+
+def _hint(text: str) -> str:
+    first = text.partition(" ")[0]
+    known = ["cpu", *(kind.name for kind in (*GPUS, *TPUS))]
+    begins = [name for name in known if first and name.startswith(first)]
+    close = begins or difflib.get_close_matches(first, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

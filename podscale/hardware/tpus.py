@@ -1,0 +1,77 @@
+"""TPUs as Google Cloud offers them: generations, slices, and the machines that a slice consists of.
+
+Source, read in 2026: AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py at 367c838 (node labels, machine
+types, chips of a machine, topologies). Slices of one and of four chips on v5e are recalled, not read.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+CUBE = 4
+"""Side of the block of chips that slices in three dimensions are built from, in chips."""
+SMALL_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+
+
+@dataclass(frozen=True)
+class TpuKind:
+    """One generation. label: value of the node label cloud.google.com/gke-tpu-accelerator.
+
+    machine: type of the machines of 4 chips; single: that of the machine with one chip, where there is one.
+    cubes: blocks of 4x4x4 chips that the largest slice has; 0 where slices are flat.
+    """
+
+    name: str
+    label: str
+    machine: str
+    single: str | None = None
+    cubes: int = 0
+
+    @property
+    def smallest(self) -> tuple[str, ...]:
+        """Its topologies, smallest first; of those built from cubes only the first."""
+        if not self.cubes:
+            return FLAT
+        alone = ("1x1x1",) if self.single else ()
+        return (*alone, *SMALL_3D, "4x4x4", "4x4x8", "4x8x8", "8x8x8")
+
+    @property
+    def rule(self) -> str:
+        """What its topologies are, in words."""
+        listed = ", ".join(self.smallest)
+        return f"{listed}, ... (multiples of 4 up to {self.cubes * CUBE**3} chips)" if self.cubes else listed
+
+    def offers(self, topology: str) -> bool:
+        """Whether a slice may have this topology; sides in ascending order where it is built from cubes."""
+        if topology in self.smallest:
+            return True
+        sides = [int(side) for side in topology.split("x") if side.isdigit()]
+        built = len(sides) == 3 and all(side and side % CUBE == 0 for side in sides) and sides == sorted(sides)
+        return built and topology == "x".join(map(str, sides)) and prod(sides) <= self.cubes * CUBE**3
+
+    def chips_per_host(self, topology: str) -> int:
+        """Chips of one machine of a slice."""
+        return min(4, chips(topology))
+
+    def hosts(self, topology: str) -> int:
+        """Machines of a slice."""
+        return chips(topology) // self.chips_per_host(topology)
+
+    def machine_of(self, topology: str) -> str:
+        """Machine type of a slice."""
+        return self.single if self.single and chips(topology) == 1 else self.machine
+
+
+def chips(topology: str) -> int:
+    """Chips of a slice: the product of its sides."""
+    return prod(int(side) for side in topology.split("x"))
+
+
+TPUS = (
+    TpuKind("tpu-v4", "tpu-v4-podslice", "ct4p-hightpu-4t", cubes=64),
+    TpuKind("tpu-v5e", "tpu-v5-lite-podslice", "ct5lp-hightpu-4t", "ct5lp-hightpu-1t"),
+    TpuKind("tpu-v5p", "tpu-v5p-slice", "ct5p-hightpu-4t", cubes=140),
+    TpuKind("tpu-v6e", "tpu-v6e-slice", "ct6e-standard-4t", "ct6e-standard-1t"),
+    TpuKind("tpu7x", "tpu7x", "tpu7x-standard-4t", "tpu7x-standard-1t", cubes=144),
+)
+"""Oldest first; tpu7x is Ironwood."""

@@ -1,0 +1,85 @@
+"""Hardware by name: shapes that exist, with what a pod must ask for, and those that do not, with what there is."""
+
+import re
+
+import pytest
+
+from podscale.errors import InputError
+from podscale.hardware import GPUS, TPUS, chips, choose, names
+from tools.hardware_reference import TARGET
+from tools.hardware_reference import render as page
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "label", "accelerators", "hosts"),
+    [
+        ("nvidia-l4", "g2-standard-12", "nvidia-l4", 1, 1),
+        ("nvidia-l4 x8", "g2-standard-96", "nvidia-l4", 8, 1),
+        ("nvidia-h100-80gb x8", "a3-highgpu-8g", "nvidia-h100-80gb", 8, 1),
+        ("nvidia-h200-141gb", "a3-ultragpu-8g", "nvidia-h200-141gb", 8, 1),
+        ("nvidia-a100-40gb x16", "a2-megagpu-16g", "nvidia-tesla-a100", 16, 1),
+        ("NVIDIA-Tesla-A100  x2", "a2-highgpu-2g", "nvidia-tesla-a100", 2, 1),
+        ("tpu-v5e-1x1", "ct5lp-hightpu-1t", "tpu-v5-lite-podslice", 1, 1),
+        ("tpu-v5e-2x2", "ct5lp-hightpu-4t", "tpu-v5-lite-podslice", 4, 1),
+        ("tpu-v5e-4x4", "ct5lp-hightpu-4t", "tpu-v5-lite-podslice", 4, 4),
+        ("tpu-v6e-8x8", "ct6e-standard-4t", "tpu-v6e-slice", 4, 16),
+        ("tpu-v6e-16x16", "ct6e-standard-4t", "tpu-v6e-slice", 4, 64),
+        ("tpu-v5p-2x2x1", "ct5p-hightpu-4t", "tpu-v5p-slice", 4, 1),
+        ("tpu-v5p-8x8x16", "ct5p-hightpu-4t", "tpu-v5p-slice", 4, 256),
+        ("tpu-v4-8x16x32", "ct4p-hightpu-4t", "tpu-v4-podslice", 4, 1024),
+        ("tpu7x-2x2x2", "tpu7x-standard-4t", "tpu7x", 4, 2),
+    ],
+)
+def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: int, hosts: int) -> None:
+    found = choose(name)
+    assert (found.machine, found.accelerators, found.hosts) == (machine, accelerators, hosts)
+    assert label in found.node_selector.values()
+    assert choose(found.name) == found, "its own name means the same again"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nvidia-l4 x3", "choose nvidia-l4 x1 or nvidia-l4 x2 or nvidia-l4 x4 or nvidia-l4 x8"),
+        ("nvidia-h200-141gb x4", "choose nvidia-h200-141gb x8"),
+        ("tpu-v5e-3x3", "it has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
+        ("tpu-v5e-32x32", "no such slice"),
+        ("tpu-v5p-8x4x4", "no such slice"),
+        ("tpu-v5p-4x4x4x4", "no such slice"),
+        ("tpu-v5p-4x4x6", "multiples of 4 up to 8960 chips"),
+        ("tpu-v5p-20x20x24", "up to 8960 chips"),
+        ("tpu-v5p-04x4x4", "no such slice"),
+        ("tpu-v5e", "which topology"),
+        ("nvidia-h100 x8", "did you mean nvidia-h100-80gb?"),
+        ("tpu-v3-32x32", "no such hardware"),
+        ("", "there is cpu, nvidia-t4"),
+        ("nvidia-l4 x0", "no machine has 0"),
+        ("nvidia-l4 x-1", "no such hardware"),
+    ],
+)
+def test_impossible_hardware_is_refused_with_what_there_is(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        choose(name)
+
+
+def test_every_kind_in_the_list_can_be_chosen() -> None:
+    for kind in GPUS:
+        assert f"{kind.name} x{'|'.join(map(str, kind.counts))}" in names()
+        for count in kind.counts:
+            found = choose(f"{kind.name} x{count}")
+            assert 0 < found.cpus_to_ask < found.cpus
+            assert 0 < found.memory_to_ask < found.memory_gib
+    for tpu in TPUS:
+        for topology in tpu.smallest:
+            found = choose(f"{tpu.name}-{topology}")
+            assert found.hosts * found.accelerators == chips(topology)
+
+
+def test_gpudirect_is_of_whole_machines_alone() -> None:
+    assert choose("nvidia-h100-80gb x8").direct == "tcpx"
+    assert choose("nvidia-h100-80gb x4").direct is None
+    assert choose("nvidia-l4 x8").direct is None
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert TARGET.read_text(encoding="utf-8") == page(), "run: python tools/hardware_reference.py"

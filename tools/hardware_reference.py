@@ -1,0 +1,90 @@
+"""Writes docs/hardware.md from the table in podscale/hardware: `python tools/hardware_reference.py`."""
+
+from pathlib import Path
+
+from podscale.hardware import GPUS, TPUS, GpuMachine, TpuKind, choose
+from podscale.hardware.choose import SHARE
+from podscale.launch.render.direct import NETWORKS
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "hardware.md"
+
+HEAD = f"""# Hardware by name
+
+Generated from `podscale/hardware/` by `tools/hardware_reference.py`; a test keeps it true. `launch.hardware` takes the
+names below; everything else about a pod follows from it: which nodes, how many accelerators, which taints it accepts,
+how many machines a TPU slice has. An impossible shape is refused, with the possible ones listed. `cpu` asks for no
+accelerator; without `launch.hardware` the pods ask for what `launch.resources` counts, on any node.
+
+Each pod asks for what `launch.resources` says, else for {SHARE:.0%} of the machine's cores and memory: the node keeps
+the rest. Requests are limits. Processes are one per GPU, or one per TPU machine.
+"""
+
+GPU_HEAD = """## GPUs
+
+The node label is `cloud.google.com/gke-accelerator`; sizes are in GiB.
+
+| `launch.hardware` | node label | machine | vCPU | memory | Local SSD | GPUDirect |
+|---|---|---|---|---|---|---|"""
+
+TPU_HEAD = """## TPUs
+
+A pod takes all chips of its machine, so a slice of several machines is as many pods, which only JobSet and TrainJob
+keep together. `launch.cluster.slices` asks for several slices of one topology (JobSet). The chips of a machine are
+four, or one in a slice of one chip.
+
+| `launch.hardware` | node label `cloud.google.com/gke-tpu-accelerator` | machine | topologies |
+|---|---|---|---|"""
+
+TAIL = """## Where this comes from, and what was seen
+
+Read in 2026: node labels, machine types, TPU topologies and GPUDirect of a machine, labels of reservations and Spot
+VMs in xpk (AI-Hypercomputer/xpk, `src/xpk/core`); vCPUs and memory of the a2 machines and of a3-highgpu in SkyPilot's
+catalogue; the label of placement groups in Google's documentation. Recalled and not read again: everything about g2
+and n1 machines, vCPUs and memory of a3-mega, a3-ultra and a4, Local SSD, what a node keeps for itself, and the v5e
+slices of one and four chips.
+
+The machine of an `n1` GPU is any n1 machine; the one in the table only says what a pod asks for.
+
+Nothing here ran on GKE, on a TPU, or with GPUDirect. What was seen instead: the objects in `manifests/jobs/` are
+accepted by a real API server with the operators' CustomResourceDefinitions and webhooks, and jobs on CPUs run to their
+end in a namespace that enforces restricted Pod Security.
+
+## Pod security
+
+Jobs on CPUs and GPUs fit the `restricted` Pod Security Standard: uid 65532, no capabilities, no token of the cluster, a
+read-only root file system with `/tmp` and `/dev/shm` of their own. Two kinds of job need a namespace that allows
+`privileged` pods, because they use devices and paths of the host: those on TPUs, and those with GPUDirect. All stages
+of such a run are then root, because what root writes no other user can replace. Google is said to ask less of TPU
+pods today; `launch.cluster.security: restricted` tries it.
+
+## GPUDirect
+
+Over TCP, GPUs of different machines exchange gradients through the host's memory; for a network of ResNet-50's size
+that is often enough. `launch.cluster.network: gpudirect` (for whole machines) adds what NCCL's plugins need, which an
+administrator installs on the nodes first: TCPX, TCPXO or RDMA, by the machine. The plugin's own NCCL is then used. The
+cluster must have these networks besides its own; if they are called otherwise, set the annotation
+`networking.gke.io/interfaces` in `launch.cluster.annotations`:
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    gpus = [_gpu(kind.name, kind.label, machine, kind.direct) for kind in GPUS for machine in kind.machines]
+    tpus = [f"| `{kind.name}-TOPOLOGY` | `{kind.label}` | {_machines(kind)} | {kind.rule} |" for kind in TPUS]
+    networks = [f"- {kind.upper()}: {', '.join(f'`{name}`' for name in names[1:])}" for kind, names in NETWORKS.items()]
+    return "\n".join([HEAD, GPU_HEAD, *gpus, "", TPU_HEAD, *tpus, "", TAIL, *networks, ""])
+
+
+def _machines(kind: TpuKind) -> str:
+    return kind.machine if kind.single is None else f"{kind.machine}, {kind.single}"
+
+
+def _gpu(name: str, label: str, machine: GpuMachine, direct: str | None) -> str:
+    written = f"{name} x{machine.gpus}"
+    how = (direct or "").upper() if choose(written).direct else ""
+    ssd = f"{machine.local_ssd:,}" if machine.local_ssd else ""
+    return f"| `{written}` | `{label}` | {machine.name} | {machine.cpus} | {machine.memory:,g} | {ssd} | {how} |"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
