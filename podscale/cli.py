@@ -62,6 +62,14 @@ ShardSetLocation = Annotated[
     Optional[str],
     typer.Option(metavar="LOCATION", help="Read this shard set (a directory or fsspec URL) instead of the document's."),
 ]
+Kfp = Annotated[str, typer.Option(help="Oldest KFP that must accept the package: 2.15, or 2.16 and newer.")]
+FromDefaults = typer.Option(
+    "--defaults",
+    metavar="FILE|cluster",
+    help="Options that hold where the document says nothing; cluster: what the chart left in the namespace.",
+)
+Defaults = Annotated[Optional[str], FromDefaults]
+ClusterDefaults = Annotated[str, FromDefaults]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -80,11 +88,14 @@ def run(
     dry_run: DryRun = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Move a former run of this id aside and start anew.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what kfp and the stages print.")] = False,
+    runner: Annotated[
+        str, typer.Option(metavar="process|docker", help="docker: each stage in a container of launch.image.")
+    ] = "process",
 ) -> None:
     """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
     from podscale.commands import run as command
 
-    raise typer.Exit(command.run(document, changes, dry_run=dry_run, fresh=fresh, verbose=verbose))
+    raise typer.Exit(command.run(document, changes, runner=runner, dry_run=dry_run, fresh=fresh, verbose=verbose))
 
 
 @app.command()
@@ -174,11 +185,229 @@ def compile_pipeline(
     document: Run = None,
     changes: Set = [],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("pipeline.yaml"),
+    defaults: Defaults = None,
+    kfp: Kfp = "2.16",
 ) -> None:
     """Compile the pipeline of a run document into a KFP package for a cluster."""
     from podscale.commands import documents
 
-    documents.compile_package(document, changes, output)
+    documents.compile_package(document, changes, output, defaults=defaults, kfp=kfp)
+
+
+pipeline = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
+app.add_typer(pipeline, name="pipeline")
+
+Host = Annotated[
+    Optional[str], typer.Option(metavar="URL", help="KFP's API or user interface; else KF_PIPELINES_ENDPOINT.")
+]
+UserNamespace = Annotated[str, typer.Option("--namespace", "-n", help="Yours, where several users share the KFP.")]
+Ui = Annotated[Optional[str], typer.Option(metavar="URL", help="User interface for the links; default: the host.")]
+TokenFile = Annotated[
+    Optional[Path], typer.Option(metavar="FILE", help="Bearer token; else PODSCALE_KFP_TOKEN or _COOKIES.")
+]
+CaFile = Annotated[Optional[Path], typer.Option(metavar="FILE", help="Certificate authority of the host (PEM).")]
+PipelineName = Annotated[str, typer.Option("--pipeline", help="Name of the pipeline that gets a new version.")]
+Experiment = Annotated[str, typer.Option(help="Experiment that the run belongs to.")]
+RunName = Annotated[Optional[str], typer.Option("--name", help="Name to show; default: run.id.")]
+ServiceAccount = Annotated[
+    Optional[str], typer.Option(metavar="NAME", help="Service account of the tasks; default: KFP's own.")
+]
+Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="KFP may reuse the shard stage's former result.")]
+
+
+@pipeline.command("upload")
+def pipeline_upload(
+    document: Run = None,
+    changes: Set = [],
+    host: Host = None,
+    namespace: UserNamespace = "",
+    ui: Ui = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    name: PipelineName = "podscale-training",
+    defaults: Defaults = None,
+    cache: Cache = True,
+    kfp: Kfp = "2.16",
+    json: Json = False,
+) -> None:
+    """Make the package of a run document the newest version of a pipeline; the same package is sent once."""
+    from podscale.commands import pipeline as command
+    from podscale.pipelines.endpoint import endpoint
+
+    what = command.What(document, changes, name, defaults, cache=cache, kfp=kfp)
+    place = endpoint(host, namespace=namespace, ui=ui, token_file=token_file, ca_file=ca_file)
+    command.upload(what, place, as_json=json)
+
+
+@pipeline.command("run")
+def pipeline_run(
+    document: Run = None,
+    changes: Set = [],
+    host: Host = None,
+    namespace: UserNamespace = "",
+    ui: Ui = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    name: PipelineName = "podscale-training",
+    defaults: Defaults = None,
+    experiment: Experiment = "podscale",
+    run_name: RunName = None,
+    service_account: ServiceAccount = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Show the stages as they go; fail where the run fails.")] = False,
+    cache: Cache = True,
+    kfp: Kfp = "2.16",
+    json: Json = False,
+) -> None:
+    """Upload, and start a run. Interrupting --wait leaves the run at work."""
+    from podscale.commands import pipeline as command
+    from podscale.pipelines.endpoint import endpoint
+
+    what = command.What(document, changes, name, defaults, experiment, run_name, service_account, cache, kfp)
+    place = endpoint(host, namespace=namespace, ui=ui, token_file=token_file, ca_file=ca_file)
+    raise typer.Exit(command.run(what, place, wait=wait, as_json=json))
+
+
+@pipeline.command("schedule")
+def pipeline_schedule(
+    cron: Annotated[str, typer.Option(metavar="'M H D M W'", help="When, in UTC: five fields, or six with seconds.")],
+    document: Run = None,
+    changes: Set = [],
+    host: Host = None,
+    namespace: UserNamespace = "",
+    ui: Ui = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    name: PipelineName = "podscale-training",
+    defaults: Defaults = None,
+    experiment: Experiment = "podscale",
+    run_name: RunName = None,
+    service_account: ServiceAccount = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Take the place of a schedule of this name.")] = False,
+    cache: Cache = True,
+    kfp: Kfp = "2.16",
+    json: Json = False,
+) -> None:
+    """Upload, and start a run at every time of a cron expression; each is named <run.id>-<time>."""
+    from podscale.commands import pipeline as command
+    from podscale.pipelines.endpoint import endpoint
+
+    what = command.What(document, changes, name, defaults, experiment, run_name, service_account, cache, kfp)
+    place = endpoint(host, namespace=namespace, ui=ui, token_file=token_file, ca_file=ca_file)
+    command.schedule(what, place, cron=cron, replace=replace, as_json=json)
+
+
+@app.command()
+def render(
+    document: Run = None,
+    changes: Set = [],
+    backend: Annotated[
+        Optional[str],
+        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: what the document or hardware says."),
+    ] = None,
+    stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them.")] = "train",
+    defaults: Defaults = None,
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")
+    ] = None,
+) -> None:
+    """Print the Kubernetes objects that carry out a run: `podscale render RUN | kubectl apply -f -`."""
+    from podscale.commands import render as command
+
+    command.render_run(document, changes, backend=backend, stage=stage, defaults=defaults, output=output)
+
+
+Stage = Annotated[Optional[str], typer.Option(metavar="STAGE", help="shard, train, evaluate or report.")]
+Namespace = Annotated[Optional[str], typer.Option("--namespace", "-n", help="Short for launch.cluster.namespace.")]
+Context = Annotated[Optional[str], typer.Option(help="Short for launch.cluster.context (of the kubeconfig).")]
+RunOrId = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Id of the run, or its document or preset.", autocompletion=_complete_run),
+]
+
+
+@app.command()
+def submit(
+    document: Run = None,
+    changes: Set = [],
+    stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them in turn.")] = "all",
+    shard_set: ShardSetLocation = None,
+    defaults: ClusterDefaults = "cluster",
+    namespace: Namespace = None,
+    context: Context = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or return when it is submitted.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have the API server check it and create nothing.")
+    ] = False,
+    stop_on_signal: Annotated[
+        bool, typer.Option("--stop-on-signal", help="Delete the job on SIGTERM and Ctrl-C; else it runs on.")
+    ] = False,
+) -> None:
+    """Carry out a run on a Kubernetes cluster, each stage as a job. The same command again adopts what is there."""
+    from podscale.commands import cluster
+
+    where = cluster.Where(namespace, context)
+    code = cluster.submit(
+        document,
+        changes,
+        where,
+        stage=stage,
+        shard_set=shard_set,
+        defaults=defaults,
+        wait=wait,
+        dry_run=dry_run,
+        stop_on_signal=stop_on_signal,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(
+    run: RunOrId, stage: Stage = None, namespace: Namespace = None, context: Context = None, json: Json = False
+) -> None:
+    """Tell how the jobs of a run stand on the cluster, and why where they wait."""
+    from podscale.commands import cluster
+
+    raise typer.Exit(cluster.status(run, cluster.Where(namespace, context), stage=stage, as_json=json))
+
+
+@app.command()
+def logs(
+    run: RunOrId,
+    stage: Annotated[str, typer.Option(help="shard, train, evaluate or report.")] = "train",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    pod: Annotated[Optional[str], typer.Option(metavar="NAME", help="Another pod than that of rank 0.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Print the log of rank 0, also through restarts."""
+    from podscale.commands import cluster
+
+    cluster.logs(run, cluster.Where(namespace, context), stage=stage, follow=follow, pod=pod)
+
+
+@app.command()
+def stop(
+    run: RunOrId,
+    stage: Stage = None,
+    remove: Annotated[bool, typer.Option("--delete", help="Jobs that have ended go too, with their logs.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the pods are gone, or at once.")] = True,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """End the jobs of a run: their pods save first, and submitting again goes on from there."""
+    from podscale.commands import cluster
+
+    cluster.stop(run, cluster.Where(namespace, context), stage=stage, remove=remove, wait=wait)
+
+
+@app.command("list")
+def list_jobs(namespace: Namespace = None, context: Context = None, json: Json = False) -> None:
+    """List the jobs of a namespace."""
+    from podscale.commands import cluster
+
+    cluster.listing(cluster.Where(namespace, context), as_json=json)
 
 
 @app.command()
@@ -191,10 +420,23 @@ def presets(json: Json = False) -> None:
 
 @app.command()
 def doctor(
+    document: Run = None,
+    changes: Set = [],
     json: Json = False,
     workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster instead, for the run document.")
+    ] = False,
+    defaults: ClusterDefaults = "cluster",
+    namespace: Namespace = None,
+    context: Context = None,
 ) -> None:
-    """Tell what this machine offers and what is missing for what."""
+    """Tell what this machine, or a cluster, offers and what is missing for what."""
+    if cluster:
+        from podscale.commands import cluster as command
+
+        where = command.Where(namespace, context)
+        raise typer.Exit(command.doctor(document, changes, where, defaults, as_json=json))
     from podscale import doctor as examination
 
     raise typer.Exit(examination.main(workspace, as_json=json))

@@ -1,24 +1,19 @@
 """`podscale doctor`: what this machine offers, and what is missing for what. Every line says what to do."""
 
-import json
 import os
 import platform
 import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from podscale import devices
-from podscale.errors import ExitCode
-from podscale.terminal import paint
+from podscale.findings import Finding, tell
 from podscale.text import human_bytes
 from podscale.version import VERSION, installed
-
-Verdict = Literal["ok", "note", "missing"]
 
 PYTHON = (3, 11)
 COMFORTABLE_MEMORY = 4 * 2**30
@@ -28,35 +23,41 @@ METRICS_PORT = 9400
 """The port that presets for clusters use."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line: what was looked at, what was found, and what to do where something is missing."""
+IMAGE = "PODSCALE_IMAGE"
+"""Environment: the image that this runs in, named by the image itself; absent outside of one."""
+LEFT_OUT = {
+    "podscale-tools": ("PyTorch", "scikit-learn"),
+    "podscale-tpu": ("PyTorch",),
+}
+"""What an image does without on purpose, because its pods never need it (see images/)."""
 
-    subject: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
+ELSEWHERE = "stages run in the image that launch.image names"
 
 
 def main(workspace: Path, *, as_json: bool) -> int:
     """Prints the findings; the exit code is 2 where training is not possible here."""
-    findings = examine(workspace)
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print("\n".join(_lines(findings)))
-    return int(ExitCode.BAD_INPUT if any(finding.verdict == "missing" for finding in findings) else ExitCode.DONE)
+    return tell(examine(workspace), as_json=as_json)
 
 
 def examine(workspace: Path) -> list[Finding]:
     """Looks at everything; nothing is written and nothing is started for longer than the look."""
-    return [*_system(), *_memory(), *_disk(workspace), *_network(), *_software(), *_engine(), *_cluster()]
+    found = (_system(), _memory(), _disk(workspace), _network(), _software(), _engine(), _cluster())
+    return [_in_this_image(finding) for findings in found for finding in findings]
+
+
+def _in_this_image(finding: Finding) -> Finding:
+    """Nothing is missing that the image leaves out: other pods do that part."""
+    image = os.environ.get(IMAGE, "")
+    if finding.verdict != "missing" or finding.subject not in LEFT_OUT.get(image, ()):
+        return finding
+    return replace(finding, verdict="note", found=f"not in {image}, which does without", advice=ELSEWHERE)
 
 
 def _system() -> Iterator[Finding]:
     version = platform.python_version()
     good = sys.version_info[:2] >= PYTHON
-    yield Finding("podscale", "ok", f"{VERSION} from {Path(__file__).parent}")
+    image = f" in {os.environ[IMAGE]}" if os.environ.get(IMAGE) else ""
+    yield Finding("podscale", "ok", f"{VERSION}{image} from {Path(__file__).parent}")
     yield Finding(
         "python",
         "ok" if good else "missing",
@@ -192,12 +193,3 @@ def _cluster() -> Iterator[Finding]:
             version or f"needed for {purpose} only",
             "" if version else "pip install 'podscale[cluster]'",
         )
-
-
-def _lines(findings: list[Finding]) -> Iterator[str]:
-    styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        word = paint(f"{finding.verdict:<7}", styles[finding.verdict], sys.stdout)
-        advice = f" -> {finding.advice}" if finding.advice else ""
-        yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"

@@ -48,3 +48,10 @@ class PeerLost(PodscaleError):
     """Another rank of the run ended or cannot be reached."""
 
     exit_code = ExitCode.PEER_LOST
+
+
+def error_of(code: int, message: str) -> PodscaleError:
+    """The exception of an exit code, so that a stage fails here as it failed there."""
+    kinds = (InputError, Preempted, HangDetected, PeerLost)
+    kind = next((kind for kind in kinds if kind.exit_code == code), PodscaleError)
+    return kind(message)

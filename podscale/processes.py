@@ -1,10 +1,13 @@
 """Processes that end with the one they serve, even where that is killed; whether one lives. Linux only: /proc."""
 
 import ctypes
+import fcntl
 import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -31,6 +34,33 @@ def die_with(pid: int) -> None:
     threading.Thread(target=_watch, args=(handle,), name="launcher-watch", daemon=True).start()
 
 
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Holds a new file locked, for others to see that this process lives; the lock ends with it, however it ends."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def die_with_holder(path: Path) -> None:
+    """Ends this process when the lock of a file is given up, which is seen through the mounts of a container.
+
+    Nothing is watched where the file is not locked: its file system does not show locks to containers.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        threading.Thread(target=_await_lock, args=(descriptor,), name="lifeline", daemon=True).start()
+    else:
+        os.close(descriptor)
+
+
+def _await_lock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    die()
+
+
 def state(pid: int) -> str:
     """The state of a process as in /proc (T: stopped, Z: a zombie); empty where it is gone."""
     try:
@@ -47,6 +77,7 @@ def alive(pid: int) -> bool:
 def die() -> None:
     """SIGKILL rather than an orderly end: what this process started dies by the kernel's parent-death signal."""
     os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(128 + signal.SIGKILL)  # the first process of a container is spared its own signals
 
 
 def _watch(handle: int) -> None:

@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from podscale import errors, resume
+from podscale import resume
 from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
-from podscale.errors import ExitCode, InputError, PodscaleError
+from podscale.errors import ExitCode, InputError, error_of
 from podscale.progress import Report
 from podscale.rundir import (
     Lease,
@@ -67,7 +67,7 @@ def shard(
 
     location = dataset_directory(workspace, data)
     directory = local_path(location)
-    record = shard_outcome_path(workspace, data)
+    record = shard_outcome_path(workspace, data, index, of)
     before = read_outcomes(record).get("shard")
     with recorded_stage(record, "shard") as recording, _disk_errors(directory):
         result = build_shard_set(data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress)
@@ -102,30 +102,32 @@ def report(config: RunConfig, shard_set: str) -> Outcome:
     return _once(config, "report", shard_set, work)
 
 
-def shard_outcome_path(workspace: str, data: DataSection) -> Path:
-    """Where the shard stage records how it ended: beside the shard set, whose bytes depend on the data alone."""
-    return Path(f"{local_path(dataset_directory(workspace, data))}.outcome.json")
+def shard_outcome_path(workspace: str, data: DataSection, index: int = 0, of: int = 1) -> Path:
+    """Where the shard stage, or part `index` of `of`, records how it ended: beside the shard set, whose bytes depend on
+    the data alone."""
+    part = f".part-{index}-of-{of}" if of > 1 else ""
+    return Path(f"{local_path(dataset_directory(workspace, data))}{part}.outcome.json")
 
 
 def outcomes(config: RunConfig) -> dict[str, Outcome]:
     """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
-    found = {
-        **read_outcomes(RunDirectory.of(config).outcome),
-        **read_outcomes(shard_outcome_path(config.run.workspace, config.data)),
-    }
+    found = {**read_outcomes(RunDirectory.of(config).outcome), **_shard_outcome(config)}
     return {stage: found[stage] for stage in resume.STAGES if stage in found}
 
 
-def error_of(code: int, message: str) -> PodscaleError:
-    """The exception of an exit code, so that a stage fails here as it failed there."""
-    kinds = (errors.InputError, errors.Preempted, errors.HangDetected, errors.PeerLost)
-    kind = next((kind for kind in kinds if kind.exit_code == code), PodscaleError)
-    return kind(message)
+def _shard_outcome(config: RunConfig) -> dict[str, Outcome]:
+    """How sharding ended: as the newest of the set's own outcome and those of parts that failed."""
+    workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods
+    whole = read_outcomes(shard_outcome_path(workspace, data))
+    parts = [read_outcomes(shard_outcome_path(workspace, data, index, of)) for index in range(of)] if of > 1 else []
+    failed = [part["shard"] for part in parts if "shard" in part and not part["shard"].done]
+    known = [*whole.values(), *failed]
+    return {"shard": max(known, key=lambda outcome: outcome.ended)} if known else {}
 
 
 def _supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> Outcome:
     from podscale.launch import supervisor
-    from podscale.launch.jobspec import pod_leads
+    from podscale.launch.podtask import pod_leads
 
     def work(run: RunDirectory, lease: Lease | None) -> "Verdict":
         if stage == "evaluate" and not (run.model / "model.json").exists():
@@ -157,7 +159,7 @@ def _beside(
     found = resume.finished(config, stage, shard_set)
     if found is not None:
         return replace(found, reused=True)
-    preflight(config, _place(), shard_set)
+    preflight(config, place(), shard_set)
     started = time.monotonic()
     verdict = work(run, None)
     ended = datetime.now(UTC).isoformat()
@@ -193,13 +195,14 @@ def _once(
             if recording.found is None:
                 resume.forget(config, stage)
                 if stage != "report":
-                    preflight(config, _place(), shard_set)
+                    preflight(config, place(), shard_set)
                 work(run, lease)
         resume.mark_finished(config, stage, shard_set)
         return read_outcomes(run.outcome)[stage]
 
 
-def _place() -> Literal["here", "pod"]:
+def place() -> Literal["here", "pod"]:
+    """Where this process is: in a pod of a cluster, or on a machine with everything on it."""
     return "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here"
 
 

@@ -1,23 +1,53 @@
 """Commands about run documents: show one resolved, compile one, list the presets."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from podscale import config
-from podscale.config import RunConfig
+from podscale.config import Defaults, RunConfig
+from podscale.config.document import RUN_DOCUMENT, peek, read_text
 from podscale.config.preflight import find_problems
 from podscale.errors import InputError
 from podscale.pipelines import presets
 
+FROM_CLUSTER = "cluster"
+"""For `resolved`: the defaults that the chart left in the document's namespace."""
 
-def load(document: str | None, changes: Sequence[str]) -> RunConfig:
-    """The run document that a person named, with the changes of the command line; tells what a recipe filled in."""
-    resolved = config.load(presets.resolve(document), changes)
-    if resolved.train.recipe_origin:
-        print(f"recipe {resolved.train.recipe_origin}", file=sys.stderr)
-    return resolved
+
+def resolved(document: str | None, changes: Sequence[str], defaults: str | None) -> RunConfig:
+    """As `load`, over the defaults that a person named: those of a file, those FROM_CLUSTER, or None."""
+    return load(document, changes, _defaults(document, changes, defaults))
+
+
+def load(document: str | None, changes: Sequence[str], defaults: Defaults | None = None) -> RunConfig:
+    """The run document that a person named, with the changes of the command line; tells what a recipe filled in.
+
+    Where nobody names one it is the document in the environment, which pods have, else the default preset.
+    defaults: what holds where the document says nothing.
+    """
+    if document is None and RUN_DOCUMENT in os.environ:
+        return config.loads(os.environ[RUN_DOCUMENT], RUN_DOCUMENT, changes, defaults)
+    found = config.load(presets.resolve(document), changes, defaults)
+    if found.train.recipe_origin:
+        print(f"recipe {found.train.recipe_origin}", file=sys.stderr)
+    return found
+
+
+def _defaults(document: str | None, changes: Sequence[str], named: str | None) -> Defaults | None:
+    if named is None:
+        return None
+    if named != FROM_CLUSTER:
+        return Defaults(read_text(Path(named)), named)
+    from podscale.launch.cluster.api import connect
+    from podscale.launch.cluster.connection import Choice
+    from podscale.launch.cluster.defaults import find_defaults
+
+    path = presets.resolve(document)
+    choice = Choice(*(peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context")))
+    return find_defaults(connect(choice))
 
 
 def show(
@@ -27,13 +57,13 @@ def show(
     if schema:
         sys.stdout.write(schema_text())
         return
-    resolved = load(document, changes)
+    found = load(document, changes)
     if plot or svg is not None:
         from podscale.commands.plot import plot as drawn
 
-        print(drawn(resolved, svg))
+        print(drawn(found, svg))
         return
-    text = resolved.model_dump_json(indent=2) + "\n" if as_json else config.dumps(resolved)
+    text = found.model_dump_json(indent=2) + "\n" if as_json else config.dumps(found)
     sys.stdout.write(text)
 
 
@@ -42,19 +72,21 @@ def schema_text() -> str:
     return json.dumps(config.json_schema(), indent=2) + "\n"
 
 
-def compile_package(document: str | None, changes: Sequence[str], output: Path) -> None:
+def compile_package(
+    document: str | None, changes: Sequence[str], output: Path, *, defaults: str | None, kfp: str
+) -> None:
     """Writes the KFP package of a run document; what would not work on a cluster is told but not refused."""
-    resolved = load(document, changes)
+    found = resolved(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"{output}: a pipeline package ends in .yaml")
     if not output.absolute().parent.is_dir():
         raise InputError(f"{output}: the folder does not exist")
-    for problem in find_problems(resolved, "cluster"):
+    for problem in find_problems(found, "cluster"):
         print(f"note: {problem}", file=sys.stderr)
     from podscale.pipelines.package import package
 
-    output.write_text(package(resolved), encoding="utf-8")
-    print(f"{output}: the pipeline of run {resolved.run.id}")
+    output.write_text(package(found, kfp=kfp), encoding="utf-8")
+    print(f"{output}: the pipeline of run {found.run.id}")
 
 
 def list_presets(*, as_json: bool) -> None:

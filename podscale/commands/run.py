@@ -10,9 +10,10 @@ from podscale.commands.display import pipeline_seconds, stage_seconds, stage_tab
 from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight, shard_set_counts
-from podscale.errors import ExitCode
+from podscale.errors import ExitCode, InputError
 from podscale.launch.follow import Follower
 from podscale.pipelines.here import Ended, Launch, run_here
+from podscale.pipelines.runners import Processes, Runner
 from podscale.rundir import Lease, Outcome, RunDirectory, refuse_taken
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.steplog import StepLog
@@ -20,9 +21,13 @@ from podscale.terminal import ProgressLine, paint
 from podscale.text import count, duration
 from podscale.version import VERSION
 
+RUNNERS = ("process", "docker")
 
-def run(document: str | None, changes: Sequence[str], *, dry_run: bool, fresh: bool, verbose: bool) -> int:
+
+def run(document: str | None, changes: Sequence[str], *, runner: str, dry_run: bool, fresh: bool, verbose: bool) -> int:
     """Carries out, or with `dry_run` only describes, the pipeline; returns the exit code."""
+    if runner not in RUNNERS:
+        raise InputError(f"--runner {runner}: stages run as `process` or in containers, `docker`")
     started = time.monotonic() - time.process_time()  # imports so far count as the pipeline's own time
     config = load(document, changes)
     if dry_run:
@@ -32,20 +37,31 @@ def run(document: str | None, changes: Sequence[str], *, dry_run: bool, fresh: b
         return int(ExitCode.DONE)
     run = RunDirectory.of(config)
     refuse_taken(run.lease)
-    preflight(config, "here")
+    preflight(config, "here" if runner == "process" else "containers")
+    stages = _runner(config, runner)
     if not fresh:
         resume.refuse_other_document(config)
     with Lease.acquire(run.create().lease) as lease:
         moved = resume.set_aside(config) if fresh else None
         if moved is not None:
             _say(f"the former run is now {moved}")
-        return _carry_out(config, resume.open_run(config), lease, started, verbose=verbose)
+        return _carry_out(config, resume.open_run(config), lease, started, stages, verbose=verbose)
 
 
-def _carry_out(config: RunConfig, directory: RunDirectory, lease: Lease, started: float, *, verbose: bool) -> int:
+def _runner(config: RunConfig, name: str) -> Runner:
+    if name == "process":
+        return Processes()
+    from podscale.pipelines.containers import Containers
+
+    return Containers(config)
+
+
+def _carry_out(
+    config: RunConfig, directory: RunDirectory, lease: Lease, started: float, runner: Runner, *, verbose: bool
+) -> int:
     _say(f"{paint(f'podscale {VERSION}', 'bold', sys.stderr)}: run {config.run.id} in {directory.path}")
     view = View(config, steps=not verbose)
-    ended = run_here(config, lease, watch=view.update, verbose=verbose)
+    ended = run_here(config, lease, watch=view.update, runner=runner, verbose=verbose)
     view.close()
     seconds = time.monotonic() - started
     if view.json:

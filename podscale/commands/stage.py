@@ -10,6 +10,7 @@ from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
+from podscale.launch import termination
 from podscale.rundir import Outcome, RunDirectory, dataset_directory
 from podscale.terminal import ProgressLine
 from podscale.text import count, human_bytes
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from podscale.evaluate.evaluation import Evaluation
 
 
+@termination.told("shard")
 def shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
     """Makes the shard set of a document and tells what it holds."""
     if index >= of:
         raise InputError(f"--index {index} --of {of}: parts are counted from 0 to {of - 1}")
     config = load(document, changes)
-    preflight(config, "here")
+    preflight(config, stages.place())
     progress = ProgressLine(sys.stderr)
     result = stages.shard(
         config.data,
@@ -76,12 +78,14 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
         raise InputError(f"{error.filename or folder}: cannot write the contact sheet: {error.strerror}") from error
 
 
+@termination.told("train")
 def train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Trains on the document's shard set, which must be complete."""
     config, location = _ready(document, changes, shard_set)
     _tell(config, stages.train(config, location), RunDirectory.of(config).model)
 
 
+@termination.told("evaluate")
 def evaluate(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Evaluates the trained model and prints its figures."""
     from podscale.evaluate import evaluation as evaluations
@@ -93,6 +97,7 @@ def evaluate(document: str | None, changes: Sequence[str], shard_set: str | None
     _tell(config, outcome, RunDirectory.of(config).evaluation)
 
 
+@termination.told("report")
 def report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Writes the report."""
     config, location = _ready(document, changes, shard_set)

@@ -1,6 +1,6 @@
 """The run document: one typed model, its reader and its identity."""
 
-from podscale.config.document import dumps, json_schema, load, loads, options
+from podscale.config.document import Defaults, dumps, json_schema, load, loads, options
 from podscale.config.identity import Difference, data_fingerprint, differences, fingerprint, result_values
 from podscale.config.model import (
     ClaimSection,
@@ -14,6 +14,7 @@ from podscale.config.model import (
 __all__ = [
     "ClaimSection",
     "DataSection",
+    "Defaults",
     "Difference",
     "InputSection",
     "ModelSection",

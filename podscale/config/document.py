@@ -19,6 +19,8 @@ from podscale.config.model import RunConfig
 from podscale.errors import InputError
 
 MAX_DOCUMENT_BYTES = 2**20
+RUN_DOCUMENT = "PODSCALE_RUN_DOCUMENT"
+"""Environment: the document of a stage in a pod, inline, so that a rendered job needs no file."""
 
 
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
@@ -71,6 +73,8 @@ class _Origins:
     name: str
     lines: dict[str, int] = field(default_factory=dict)
     overrides: dict[str, str] = field(default_factory=dict)
+    below: "_Origins | None" = None
+    """Of the defaults that hold where the document says nothing."""
 
     def of(self, key: str) -> str:
         """The place to look: the override, else the line of the key or of its nearest parent, else the file."""
@@ -83,39 +87,70 @@ class _Origins:
                 return f"--set {self.overrides[probe]}"
             if probe in self.lines:
                 return f"{self.name}:{self.lines[probe]}"
+            if self.below is not None and probe in self.below.lines:
+                return self.below.of(probe)
             probe = probe.rpartition(".")[0]
         return self.name
 
 
-def load(path: Path | str | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run document at `path` (defaults alone where None) with `a.b=c` overrides applied.
+@dataclass(frozen=True)
+class Defaults:
+    """Part of a run document that holds where the document itself says nothing, such as a cluster's own settings."""
+
+    text: str
+    name: str
+
+
+def load(path: Path | str | None, overrides: Sequence[str] = (), defaults: Defaults | None = None) -> RunConfig:
+    """The run document at `path` (what is built in alone where None) over `defaults`, with `a.b=c` overrides applied.
 
     Raises InputError: the file cannot be read, is no YAML, repeats a key, has an unknown key or a wrong value.
     """
     if path is None:
-        return loads("{}", "defaults", overrides)
+        return loads("{}", "defaults", overrides, defaults)
     path = Path(path)
+    return loads(read_text(path), str(path), overrides, defaults)
+
+
+def read_text(path: Path) -> str:
+    """The text of a document. Raises InputError where it cannot be read."""
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise InputError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; this is no run document")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot read the run document: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: the run document is not UTF-8 text ({error})") from error
-    return loads(text, str(path), overrides)
 
 
-def loads(text: str, name: str = "document", overrides: Sequence[str] = ()) -> RunConfig:
+def loads(
+    text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
+) -> RunConfig:
     """As `load`, from text; `name` stands in for the file in messages."""
     origins = _Origins(name)
     values = _parse(text, origins)
+    if defaults is not None:
+        origins.below = _Origins(defaults.name)
+        values = _over(_parse(defaults.text, origins.below), values)
     for override in overrides:
         _apply_override(values, override, origins)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise InputError(_explain(error, origins)) from None
+
+
+def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
+    """One value as `load` would read it, before anything is checked; None where it is not given."""
+    origins = _Origins(str(path))
+    values = _parse(read_text(Path(path)), origins) if path is not None else {}
+    for override in overrides:
+        _apply_override(values, override, origins)
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def dumps(config: RunConfig) -> str:
@@ -152,6 +187,15 @@ def _parse(text: str, origins: _Origins) -> dict[str, Any]:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _over(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Values on top of others: sections are joined, everything else replaces what is below."""
+    joined = dict(below)
+    for name, value in values.items():
+        under = joined.get(name)
+        joined[name] = _over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return joined
 
 
 def _kind(node: yaml.Node) -> str:

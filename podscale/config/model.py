@@ -11,6 +11,7 @@ from pydantic import model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.fields import display, placement, result
+from podscale.config.launch import LaunchSection
 from podscale.config.recipe import fill_recipe
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 from podscale.config.section import Section
@@ -297,38 +298,6 @@ class TelemetrySection(Section):
     )
     mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
     mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
-
-
-class ResourcesSection(Section):
-    """What one pod of the pipeline asks a cluster for; 0 and null ask for nothing."""
-
-    cpus: float = placement(0.0, "CPU cores per pod.", ge=0)
-    memory_gib: float = placement(0.0, "Memory per pod in GiB.", ge=0)
-    accelerator: str | None = placement(None, "Resource name of the accelerators, such as nvidia.com/gpu.")
-    accelerators: int = placement(0, "Accelerators per pod of training and evaluation.", ge=0)
-
-    @model_validator(mode="after")
-    def _accelerators_named(self) -> "ResourcesSection":
-        if self.accelerators and self.accelerator is None:
-            raise ValueError(f"accelerator: name the resource of the {self.accelerators} accelerators")
-        return self
-
-
-class LaunchSection(Section):
-    backend: Literal["local"] = placement("local", "Who starts the processes.")
-    processes: int = placement(0, "Training processes per node; 0 = one per GPU, or one where there is none.", ge=0)
-    nodes: int = placement(1, "Nodes of the job.", ge=1)
-    threads: int = placement(0, "CPU threads per process; 0 = cores / processes.", ge=0)
-    shard_workers: int = placement(0, "Packing processes; 0 = one per core.", ge=0)
-    max_restarts: int = placement(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
-    grace_seconds: float = placement(60.0, "Time to save after a stop request, before processes are killed.", gt=0)
-    timeout_seconds: float = placement(
-        300.0, "Longest wait of one rank for its peers; then all end and name the missing one.", gt=0
-    )
-    image: str = placement("podscale:latest", "Container image that a pipeline on a cluster runs.", min_length=1)
-    retries: int = placement(2, "Times a pipeline on a cluster starts a failed stage again.", ge=0)
-    time_limit_hours: float = placement(168.0, "Longest time a stage on a cluster may take, retries included.", gt=0)
-    resources: ResourcesSection = ResourcesSection()
 
 
 class ClaimSection(Section):

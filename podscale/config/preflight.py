@@ -19,7 +19,7 @@ from podscale.config.model import RunConfig
 from podscale.errors import InputError
 from podscale.text import human_bytes
 
-Place = Literal["here", "pod", "cluster"]
+Place = Literal["here", "containers", "pod", "job", "cluster"]
 
 LISTED_FILES = 20_000
 """Files of a source folder that are measured to estimate the space of its shards; more would take too long."""
@@ -32,9 +32,11 @@ SPARE_BYTES = 64 * 2**20
 def preflight(document: RunConfig, place: Place, shard_set: str | None = None) -> None:
     """Raises one InputError that lists every problem found.
 
-    place: `here` is this machine with everything on it, `pod` is one pod of a job (its launcher says how many nodes
-    there are), `cluster` is a cluster seen from outside: only what the document alone shows is checked.
-    shard_set: where a stage that needs no source reads its shards; default: the shards are still to be made.
+    place: `here` is this machine with everything on it, `containers` the same with the software of an image, `pod` is
+    one pod of a job (its launcher says how many nodes there are), `cluster` is a cluster seen from outside: only what
+    the document alone shows is checked; `job` the same for a job, whose launcher counts the ranks of each pod.
+    shard_set: where a stage that needs no source reads its shards; default: the shards are still to be made (in a pod:
+    by that pod, which then need not be fit for training).
     """
     problems = find_problems(document, place, shard_set)
     if len(problems) == 1:
@@ -47,10 +49,16 @@ def preflight(document: RunConfig, place: Place, shard_set: str | None = None) -
 def find_problems(document: RunConfig, place: Place, shard_set: str | None = None) -> list[str]:
     """The problems as sentences, each with what to do; empty where the run can start."""
     if place == "cluster":
+        return [*_cluster_problems(document), *_rank_problems(document)]
+    if place == "job":
         return list(_cluster_problems(document))
     counts = shard_set_counts(document, shard_set)
     images = _source_problems(document) if shard_set is None else _shard_set_problems(shard_set, counts)
-    found = [*images, *_workspace_problems(document), *_software_problems(document)]
+    found = [*images, *_workspace_problems(document)]
+    if place == "pod" and shard_set is None:
+        return found  # this pod makes shards: it trains nothing
+    if place != "containers":
+        found += _software_problems(document)
     found += [*_device_problems(document, place), *_port_problems(document), *_data_problems(document, counts)]
     return found
 
@@ -77,7 +85,17 @@ def _cluster_problems(document: RunConfig) -> Iterator[str]:
     source = local_directory(document.data.source)
     if source is not None and document.data.source != "digits" and not source.is_absolute():
         yield f"data.source {document.data.source} is relative: give the path inside the pods, or a gs:// or s3:// URL"
-    if not document.launch.processes:
+    hardware, resources = document.launch.hardware, document.launch.resources
+    counted = hardware is None and resources.accelerators
+    if hardware is not None and hardware.startswith("tpu"):
+        yield f"launch.hardware {hardware}: the PyTorch engine trains on GPUs and CPUs; choose one of them"
+    elif counted and resources.accelerator == "google.com/tpu":
+        yield "launch.resources.accelerator google.com/tpu: the PyTorch engine trains on GPUs and CPUs; choose GPUs"
+
+
+def _rank_problems(document: RunConfig) -> Iterator[str]:
+    hardware, resources = document.launch.hardware, document.launch.resources
+    if not document.launch.processes and hardware is None and not resources.accelerators:
         yield "launch.processes is 0 (one per GPU of whichever node it lands on): say how many, so that pods are alike"
 
 
@@ -179,7 +197,7 @@ def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
         )
     if document.train.cuda_graph and not gpus:
         yield "train.cuda_graph: there is no NVIDIA GPU here to record a graph for; set train.cuda_graph=false"
-    if place == "here" and nodes > 1:
+    if place in ("here", "containers") and nodes > 1:
         yield f"launch.nodes {nodes}: this is one machine; set launch.nodes=1, or compile the pipeline for a cluster"
         return
     try:
@@ -198,11 +216,9 @@ def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
 
 def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[str]:
     """Loader processes hand their batches over through /dev/shm, of which a container has 64 MiB by default."""
-    section = document.input
-    if section.loader == "synthetic" or not Path("/dev/shm").exists():
+    if not Path("/dev/shm").exists():
         return
-    per_rank = document.train.global_batch // (processes * document.launch.nodes * document.train.accumulation)
-    needed = processes * (section.prefetch + section.workers) * per_rank * 3 * section.image_size**2
+    needed = shared_memory_needed(document, processes)
     free = devices.memory().shared_free
     if free < needed:
         yield (
@@ -210,6 +226,15 @@ def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[str
             f"{human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
             "container) or lower input.prefetch and input.workers"
         )
+
+
+def shared_memory_needed(document: RunConfig, processes: int) -> int:
+    """Bytes of /dev/shm that the batches in flight of one node take."""
+    section = document.input
+    if section.loader == "synthetic":
+        return 0
+    per_rank = document.train.global_batch // (processes * document.launch.nodes * document.train.accumulation)
+    return processes * (section.prefetch + section.workers) * per_rank * 3 * section.image_size**2
 
 
 def _port_problems(document: RunConfig) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from podscale import devices
 from podscale.files import write_json
-from podscale.launch.jobspec import JobSpec
+from podscale.launch.podtask import PodTask
 from podscale.version import VERSION, installed
 
 PACKAGES = (
@@ -28,12 +28,12 @@ COMMAND = "PODSCALE_COMMAND"
 """Environment: what a person typed, given by the command line; absent where a cluster started the stage."""
 
 
-def write_environment(path: Path, spec: JobSpec) -> None:
+def write_environment(path: Path, task: PodTask) -> None:
     """Records versions, devices, command line and commit of this launch."""
-    write_json(path, describe(spec))
+    write_json(path, describe(task))
 
 
-def describe(spec: JobSpec) -> dict[str, Any]:
+def describe(task: PodTask) -> dict[str, Any]:
     return {
         "podscale": VERSION,
         "commit": _commit(),
@@ -47,9 +47,9 @@ def describe(spec: JobSpec) -> dict[str, Any]:
         "cores": devices.cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": devices.gpu_names(),
-        "nodes": spec.rendezvous.nodes,
-        "processes": spec.processes,
-        "threads": spec.threads,
+        "nodes": task.rendezvous.nodes,
+        "processes": task.processes,
+        "threads": task.threads,
     }
 
 

@@ -1,130 +1,207 @@
-"""What is started: one job, described without saying by which launcher."""
+"""What is submitted to a cluster: one stage of one run, described without saying by which kind of job."""
 
-from collections.abc import Mapping
+import hashlib
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from podscale.config import RunConfig
+from podscale import config as documents
+from podscale.config import RunConfig, result_values
+from podscale.config.cluster import ClusterSection
 from podscale.errors import InputError
+from podscale.hardware import CPU, Hardware, choose
+from podscale.launch.demand import Demand, demand
+from podscale.launch.fit import find_misfits
+from podscale.rundir import dataset_directory, local_path
+from podscale.version import VERSION
 
-Stage = Literal["train", "evaluate"]
+Stage = Literal["shard", "train", "evaluate", "report"]
+Security = Literal["restricted", "privileged"]
 
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """How the pods of a job meet. node_rank is None where only the rendezvous decides it (elastic c10d)."""
-
-    nodes: int = 1
-    node_rank: int | None = 0
-    address: str = ""
-    port: int = 0
-
-    @property
-    def leads(self) -> bool | None:
-        """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
-        return None if self.node_rank is None else self.node_rank == 0
+METRICS_PORT = 9464
+"""Where pods serve metrics; the container port is named `metrics`."""
+MAX_DOCUMENT = 120_000
+"""Bytes of a document that fit into an environment variable (Linux: 128 KiB for one string)."""
+NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
+IDENTITY, VERSION_OF = "podscale.dev/identity", "podscale.dev/version"
+"""Annotations of jobs."""
+CACHE_PATH = "/cache"
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One stage of one run on `nodes` pods with `processes` ranks each; `threads` CPU threads a rank."""
+    """One stage of one run on `nodes` pods with `processes` ranks each.
+
+    identity: the same for jobs that produce the same, sha256 in hex. document: what the pods are given, as YAML.
+    min_nodes: where the job may go on with fewer pods. direct: how GPUs reach each other past the host's memory.
+    cache_path: where the pods keep remote shards, None where there are none. grace_seconds: from the request to stop
+    to the kill.
+    """
 
     run: str
     stage: Stage
-    shard_set: str
+    identity: str
     document: str
-    """The resolved run document as JSON."""
-    rendezvous: Rendezvous
+    shard_set: str
+    command: tuple[str, ...]
+    image: str
+    nodes: int
     processes: int
-    threads: int
-    grace_seconds: float
-    max_restarts: int
-    rank_module: str = "podscale.pytorch.rank"
+    hardware: Hardware
+    demand: Demand
+    security: Security
+    workspace: str
+    cluster: ClusterSection
+    min_nodes: int | None = None
+    slices: int = 1
+    direct: str | None = None
+    cache_path: str | None = None
+    max_restarts: int = 0
+    grace_seconds: float = 60.0
+    time_limit_seconds: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the job: the run's id, with the stage where it is not the training."""
+        return self.run if self.stage == "train" else f"{self.run}-{self.stage}"
 
     @property
     def world_size(self) -> int:
-        return self.rendezvous.nodes * self.processes
+        return self.nodes * self.processes
 
     @property
-    def alone(self) -> bool:
-        """One process on one node: nobody to meet, so no torchrun."""
-        return self.world_size == 1
+    def accelerated(self) -> bool:
+        """Whether its pods go to the machines that the document names, and not to any of the cluster."""
+        return self.stage in ("train", "evaluate")
 
     @property
-    def leads(self) -> bool | None:
-        """As the rendezvous' own."""
-        return self.rendezvous.leads
+    def selector(self) -> dict[str, str]:
+        """The labels by which the pods of this job, and no others, are found."""
+        return {RUN_LABEL: self.run, STAGE_LABEL: self.stage}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of the job and everything that belongs to it."""
+        own = {
+            NAME_LABEL: "podscale",
+            "app.kubernetes.io/component": self.stage,
+            "app.kubernetes.io/managed-by": "podscale",
+        }
+        return {**own, **self.selector, **self.cluster.labels}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {IDENTITY: self.identity, VERSION_OF: VERSION, **self.cluster.annotations}
 
 
-def job_spec(
-    config: RunConfig, stage: Stage, shard_set: str, environment: Mapping[str, str], *, gpus: int, cores: int
-) -> JobSpec:
-    """The job of this pod: the document, overruled by what the launcher says in the environment.
+def job_spec(config: RunConfig, stage: Stage, shard_set: str | None = None, *, mounted: bool = True) -> JobSpec:
+    """The job of a stage. shard_set: its location; default: the one that the run's own shard stage makes.
 
-    Raises InputError where a torchrun variable is no usable value or contradicts the document's node count.
+    mounted: what the pods read and write must be on a volume; not where somebody else mounts the volumes.
+
+    Raises one InputError that lists everything in which the document contradicts itself or its hardware.
     """
-    rendezvous = read_rendezvous(environment)
-    if rendezvous is None:
-        if config.launch.nodes > 1:
-            raise InputError(
-                f"launch.nodes is {config.launch.nodes}, but nothing here says how the nodes meet: PET_NNODES, "
-                "PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are not set. A launcher sets them in each pod; "
-                "on one machine use launch.nodes=1"
-            )
-        rendezvous = Rendezvous()
-    processes = _processes(config, environment, gpus)
+    launch, cluster = config.launch, config.launch.cluster
+    placed = stage in ("train", "evaluate")
+    named = _hardware(config)
+    hardware = named if placed else CPU
+    nodes = _nodes(config, stage, hardware)
+    processes = launch.processes or (1 if hardware.kind == "tpu" else max(1, hardware.accelerators))
+    location = shard_set or dataset_directory(config.run.workspace, config.data)
+    cached = stage != "shard" and ("://" in location or (placed and cluster.local_ssd))
+    security = _security(cluster, named)  # of every stage: no other user could replace what root has written
+    direct = _direct(cluster, hardware, security, nodes) if stage == "train" else None
+    asked = demand(config, stage, hardware, processes, cached=cached, direct=direct is not None)
+    find_misfits(config, stage, hardware, nodes, processes, asked, location if mounted else None)
+    cache_path = (config.input.cache_dir or CACHE_PATH) if cached else None
     return JobSpec(
         run=config.run.id,
         stage=stage,
-        shard_set=shard_set,
-        document=config.model_dump_json(),
-        rendezvous=rendezvous,
+        identity=identity(config, stage, location),
+        document=_document(config, nodes if stage == "train" else launch.nodes, processes, cache_path),
+        shard_set=location,
+        command=_command(stage, location, nodes),
+        image=launch.image,
+        nodes=nodes,
         processes=processes,
-        threads=config.launch.threads or max(1, cores // processes),
-        grace_seconds=config.launch.grace_seconds,
-        max_restarts=config.launch.max_restarts,
+        hardware=hardware,
+        demand=asked,
+        security=security,
+        workspace=str(local_path(config.run.workspace)),
+        cluster=cluster,
+        min_nodes=cluster.min_nodes if stage == "train" else None,
+        slices=cluster.slices if stage == "train" else 1,
+        direct=direct,
+        cache_path=cache_path,
+        max_restarts=launch.max_restarts,
+        grace_seconds=launch.grace_seconds,
+        time_limit_seconds=round(launch.time_limit_hours * 3600),
     )
 
 
-def pod_leads(environment: Mapping[str, str]) -> bool | None:
-    """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
-    rendezvous = read_rendezvous(environment) or Rendezvous()
-    return rendezvous.leads
+def identity(config: RunConfig, stage: Stage, shard_set: str) -> str:
+    """What makes two jobs the same job: the options that change the numbers, the shard set and the stage."""
+    values = {"stage": stage, "shard_set": shard_set, "document": result_values(config)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def read_rendezvous(environment: Mapping[str, str]) -> Rendezvous | None:
-    """The meeting place from torchrun's PET_* variables, else from WORLD_SIZE and RANK counted in pods; None if alone.
-
-    The training operator sets the former, older launchers the latter.
-    """
-    if "PET_NNODES" in environment:
-        nodes = _number("PET_NNODES", environment["PET_NNODES"].rpartition(":")[2])
-        rank = environment.get("PET_NODE_RANK")
-        elastic = "PET_RDZV_ENDPOINT" in environment
-        node_rank = _number("PET_NODE_RANK", rank) if rank is not None and not elastic else None
-        address, port = environment.get("PET_MASTER_ADDR", ""), environment.get("PET_MASTER_PORT", "0")
-        node_rank = 0 if nodes == 1 else node_rank
-    elif "WORLD_SIZE" in environment and "RANK" in environment and "LOCAL_RANK" not in environment:
-        nodes = _number("WORLD_SIZE", environment["WORLD_SIZE"])
-        node_rank = _number("RANK", environment["RANK"])
-        address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "0")
-    else:
-        return None
-    if nodes < 1 or (node_rank is not None and not 0 <= node_rank < nodes):
-        raise InputError(f"the launcher says node {node_rank} of {nodes}: check PET_NODE_RANK and PET_NNODES")
-    return Rendezvous(nodes, node_rank, address, _number("PET_MASTER_PORT", port))
+def _hardware(config: RunConfig) -> Hardware:
+    """What the document names, else what its resources count."""
+    named, resources = config.launch.hardware, config.launch.resources
+    if named is not None:
+        return choose(named)
+    if not resources.accelerators:
+        return CPU
+    kind: Literal["gpu", "tpu"] = "tpu" if resources.accelerator == "google.com/tpu" else "gpu"
+    name = f"{resources.accelerators} {resources.accelerator}"
+    return Hardware(name, kind, resource=resources.accelerator, accelerators=resources.accelerators)
 
 
-def _processes(config: RunConfig, environment: Mapping[str, str], gpus: int) -> int:
-    """The launcher's count, else the document's, else one per GPU, else one."""
-    given = environment.get("PET_NPROC_PER_NODE", "auto")
-    if given not in ("auto", "gpu", "cpu"):
-        return max(1, _number("PET_NPROC_PER_NODE", given))
-    return config.launch.processes or max(1, gpus)
+def _nodes(config: RunConfig, stage: Stage, hardware: Hardware) -> int:
+    """Pods: of a slice all machines must take part, in evaluation too."""
+    if stage == "shard":
+        return config.launch.shard_pods
+    if stage == "train":
+        return hardware.hosts * config.launch.cluster.slices if hardware.hosts > 1 else config.launch.nodes
+    return hardware.hosts
 
 
-def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{name}={text}: the launcher must give a whole number") from None
+def _security(cluster: ClusterSection, hardware: Hardware) -> Security:
+    if cluster.security is not None:
+        return cluster.security
+    return "privileged" if hardware.kind == "tpu" or cluster.network == "gpudirect" else "restricted"
+
+
+def _direct(cluster: ClusterSection, hardware: Hardware, security: Security, nodes: int) -> str | None:
+    """GPUDirect where it is asked for, or allowed and of use."""
+    if cluster.network == "gpudirect":
+        return hardware.direct
+    wanted = cluster.network == "auto" and cluster.security == "privileged" and nodes > 1
+    return hardware.direct if wanted else None
+
+
+def _command(stage: Stage, location: str, nodes: int) -> tuple[str, ...]:
+    if stage != "shard":
+        return ("podscale", stage, "--shard-set", location)
+    # the job controller gives each pod of an indexed job its number
+    return (
+        ("podscale", stage)
+        if nodes == 1
+        else ("podscale", stage, "--index", "$(JOB_COMPLETION_INDEX)", "--of", str(nodes))
+    )
+
+
+def _document(config: RunConfig, nodes: int, processes: int, cache_path: str | None) -> str:
+    """The document of the pods: started by none but their job, on so many nodes, with metrics for the cluster."""
+    values: dict[str, Any] = config.model_dump(mode="json")
+    values["launch"].update(backend="local", nodes=nodes, processes=processes)
+    values["telemetry"].update(address="0.0.0.0", port=METRICS_PORT)
+    if cache_path is not None:
+        values["input"]["cache_dir"] = cache_path
+    text = documents.dumps(documents.loads(json.dumps(values), "the document of the pods"))
+    if len(text.encode()) > MAX_DOCUMENT:
+        raise InputError(
+            f"the document has {len(text.encode())} bytes, and pods take at most {MAX_DOCUMENT}, inline; shorten it: "
+            "leave out data.classes, which is the longest part of most"
+        )
+    return text

@@ -9,44 +9,44 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podscale import progress
-from podscale.launch.jobspec import JobSpec
 from podscale.launch.orphans import RANK_DIR, SUPERVISOR
+from podscale.launch.podtask import PodTask
 from podscale.rundir.lease import FENCE, LEASE
 
 LOG_DIR = "PODSCALE_LOG_DIR"
 
 
-def command(spec: JobSpec, rank_dir: Path) -> list[str]:
+def command(task: PodTask, rank_dir: Path) -> list[str]:
     """The command line of this pod's child; torchrun keeps its own files in `rank_dir`, which is temporary."""
-    rank = ["podscale.launch.rankprocess", spec.rank_module]
-    if spec.alone:
+    rank = ["podscale.launch.rankprocess", task.rank_module]
+    if task.alone:
         return [sys.executable, "-m", *rank]
-    return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(spec, rank_dir), "-m", *rank]
+    return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(task, rank_dir), "-m", *rank]
 
 
 def environment(
-    spec: JobSpec, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
+    task: PodTask, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
 ) -> dict[str, str]:
     """The child's environment: the contract of a rank (see rankprocess) on top of `base`."""
     variables = {
         **base,
-        "PODSCALE_CONFIG": spec.document,
-        "PODSCALE_STAGE": spec.stage,
-        "PODSCALE_SHARD_SET": spec.shard_set,
+        "PODSCALE_CONFIG": task.document,
+        "PODSCALE_STAGE": task.stage,
+        "PODSCALE_SHARD_SET": task.shard_set,
         RANK_DIR: str(rank_dir),
         LOG_DIR: str(log_dir),
         LEASE: str(lease),
         SUPERVISOR: str(os.getpid()),
-        "OMP_NUM_THREADS": str(spec.threads),
+        "OMP_NUM_THREADS": str(task.threads),
         # Versions of torchrun that know the setting wait this long before they kill; the supervisor itself kills
         # after the grace time, so this is longer.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(spec.grace_seconds) + 5),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(task.grace_seconds) + 5),
         "PYTHONUNBUFFERED": "1",
         progress.VARIABLE: str(progress_path(rank_dir, base)),
     }
     if fence is not None:
         variables[FENCE] = str(fence)
-    if spec.alone:
+    if task.alone:
         variables.update(_alone())
     return variables
 
@@ -72,14 +72,14 @@ def start(arguments: list[str], variables: dict[str, str], log: Path) -> subproc
         )
 
 
-def _torchrun_options(spec: JobSpec, rank_dir: Path) -> list[str]:
+def _torchrun_options(task: PodTask, rank_dir: Path) -> list[str]:
     """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
-    options = [f"--nproc-per-node={spec.processes}", f"--log-dir={rank_dir / 'torchrun'}"]
-    meeting = spec.rendezvous
+    options = [f"--nproc-per-node={task.processes}", f"--log-dir={rank_dir / 'torchrun'}"]
+    meeting = task.rendezvous
     if meeting.nodes == 1:
         # A free port that torchrun itself listens on, and no look-up of this machine's name.
         return [*options, "--standalone", "--local-addr=127.0.0.1", "--max-restarts=0"]
-    options.append(f"--max-restarts={spec.max_restarts}")
+    options.append(f"--max-restarts={task.max_restarts}")
     if meeting.node_rank is not None:
         options += [
             f"--nnodes={meeting.nodes}",

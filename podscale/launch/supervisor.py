@@ -23,11 +23,11 @@ from podscale import devices, processes
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.files import write_atomically
-from podscale.launch import local, orphans
+from podscale.launch import comeback, local, orphans
 from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
-from podscale.launch.jobspec import JobSpec, Stage, job_spec
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
+from podscale.launch.podtask import PodTask, Stage, pod_task
 from podscale.rundir import Lease, RunDirectory
 from podscale.stopping import ECHO_SECONDS
 from podscale.telemetry.events import EventLog
@@ -55,15 +55,15 @@ def supervise(
     takes it. rank_module: what each rank runs; default: the entry of the document's engine. Raises InputError where
     it cannot even start (port in use).
     """
-    spec = job_spec(config, stage, shard_set, os.environ, gpus=devices.visible_gpus(), cores=devices.cores())
-    spec = replace(spec, rank_module=rank_module or spec.rank_module)
-    return run_job(config, spec, RunDirectory.of(config).create(), lease)
+    task = pod_task(config, stage, shard_set, os.environ, gpus=devices.visible_gpus(), cores=devices.cores())
+    task = replace(task, rank_module=rank_module or task.rank_module)
+    return run_job(config, task, RunDirectory.of(config).create(), lease)
 
 
 def run_job(
-    config: RunConfig, spec: JobSpec, run: RunDirectory, lease: Lease | None, *, out: TextIO | None = None
+    config: RunConfig, task: PodTask, run: RunDirectory, lease: Lease | None, *, out: TextIO | None = None
 ) -> Verdict:
-    """Runs `spec`, starting it again after a lost rank as often as it says."""
+    """Runs `task`, starting it again after a lost rank as often as it says."""
     with ExitStack() as stack:
         stop = stack.enter_context(_stop_requests())
         rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
@@ -73,30 +73,31 @@ def run_job(
             "podscale_train_restarts", "Restarts by the supervisor.", ["run", "cause"], registry=registry
         )
         for cause in ("lost_rank", "hang"):
-            restarts.labels(spec.run, cause)
+            restarts.labels(task.run, cause)
         merged = MergedMetrics(rank_dir, registry)
         server = _listen(config, merged, stack)
         logs = run.path / "logs"
         logs.mkdir(exist_ok=True)
-        if spec.leads is not False:
-            write_environment(run.environment, spec)
+        if task.leads is not False:
+            write_environment(run.environment, task)
         if server:
             server.start()
             print(f"metrics at {server.url}", file=sys.stderr, flush=True)
             if lease is not None:  # `podscale run` shows it to people from here
                 write_atomically(run.endpoint, f"{server.url}\n")
                 stack.callback(run.endpoint.unlink, missing_ok=True)
-        display = _display(spec, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
+        display = _display(task, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
         stack.callback(display.close)
-        left = spec.max_restarts if spec.rendezvous.nodes == 1 else 0
+        comeback.begin(task, lambda: stop.requested)
+        left = task.max_restarts if task.rendezvous.nodes == 1 else 0
         while True:
-            attempt = _Attempt(spec, run, rank_dir, logs, lease, stop, display)
+            attempt = _Attempt(task, run, rank_dir, logs, lease, stop, display)
             verdict = replace(judge(attempt.run()), leads=attempt.leads)
             if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:
                 break
             left -= 1
             cause = "hang" if verdict.exit_code == ExitCode.HANG else "lost_rank"
-            restarts.labels(spec.run, cause).inc()
+            restarts.labels(task.run, cause).inc()
             with EventLog(run.metrics, lease.check if lease else None) as events:
                 events.event("restart", cause=cause, error=verdict.error, left=left)
             print(f"{verdict.error}; restarting ({left} more)", file=sys.stderr, flush=True)
@@ -131,7 +132,7 @@ class _Attempt:
 
     def __init__(
         self,
-        spec: JobSpec,
+        task: PodTask,
         run: RunDirectory,
         rank_dir: Path,
         logs: Path,
@@ -139,14 +140,14 @@ class _Attempt:
         stop: _Stop,
         display: Display,
     ) -> None:
-        self._spec = spec
+        self._task = task
         self._rank_dir = rank_dir
         self._stop = stop
-        self._launcher_log = logs / f"launcher-{spec.rendezvous.node_rank or 0}.log"
+        self._launcher_log = logs / f"launcher-{task.rendezvous.node_rank or 0}.log"
         self._launcher_begin = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
         self._display = display
         self._variables = local.environment(
-            spec, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
+            task, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
         self._first_lost: LostRank | None = None
         self._memory_kills = devices.memory_kills()
@@ -159,7 +160,7 @@ class _Attempt:
         """Starts the child and waits for its end; afterwards no process of it is left."""
         shutil.rmtree(self._rank_dir)  # of the attempt before
         self._rank_dir.mkdir(mode=0o700)
-        child = local.start(local.command(self._spec, self._rank_dir), self._variables, self._launcher_log)
+        child = local.start(local.command(self._task, self._rank_dir), self._variables, self._launcher_log)
         try:
             while child.poll() is None:
                 self._display.update()
@@ -177,7 +178,7 @@ class _Attempt:
     @property
     def leads(self) -> bool:
         """Whether rank 0 runs, or would have run, in this pod."""
-        known = self._spec.leads
+        known = self._task.leads
         return 0 in registered_ranks(self._rank_dir) if known is None else known
 
     def _pass_stop_on(self, child: "subprocess.Popen[bytes]") -> None:
@@ -185,13 +186,13 @@ class _Attempt:
         if stop.requested and not self._forwarded:
             self._forwarded = 1
             child.send_signal(signal.SIGTERM)
-        over = time.monotonic() - stop.since > self._spec.grace_seconds or stop.insisted
+        over = time.monotonic() - stop.since > self._task.grace_seconds or stop.insisted
         if stop.requested and over and not self._killed:
             self._killed = self._unreported() != [] or not registered_ranks(self._rank_dir)
             orphans.end_all(self._rank_dir)
 
     def _end_aftermath(self) -> None:
-        if self._spec.rendezvous.nodes > 1 and self._spec.max_restarts:
+        if self._task.rendezvous.nodes > 1 and self._task.max_restarts:
             return  # torchrun starts the ranks again itself
         if self._failed_since is None and (self._first_lost is not None or self._has_failed()):
             self._failed_since = time.monotonic()
@@ -229,7 +230,7 @@ class _Attempt:
             killed=self._killed,
             status=status,
             launcher="\n".join(launcher.splitlines()[-20:]),
-            grace_seconds=self._spec.grace_seconds,
+            grace_seconds=self._task.grace_seconds,
         )
 
     def _explained(self, status: int, launcher: str) -> LostRank | None:
@@ -238,7 +239,7 @@ class _Attempt:
         if lost is None:
             return None
         said = {int(pid): int(code) for code, pid in TORCHRUN_FAILURE.findall(launcher)}
-        how = status if self._spec.alone else said.get(lost.pid)
+        how = status if self._task.alone else said.get(lost.pid)
         return LostRank(lost.rank, lost.pid, how, devices.memory_kills() > self._memory_kills)
 
     def _launcher_output(self) -> str:
@@ -247,11 +248,11 @@ class _Attempt:
             return file.read().decode("utf-8", "replace")
 
 
-def _display(spec: JobSpec, run: RunDirectory, logs: Path, rank_dir: Path, steplog: StepLog) -> Display:
+def _display(task: PodTask, run: RunDirectory, logs: Path, rank_dir: Path, steplog: StepLog) -> Display:
     """The step log in the pod that leads, and in every pod what its first rank prints."""
-    node_rank = spec.rendezvous.node_rank
-    rank_log = logs / f"rank-{node_rank * spec.processes}.log" if node_rank is not None else None
-    metrics = run.metrics if spec.leads is not False else None
+    node_rank = task.rendezvous.node_rank
+    rank_log = logs / f"rank-{node_rank * task.processes}.log" if node_rank is not None else None
+    metrics = run.metrics if task.leads is not False else None
     return Display(metrics, rank_log, local.progress_path(rank_dir, os.environ), steplog, sys.stderr)
 
 

@@ -53,7 +53,8 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
         return {}
 
 
-def _exit_of(error: BaseException) -> tuple[int, str]:
+def exit_of(error: BaseException) -> tuple[int, str]:
+    """Exit code and text for people of what ended a stage."""
     if isinstance(error, PodscaleError):
         return int(error.exit_code), str(error)
     if isinstance(error, Stopped):
@@ -93,6 +94,6 @@ def recorded_stage(path: Path, stage: Stage, may_write: Callable[[], None] = lam
         yield recording
     except BaseException as error:
         with suppress(OSError, LeaseLost):  # a full disk must not hide the error that it caused
-            record(*_exit_of(error))
+            record(*exit_of(error))
         raise
     record(int(ExitCode.DONE), "")

@@ -16,7 +16,7 @@ FLOORS = {
     "podscale.errors": 0,
     "podscale.files": 0,
     "podscale.devices": 0,
-    "podscale.hardware": 0,
+    "podscale.hardware": 1,
     "podscale.keyed": 0,
     "podscale.processes": 0,
     "podscale.recipes": 0,
@@ -24,6 +24,7 @@ FLOORS = {
     "podscale.text": 0,
     "podscale.stopping": 1,
     "podscale.terminal": 1,
+    "podscale.findings": 2,
     "podscale.config": 1,
     "podscale.models": 2,
     "podscale.schedules": 2,
@@ -39,6 +40,7 @@ FLOORS = {
     "podscale.pytorch": 6,
     "podscale.resume": 6,
     "podscale.stages": 7,
+    "podscale.launched": 7,
     "podscale.bench": 7,
     "podscale.components": 8,
     "podscale.pipelines": 9,
@@ -95,6 +97,13 @@ def test_frameworks_stay_in_their_rooms(name: str, path: Path) -> None:
         return
     found = {imported.partition(".")[0] for imported in imports_of(path)} & FRAMEWORKS
     assert not found, f"{name} imports {found}; only {FRAMEWORK_ROOMS} may"
+
+
+@pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_only_the_launcher_talks_to_an_api_server(name: str, path: Path) -> None:
+    if name.startswith("podscale.launch.cluster"):
+        return
+    assert not any(imported.partition(".")[0] == "kubernetes" for imported in imports_of(path))
 
 
 LIGHT = ["podscale.cli", "podscale.config", "podscale.shards.build", "podscale.launch.supervisor"]

@@ -39,7 +39,7 @@ def test_values_arrive_and_the_document_is_frozen():
         ("train:\n  optimizer:\n    momentun: 0.9\n", "run.yaml:3: unknown key train.optimizer.momentun; did you mean "
          "train.optimizer.momentum?"),
         ("image_size: 3\n", "run.yaml:1: unknown key image_size; did you mean input.image_size?"),
-        ("launch:\n  qqqq: 3\n", "unknown key launch.qqqq; valid here: backend, processes"),
+        ("launch:\n  qqqq: 3\n", "unknown key launch.qqqq; valid here: backend, hardware"),
         ("train:\n  epochs: 3\n  epochs: 4\n", "run.yaml:3: train.epochs is given twice (first on line 2)"),
         ("train: {epochs: 3}\ntrain: {epochs: 4}\n", "run.yaml:2: train is given twice (first on line 1)"),
         ("train:\n  epochs: .nan\n", "run.yaml:2: train.epochs: input should be a finite number (got NaN)"),

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from podscale import devices, doctor
 from podscale.cli import main
+from podscale.findings import Finding
 
 
-def by_subject(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
+def by_subject(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.subject: finding for finding in findings}
 
 
@@ -41,6 +42,18 @@ def test_what_is_missing_is_found(monkeypatch, tmp_path):
     assert found["DALI"].verdict == "note"
     assert found["/dev/shm"].verdict == "note"
     assert "512 MiB free of 1.0 GiB" in found["memory"].found
+
+
+def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "installed", lambda package: None if package in ("torch", "scikit-learn") else "1.0")
+    assert by_subject(doctor.examine(tmp_path))["PyTorch"].verdict == "missing"
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tools")
+    found = by_subject(doctor.examine(tmp_path))
+    assert {found["PyTorch"].verdict, found["scikit-learn"].verdict} == {"note"}
+    assert "launch.image" in found["PyTorch"].advice
+    assert "in podscale-tools" in found["podscale"].found
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
+    assert by_subject(doctor.examine(tmp_path))["PyTorch"].verdict == "missing"
 
 
 def test_a_metrics_port_in_use(monkeypatch):

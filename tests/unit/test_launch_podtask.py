@@ -9,11 +9,11 @@ from podscale.config import load
 from podscale.errors import InputError
 from podscale.launch import local
 from podscale.launch.environment import describe
-from podscale.launch.jobspec import JobSpec, Rendezvous, job_spec, read_rendezvous
+from podscale.launch.podtask import PodTask, Rendezvous, pod_task, read_rendezvous
 
 
-def spec(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> JobSpec:
-    return job_spec(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
+def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> PodTask:
+    return pod_task(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def spec(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> JobS
     ],
 )
 def test_processes(options: tuple[str, ...], gpus: int, variables: dict[str, str], processes: int) -> None:
-    assert spec(*options, gpus=gpus, **variables).processes == processes
+    assert task(*options, gpus=gpus, **variables).processes == processes
 
 
 def test_threads_share_the_cores() -> None:
-    assert spec("launch.processes=3", "train.global_batch=255").threads == 2
-    assert spec("launch.processes=16").threads == 1
-    assert spec("launch.threads=5").threads == 5
+    assert task("launch.processes=3", "train.global_batch=255").threads == 2
+    assert task("launch.processes=16").threads == 1
+    assert task("launch.threads=5").threads == 5
 
 
 @pytest.mark.parametrize(
@@ -66,37 +66,37 @@ def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -
 )
 def test_nonsense_of_a_launcher_is_an_input_error(variables: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        spec(**variables)
+        task(**variables)
 
 
 def test_several_nodes_need_a_launcher() -> None:
     with pytest.raises(InputError, match=r"launch\.nodes is 2, .*PET_NNODES"):
-        spec("launch.nodes=2")
+        task("launch.nodes=2")
 
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
-    command = local.command(spec(), Path("/r"))
+    command = local.command(task(), Path("/r"))
     assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
-    variables = environment(spec())
+    variables = environment(task())
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
     assert int(variables["MASTER_PORT"]) > 0
 
 
-def environment(job: JobSpec) -> dict[str, str]:
-    return local.environment(job, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
+def environment(of: PodTask) -> dict[str, str]:
+    return local.environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
 
 
 def test_several_ranks_go_through_torchrun() -> None:
-    command = local.command(spec("launch.processes=4"), Path("/r"))
+    command = local.command(task("launch.processes=4"), Path("/r"))
     assert command[1:3] == ["-m", "torch.distributed.run"]
     assert {"--nproc-per-node=4", "--standalone", "--max-restarts=0", "--log-dir=/r/torchrun"} <= set(command)
     assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
-    assert "RANK" not in environment(spec("launch.processes=4"))
+    assert "RANK" not in environment(task("launch.processes=4"))
 
 
 def test_the_contract_of_a_rank() -> None:
-    job = spec("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
-    variables = environment(job)
+    ranks = task("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
+    variables = environment(ranks)
     assert variables["HOME"] == "/h"
     assert json.loads(variables["PODSCALE_CONFIG"])["run"]["id"] == "r1"
     expected = {
@@ -113,14 +113,33 @@ def test_the_contract_of_a_rank() -> None:
 
 def test_torchrun_restarts_itself_only_across_nodes() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
-    command = local.command(spec("launch.max_restarts=3", **variables), Path("/r"))
+    command = local.command(task("launch.max_restarts=3", **variables), Path("/r"))
     assert {"--max-restarts=3", "--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"} <= set(command)
 
 
 def test_the_environment_is_described_without_importing_it() -> None:
-    described = describe(spec("launch.processes=2"))
+    described = describe(task("launch.processes=2"))
     assert described["packages"]["numpy"].count(".") >= 1
     assert described["cores"] >= 1
     assert described["memory_bytes"] > 2**20
     assert described["processes"] == 2
     json.dumps(described, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"PROCESS_ID": "1", "NUM_PROCESSES": "2"}, Rendezvous(2, 1, "first", 6666)),
+        ({"PROCESS_ID": "0", "NUM_PROCESSES": "1"}, Rendezvous(1, 0, "first", 6666)),
+    ],
+)
+def test_pods_of_a_jaxjob_meet_at_their_coordinator(variables: dict[str, str], expected: Rendezvous) -> None:
+    coordinator = {"COORDINATOR_ADDRESS": "first", "COORDINATOR_PORT": "6666"}
+    assert read_rendezvous({**coordinator, **variables}) == expected
+
+
+def test_the_rank_of_a_pod_counts_the_slices_before_its_own() -> None:
+    pod = {"PET_NNODES": "8", "PET_NODE_RANK": "3", "PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
+    found = read_rendezvous(pod)
+    assert found is not None
+    assert found.node_rank == 7

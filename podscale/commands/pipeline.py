@@ -1,0 +1,155 @@
+"""Commands about a KFP backend: upload the pipeline of a run document, run it, schedule it."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from podscale.commands.documents import resolved
+from podscale.config import RunConfig
+from podscale.config.preflight import preflight
+from podscale.errors import ExitCode, InputError
+from podscale.pipelines.endpoint import Endpoint
+from podscale.resume import STAGES
+from podscale.terminal import paint
+from podscale.text import duration
+
+if TYPE_CHECKING:
+    from podscale.pipelines.backend import Backend, Progress, Started, Version
+
+SCHEDULED = "[[ScheduledTime]]"
+"""KFP's macro: the planned time of a scheduled run as 14 digits."""
+ID_CHARACTERS = 40
+TIME_CHARACTERS = 15
+"""Of a scheduled run's name: a hyphen and the time."""
+STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
+SHOWN = ("pack", *STAGES, "summary")
+MACHINERY = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
+
+
+@dataclass(frozen=True)
+class What:
+    """What is sent: the document and its changes, and under which names."""
+
+    document: str | None
+    changes: Sequence[str]
+    pipeline: str
+    defaults: str | None = None
+    """What holds where the document says nothing: as for documents.resolved."""
+    experiment: str = ""
+    name: str | None = None
+    service_account: str | None = None
+    cache: bool = True
+    kfp: str = "2.16"
+    """Oldest version of KFP that must accept the package."""
+
+
+def upload(what: What, place: Endpoint, *, as_json: bool) -> None:
+    """Makes the document's package the newest version of the pipeline."""
+    config = _loaded(what)
+    _, version = _sent(what, config, place)
+    _print(asdict(version), _uploaded(version), as_json)
+
+
+def run(what: What, place: Endpoint, *, wait: bool, as_json: bool) -> int:
+    """Uploads, starts a run and, if asked, follows it; returns the exit code."""
+    config = _loaded(what)
+    backend, version = _sent(what, config, place)
+    started = backend.run(
+        version, what.name or config.run.id, what.experiment, {"run_id": config.run.id}, what.service_account
+    )
+    _print(asdict(started), f"run {started.name}: {started.link}", as_json)
+    return _follow(backend, started) if wait else int(ExitCode.DONE)
+
+
+def schedule(what: What, place: Endpoint, *, cron: str, replace: bool, as_json: bool) -> None:
+    """Has the backend start a run at every time of `cron`; each gets a run.id of its own."""
+    config = _loaded(what)
+    longest = ID_CHARACTERS - TIME_CHARACTERS
+    if len(config.run.id) > longest:
+        raise InputError(
+            f"run.id {config.run.id}: scheduled runs are named <run.id>-<time>, so it may have {longest} characters; "
+            "choose a shorter one with --set run.id=..."
+        )
+    fields = _six_fields(cron)
+    backend, version = _sent(what, config, place)
+    parameters = {"run_id": f"{config.run.id}-{SCHEDULED}"}
+    name = what.name or config.run.id
+    started = backend.schedule(
+        version, name, what.experiment, fields, parameters, what.service_account, replace=replace
+    )
+    _print(asdict(started), f"schedule {name} ({fields}): {started.link}", as_json)
+
+
+def _loaded(what: What) -> RunConfig:
+    config = resolved(what.document, what.changes, what.defaults)
+    preflight(config, "cluster")
+    return config
+
+
+def _sent(what: What, config: RunConfig, place: Endpoint) -> "tuple[Backend, Version]":
+    from podscale.pipelines.backend import connect
+    from podscale.pipelines.package import package
+
+    backend = connect(place)  # before compiling: what is wrong with the address is known at once
+    text = package(config, cache=what.cache, kfp=what.kfp)
+    version = backend.upload(text, what.pipeline, config.run.id, f"Podscale run {config.run.id}")
+    print(_uploaded(version), file=sys.stderr)
+    return backend, version
+
+
+def _uploaded(version: "Version") -> str:
+    how = "uploaded" if version.new else "is there already"
+    return f"version {version.name} {how}: {version.link}"
+
+
+def _print(content: dict[str, object], text: str, as_json: bool) -> None:
+    print(json.dumps(content, indent=2) if as_json else text, flush=True)
+
+
+def _follow(backend: "Backend", started: "Started") -> int:
+    """Shows the stages as they come and go; returns 0 only for a run that succeeded."""
+    view = _View()
+    try:
+        state = backend.follow(started.id, view.update)
+    except KeyboardInterrupt:
+        print(f"\nno longer watching; the run goes on: {started.link}", file=sys.stderr)
+        raise
+    if state == "SUCCEEDED":
+        return int(ExitCode.DONE)
+    print(
+        f"podscale: run {started.name} ended {state}; its summary task says how each stage ended: {started.link}",
+        file=sys.stderr,
+    )
+    return int(ExitCode.FAILED)
+
+
+class _View:
+    """Prints each change of a stage's state, with the time since the run was first seen."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._seen: dict[str, str] = {}
+
+    def update(self, progress: "Progress") -> None:
+        states = {name: state for name, state in progress.tasks.items() if name in SHOWN and state not in MACHINERY}
+        for name, state in [*states.items(), ("run", progress.state)]:
+            if self._seen.get(name) != state:
+                self._seen[name] = state
+                shown = paint(f"{state.lower():<10}", STYLES.get(state, ""), sys.stderr)
+                print(f"{duration(time.monotonic() - self._begun):>8}  {name:<9} {shown}".rstrip(), file=sys.stderr)
+
+
+def _six_fields(cron: str) -> str:
+    """KFP's form of a cron expression, seconds first; the usual five fields are taken too."""
+    fields = cron.split()
+    if cron.startswith("@") and len(fields) in (1, 2):
+        return cron
+    if len(fields) not in (5, 6):
+        raise InputError(
+            f"--cron '{cron}': five fields (minute hour day month weekday) or six (with seconds before them), such as "
+            "'0 2 * * *' for every night at two (UTC)"
+        )
+    return " ".join(["0", *fields] if len(fields) == 5 else fields)

@@ -1,0 +1,174 @@
+"""What a run asks of a Kubernetes cluster, beyond machines and processes."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, StringConstraints, model_validator
+
+from podscale.config.fields import placement as option  # a field here is named placement
+from podscale.config.section import Section
+
+NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS label (RFC 1123), as most objects of Kubernetes are named."""
+SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_QUALIFIED = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+
+Name = Annotated[str, StringConstraints(pattern=NAME, max_length=63)]
+ObjectName = Annotated[str, StringConstraints(pattern=SUBDOMAIN, max_length=253)]
+Key = Annotated[str, StringConstraints(pattern=_QUALIFIED, max_length=317)]
+LabelValue = Annotated[str, StringConstraints(pattern=_LABEL_VALUE, max_length=63)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+OWN_LABELS = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/component",
+    "podscale.dev/",
+)
+OWN_VARIABLES = ("PODSCALE_", "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What launchers and Podscale itself set in the pods; a prefix where it ends in an underscore."""
+OWN_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
+
+
+class VolumeSection(Section):
+    """One more volume in every pod; say its path and exactly one kind of volume."""
+
+    path: str = option(..., "Where it is mounted in the pods.", pattern=r"^/[^:]*$")
+    claim: ObjectName | None = option(None, "Name of a PersistentVolumeClaim.")
+    bucket: str | None = option(
+        None, "Name of a Cloud Storage bucket, mounted by the GCS FUSE driver of GKE (needs Workload Identity)."
+    )
+    secret: ObjectName | None = option(None, "Name of a Secret; its keys become files.")
+    config_map: ObjectName | None = option(None, "Name of a ConfigMap; its keys become files.")
+    empty_gib: float | None = option(None, "Size in GiB of an empty directory that ends with the pod.", gt=0)
+    nfs: str | None = option(
+        None, "An NFS export, `server:/path`; not where Pod Security is restricted.", pattern=r"^[^:/]+:/.*$"
+    )
+    read_only: bool = option(False, "Mount it for reading alone.")
+
+    @property
+    def kind(self) -> str:
+        """Which kind of volume it is."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "VolumeSection":
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"a volume is exactly one of {', '.join(KINDS)}; {found} given for {self.path}")
+        if self.path.rstrip("/") in {path.rstrip("/") for path in OWN_PATHS}:
+            raise ValueError(f"path: {self.path} belongs to the container itself; mount it somewhere else")
+        return self
+
+
+KINDS = ("claim", "bucket", "secret", "config_map", "empty_gib", "nfs")
+
+
+class TolerationSection(Section):
+    """A taint of nodes on which the pods may run all the same."""
+
+    key: Key | None = option(None, "Key of the taint; none = every taint.")
+    operator: Literal["Exists", "Equal"] = option("Exists", "`Equal` compares the value too.")
+    value: LabelValue | None = option(None, "Value of the taint, with Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = option(None, "Effect; none = every one.")
+    seconds: int | None = option(None, "With NoExecute: how long a pod stays on the node.", ge=0)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "TolerationSection":
+        if (self.operator == "Equal") != (self.value is not None):
+            raise ValueError("value: goes with operator Equal, and only with it")
+        if self.key is None and self.operator != "Exists":
+            raise ValueError("key: a toleration of every taint has operator Exists")
+        if self.seconds is not None and self.effect != "NoExecute":
+            raise ValueError("seconds: goes with effect NoExecute")
+        return self
+
+
+class ClusterSection(Section):
+    """Where on a cluster the pods of a run go, and with what."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # labels and variables are text, however they look
+
+    namespace: Name | None = option(None, "Namespace; default: the current one of the context, or of the launcher.")
+    context: str | None = option(None, "Context of the kubeconfig; default: the current one.", min_length=1)
+    service_account: ObjectName | None = option(
+        None, "Service account of the pods, for access to storage; no token of it is mounted."
+    )
+    workspace_claim: ObjectName | None = option(
+        None, "PersistentVolumeClaim mounted at run.workspace in every pod; many pods write: ReadWriteMany."
+    )
+    volumes: tuple[VolumeSection, ...] = option(
+        (), "More volumes: `path` and one of claim, bucket, secret, config_map, empty_gib, nfs."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = option(
+        None, "When nodes fetch the image; default: Kubernetes' own rule (Always for the tag latest)."
+    )
+    image_pull_secrets: tuple[ObjectName, ...] = option((), "Secrets with the credentials of the image registry.")
+    labels: dict[Key, LabelValue] = option({}, "Further labels of jobs and pods.")
+    annotations: dict[Key, str] = option({}, "Further annotations of jobs and pods.")
+    node_selector: dict[Key, LabelValue] = option({}, "Labels that nodes must have, beside those of the hardware.")
+    tolerations: tuple[TolerationSection, ...] = option(
+        (), "Taints of nodes to accept, beside those of the hardware: key, operator, value, effect, seconds."
+    )
+    env: dict[Variable, str] = option({}, "Further environment variables of the containers.")
+    spot: bool = option(False, "Run on Spot VMs of GKE: cheaper, and taken away at short notice.")
+    reservation: Name | None = option(None, "Run on the machines of this Compute Engine reservation (GKE).")
+    compute_class: Name | None = option(None, "Compute class of GKE that chooses or creates the nodes.")
+    placement: Literal["any", "compact"] = option(
+        "any", "`compact`: machines close to each other, by a placement group of GKE named as the run."
+    )
+    local_ssd: bool = option(False, "Keep the shard cache on Local SSD of the node (GKE).")
+    queue: Name | None = option(
+        None,
+        "LocalQueue of Kueue that admits the job (PyTorchJob and JAXJob where its configuration names them).",
+    )
+    priority_class: ObjectName | None = option(None, "PriorityClass of the pods; Kueue orders its queue by it too.")
+    topology: Literal["none", "preferred", "required"] = option(
+        "none", "Whether Kueue places all pods within one domain of its topology."
+    )
+    topology_level: Key | None = option(
+        None, "Node label of that domain; default: cloud.google.com/gce-topology-block."
+    )
+    runtime_class: ObjectName | None = option(None, "RuntimeClass of the pods (gvisor, nvidia ...).")
+    security: Literal["restricted", "privileged"] | None = option(
+        None,
+        "Pod Security the pods fit: `restricted`, or `privileged` for TPUs and GPUDirect. Default: by the hardware.",
+    )
+    network: Literal["auto", "plain", "gpudirect"] = option(
+        "auto",
+        "`gpudirect`: TCPX, TCPXO or RDMA, by the machine (needs its driver and networks in the cluster). `auto`: "
+        "where security is privileged and whole machines of such a kind are asked for.",
+    )
+    min_nodes: int | None = option(
+        None, "Elastic: go on with this many of launch.nodes when nodes are lost (PyTorchJob).", ge=1
+    )
+    slices: int = option(1, "TPU slices of the topology in launch.hardware (multislice; JobSet).", ge=1)
+    restarts: int = option(10, "Restarts of the job by its operator, before it counts as failed.", ge=0)
+    keep_hours: float | None = option(
+        24.0, "Delete a job this long after its end; none = keep it until somebody deletes it.", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "ClusterSection":
+        for name in (*self.labels, *self.annotations):
+            if name.startswith(OWN_LABELS):
+                raise ValueError(f"labels, annotations: {name} is set by podscale; leave it out")
+        for name in self.env:
+            if name in OWN_VARIABLES or name.startswith(tuple(own for own in OWN_VARIABLES if own.endswith("_"))):
+                raise ValueError(f"env: {name} is set by podscale or the launcher; leave it out")
+        paths = [volume.path.rstrip("/") for volume in self.volumes]
+        if twice := next((path for path in paths if paths.count(path) > 1), None):
+            raise ValueError(f"volumes: two of them at {twice}")
+        if self.topology != "none" and self.queue is None:
+            raise ValueError("topology: Kueue places pods by topology; name its queue with queue, or leave it out")
+        if self.topology_level is not None and self.topology == "none":
+            raise ValueError("topology_level: goes with topology preferred or required")
+        if self.spot and self.reservation is not None:
+            raise ValueError("spot: machines of a reservation are no Spot VMs; choose one of spot and reservation")
+        if self.security == "restricted" and self.network == "gpudirect":
+            raise ValueError(
+                "network: gpudirect needs host devices and paths, which restricted Pod Security forbids; set "
+                "security: privileged and use a namespace that allows it, or network: plain"
+            )
+        return self

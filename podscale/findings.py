@@ -1,0 +1,40 @@
+"""What an examination found: one line each, with what to do where something is missing."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from podscale.errors import ExitCode
+from podscale.terminal import paint
+
+Verdict = Literal["ok", "note", "missing"]
+STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, and what to do where something is missing."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def tell(findings: Sequence[Finding], *, as_json: bool) -> int:
+    """Prints the findings; the exit code is 2 where something is missing."""
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        print("\n".join(_lines(findings)))
+    return int(ExitCode.BAD_INPUT if any(finding.verdict == "missing" for finding in findings) else ExitCode.DONE)
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        word = paint(f"{finding.verdict:<7}", STYLES[finding.verdict], sys.stdout)
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"

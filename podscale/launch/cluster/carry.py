@@ -1,0 +1,136 @@
+"""One stage from its document to its end on a cluster: what `podscale submit --wait` and the pipeline's launcher do."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from podscale.config import RunConfig
+from podscale.errors import ExitCode
+from podscale.launch.cluster import patience
+from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.choose import choose
+from podscale.launch.cluster.pods import name_of
+from podscale.launch.cluster.removal import delete
+from podscale.launch.cluster.state import JobState
+from podscale.launch.cluster.submit import LAUNCHER, PIPELINE, Submission, stop_command, submit
+from podscale.launch.cluster.wait import Limits, wait
+from podscale.launch.jobspec import Stage, job_spec
+from podscale.launch.render import Manifests, backend_of, render
+from podscale.stopping import Stopped
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How a stage ended on the cluster: the exit code of the stage itself, and its error for people."""
+
+    stage: Stage
+    exit_code: int
+    error: str = ""
+    reused: bool = False
+    """The job had succeeded before."""
+
+    @property
+    def done(self) -> bool:
+        return self.exit_code == ExitCode.DONE
+
+
+def carry_out(
+    config: RunConfig,
+    stage: Stage,
+    shard_set: str | None = None,
+    *,
+    out: TextIO | None = None,
+    stop_on_signal: bool = False,
+    pipeline: bool = False,
+    limits: Limits | None = None,
+) -> Carried:
+    """Submits the job of a stage, or adopts it, and accompanies it to its end; rank 0's log goes to `out`.
+
+    stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it runs on, and the same call takes it up again.
+    pipeline: we are a task that is tried again when its job vanishes, which whoever stops the job must be told.
+    Raises InputError for what the cluster refuses, Unreachable after a long outage, JobVanished.
+    """
+    printer = Printer(out or sys.stdout)
+    api = connect(config.launch.cluster, patience=patience.LONG, tell=printer.tell)
+    manifests = manifests_of(api, config, stage, shard_set)
+    if pipeline:
+        manifests.job["metadata"]["annotations"][LAUNCHER] = PIPELINE
+    found = _placed(api, manifests, printer)
+    if found.action == "finished":
+        return Carried(stage, int(ExitCode.DONE), reused=True)
+    with _on_signal(api, found, printer, stop=stop_on_signal):
+        state = wait(api, found.resource, found.job, show=printer.line, tell=printer.tell, limits=limits)
+    return _carried(stage, state)
+
+
+def place(api: Api, config: RunConfig, stage: Stage, shard_set: str | None, printer: "Printer") -> Submission:
+    """Renders and submits the job of a stage, and tells what became of it."""
+    return _placed(api, manifests_of(api, config, stage, shard_set), printer)
+
+
+def _placed(api: Api, manifests: Manifests, printer: "Printer") -> Submission:
+    found = submit(api, manifests, printer.tell)
+    what = f"{found.resource.kind} {name_of(found.job)} in namespace {api.namespace}"
+    printer.tell(
+        {
+            "created": f"{what}: submitted",
+            "adopted": f"{what}: is there already and runs on as it was submitted",
+            "finished": f"{what}: succeeded before, nothing to do; what it made is not looked at: if that is gone, "
+            f"`{stop_command(found.job)} --delete`, then submit again",
+        }[found.action]
+    )
+    return found
+
+
+def manifests_of(api: Api, config: RunConfig, stage: Stage, shard_set: str | None = None) -> Manifests:
+    """The objects of a stage for this cluster; the kind of job is looked up only where it matters."""
+    spec = job_spec(config, stage, shard_set)
+    backend = backend_of(spec, "auto")
+    return render(spec, choose(api, spec, config.launch.backend) if backend == "auto" else backend)
+
+
+class Printer:
+    """Lines of several threads to one stream, whole; ours are marked."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+
+    def line(self, text: str) -> None:
+        with self._lock:
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def tell(self, text: str) -> None:
+        self.line(f"[cluster] {text}")
+
+
+@contextmanager
+def _on_signal(api: Api, found: Submission, printer: Printer, *, stop: bool) -> Iterator[None]:
+    """What becomes of the job when the one who waits is told to stop."""
+    name = name_of(found.job)
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt):
+        if stop:
+            delete(api.patient(patience.BRIEF, printer.tell), found.resource, name, str(found.job["metadata"]["uid"]))
+            printer.tell(f"{found.resource.kind} {name} is deleted: its pods save and end; submit again to go on")
+        else:
+            printer.tell(
+                f"{found.resource.kind} {name} runs on; the same command takes it up again, "
+                f"`{stop_command(found.job)}` ends it"
+            )
+        raise
+
+
+def _carried(stage: Stage, state: JobState) -> Carried:
+    if state.phase == "succeeded":
+        return Carried(stage, int(ExitCode.DONE))
+    if state.hopeless or state.ending is None:
+        return Carried(stage, int(ExitCode.BAD_INPUT if state.hopeless else ExitCode.FAILED), state.reason)
+    known = {int(code) for code in ExitCode}
+    code = state.ending.exit_code if state.ending.exit_code in known else int(ExitCode.FAILED)
+    return Carried(stage, code, state.ending.error or state.reason)

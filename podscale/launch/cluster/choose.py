@@ -1,0 +1,25 @@
+"""Which kind of job carries out a training: what the document says, else what the cluster has and hardware needs."""
+
+from podscale.errors import InputError
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.resources import JOB_KINDS, PROVIDERS
+from podscale.launch.jobspec import JobSpec
+from podscale.launch.render import suited
+
+
+def choose(api: Api, spec: JobSpec, backend: str) -> str:
+    """The name of a backend. `auto`, and `local` where something is submitted all the same, look at the cluster.
+
+    Raises InputError where it has nothing that could carry out the training.
+    """
+    if backend not in ("auto", "local"):
+        return backend
+    kinds = suited(spec)
+    found = next((name for name in kinds if api.has(JOB_KINDS[name])), None)
+    if found is not None:
+        return found
+    provider = PROVIDERS[JOB_KINDS[kinds[0]].group]
+    raise InputError(
+        f"this cluster has none of {', '.join(JOB_KINDS[name].kind for name in kinds)}, and {spec.name} needs one: "
+        f"install {provider.name} {provider.version} or newer: {provider.install}"
+    )

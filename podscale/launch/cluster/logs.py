@@ -1,0 +1,195 @@
+"""The log of a container as one stream: through restarts, new pods and broken connections, each line once.
+
+The kubelet stamps every line; a place in the log is the stamp of the last line that was handed over, and how many
+lines bore it. A stream that is opened again asks for lines since that second and skips what it has shown. Stamps of
+one node only grow, so the same place serves for the next container of the pod too.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from podscale.launch.cluster import pods as pod_states
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.errors import Refused, Unreachable
+from podscale.launch.cluster.resources import Object
+from podscale.launch.cluster.transport import Interrupted
+from podscale.text import count, printable
+
+PAUSE_SECONDS = 1.0
+"""Between two looks for something to read."""
+
+_STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
+_FIRST_LABELS = (
+    ("training.kubeflow.org/replica-index", "0"),
+    ("jobset.sigs.k8s.io/job-index", "0"),
+    ("batch.kubernetes.io/job-completion-index", "0"),
+)
+"""Labels of the pod that rank 0 is in, where its operator sets them."""
+
+Choose = Callable[[Sequence[Object]], Object | None]
+"""Whose log is shown, of a job's pods."""
+
+
+@dataclass
+class Place:
+    """How far a pod's log has been shown: nanoseconds of the last line, and lines shown with that stamp."""
+
+    stamp: int = 0
+    shown: int = 0
+    restarts: int = 0
+    """Of the container whose log was read last."""
+
+
+def first_pod(pods: Sequence[Object]) -> Object | None:
+    """The newest pod that rank 0 is or was in: a master, else the one of index 0; None where there is none yet."""
+    firsts = [pod for pod in pods if _is_first(pod)]
+    masters = [pod for pod in firsts if _labels(pod).get("training.kubeflow.org/replica-type") == "master"]
+    return max(masters or firsts, key=pod_states.created, default=None)
+
+
+def pod_named(name: str) -> Choose:
+    """Chooses the newest pod of a name: operators make a pod that is lost again under the same one."""
+    return lambda pods: max(
+        (pod for pod in pods if pod_states.name_of(pod) == name), key=pod_states.created, default=None
+    )
+
+
+class ContainerLog:
+    """Reads the log of one pod's stage container, from where it last was."""
+
+    def __init__(self, api: Api, pod: Object, tell: Callable[[str], None]) -> None:
+        self._api = api
+        self._name = pod_states.name_of(pod)
+        self._tell = tell
+        self._place = Place()
+
+    def lines(self, pod: Object, *, follow: bool) -> Iterator[bytes]:
+        """The lines not yet shown, without stamps; follow: until the container ends or the stream breaks off.
+
+        pod: its newest status. Raises Interrupted where the stream broke off, Refused where there is no log.
+        """
+        container = pod_states.main_container(pod)
+        if container is None:
+            return
+        restarts = pod_states.restarts(pod)
+        if restarts > self._place.restarts:
+            yield from self._before_restart(str(container["name"]), restarts)
+        self._place.restarts = restarts
+        yield from self._unseen(str(container["name"]), {"follow": "true"} if follow else {})
+
+    def _before_restart(self, container: str, restarts: int) -> Iterator[bytes]:
+        """What the last container said after the connection to it was lost; nodes keep no older one."""
+        missed = restarts - self._place.restarts - 1
+        if missed > 0:
+            self._tell(f"{self._name} restarted {count(restarts, 'time')}; the log before the last restart is gone")
+        try:
+            yield from self._unseen(container, {"previous": "true"})
+        except (Refused, Interrupted) as error:
+            self._tell(f"{self._name}: the end of the log before its restart cannot be read: {error}")
+
+    def _unseen(self, container: str, options: dict[str, str]) -> Iterator[bytes]:
+        query = {"container": container, "timestamps": "true", **options}
+        place = self._place
+        if place.stamp:
+            since = datetime.fromtimestamp(place.stamp // 10**9, UTC)
+            query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+        to_skip, caught_up = place.shown, not place.stamp
+        for line in self._api.log(self._name, query):
+            stamp, text = split_stamp(line)
+            if stamp is not None and not caught_up:
+                if stamp < place.stamp:
+                    continue
+                if stamp == place.stamp and to_skip:
+                    to_skip -= 1
+                    continue
+                caught_up = True
+            if stamp is not None:
+                place.shown = place.shown + 1 if stamp == place.stamp else 1
+                place.stamp = stamp
+            yield text
+
+
+class LogFollower:
+    """Shows the log of one pod and its successors while a job lives, from a thread of its own.
+
+    pods: the job's pods as last heard of; show: takes each line; tell: takes what a person should know besides.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        pods: Callable[[], Sequence[Object]],
+        show: Callable[[str], None],
+        tell: Callable[[str], None],
+        choose: Choose = first_pod,
+    ) -> None:
+        self._api = api
+        self._pods = pods
+        self._show = show
+        self._tell = tell
+        self._choose = choose
+        self._logs: dict[str, ContainerLog] = {}
+        self._read: tuple[str, int] | None = None
+        """Uid and restarts of the container whose log was read after it had ended."""
+        self._last_round = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log of a pod", daemon=True)
+        self._thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """No more lines will come: shows what is left, and gives up after so many seconds."""
+        self._last_round.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        with suppress(Unreachable):  # whoever waits for the job hears of that too
+            while True:
+                last = self._last_round.is_set()
+                if self._look() and last:
+                    return
+                self._last_round.wait(PAUSE_SECONDS)
+
+    def _look(self) -> bool:
+        """Shows what there is to show; True where the log is shown to its end."""
+        pod = self._choose(self._pods())
+        container = pod_states.main_container(pod) if pod is not None else None
+        if pod is None or container is None:
+            return True
+        now = (str(pod["metadata"]["uid"]), pod_states.restarts(pod))
+        running = pod_states.is_running(pod)
+        if now == self._read or ("waiting" in (container.get("state") or {}) and not now[1]):
+            return True
+        log = self._logs.setdefault(now[0], ContainerLog(self._api, pod, self._tell))
+        try:
+            for line in log.lines(pod, follow=True):
+                self._show(printable(line))
+        except Interrupted:
+            return False
+        except Refused:  # the pod is gone, or its node has nothing to say yet
+            return True
+        if not running:
+            self._read = now
+        return not running
+
+
+def split_stamp(line: bytes) -> tuple[int | None, bytes]:
+    """The stamp of a line in nanoseconds since 1970, and the line without it; None where it bears none."""
+    found = _STAMP.match(line)
+    if found is None:
+        return None, line
+    second, fraction, zone = (part.decode() if part else "" for part in found.groups())
+    moment = datetime.fromisoformat(second + ("+00:00" if zone == "Z" else zone))
+    return int(moment.timestamp()) * 10**9 + int(fraction.ljust(9, "0")), line[found.end() :]
+
+
+def _labels(pod: Object) -> dict[str, str]:
+    return pod["metadata"].get("labels") or {}
+
+
+def _is_first(pod: Object) -> bool:
+    """A label that is absent denies nothing: the pods of a plain Job bear none of them."""
+    labels = _labels(pod)
+    return all(labels.get(name, value) == value for name, value in _FIRST_LABELS)

@@ -1,0 +1,114 @@
+"""A copy of some objects of the API server that stays current: list once, then watch; list again when told to.
+
+Memory is bounded by what `keep` leaves of each object, requests by one a minute and watch while nothing goes wrong.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.errors import Expired
+from podscale.launch.cluster.resources import Object, Resource
+from podscale.launch.cluster.transport import Interrupted
+
+PAUSE_SECONDS = 1.0
+"""Between two watches: a server that ends each at once must not be asked without pause."""
+
+
+class Mirror:
+    """Objects of one kind by uid, kept current by a thread of its own until closed.
+
+    changed: set whenever something changed, and where the thread had to give up.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        resource: Resource,
+        changed: threading.Event,
+        *,
+        labels: str = "",
+        fields: str = "",
+        keep: Callable[[Object], Object] = lambda found: found,
+    ) -> None:
+        self._api = api
+        self._resource = resource
+        self._changed = changed
+        self._labels = labels
+        self._fields = fields
+        self._keep = keep
+        self._objects: dict[str, Object] = {}
+        self._lock = threading.Lock()
+        self._synced = threading.Event()
+        self._closed = threading.Event()
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name=f"watch {resource.plural}", daemon=True).start()
+
+    def objects(self) -> Sequence[Object]:
+        """The objects as last heard of; waits for the first list. Raises what ended the thread."""
+        while not self._synced.wait(0.2):  # in slices, so that a signal gets its turn
+            pass
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            return list(self._objects.values())
+
+    def close(self) -> None:
+        """Ends the thread, at the latest when its watch ends (a minute)."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._follow(self._list())
+        except Exception as error:  # whoever asks for the objects gets it, a bug with its traceback too
+            self._failure = error
+        finally:
+            self._synced.set()
+            self._changed.set()
+
+    def _list(self) -> str:
+        """Fetches everything; returns the version to watch from."""
+        while True:
+            try:
+                found, version = self._api.list(
+                    self._resource, labels=self._labels, fields=self._fields, keep=self._keep
+                )
+                break
+            except Expired:  # the pages of a long list grew too old
+                self._closed.wait(PAUSE_SECONDS)
+        with self._lock:
+            self._objects = {str(thing["metadata"]["uid"]): thing for thing in found}
+        self._synced.set()
+        self._changed.set()
+        return version
+
+    def _follow(self, version: str) -> None:
+        """Watches until the version is too old or somebody closes; broken streams are taken up where they ended."""
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                for change in self._api.watch(self._resource, version, labels=self._labels, fields=self._fields):
+                    version = self._take(change)
+                    if self._closed.is_set():
+                        return
+            except Expired:
+                return
+            except Interrupted:
+                pass
+            self._closed.wait(max(0.0, PAUSE_SECONDS - (time.monotonic() - began)))
+
+    def _take(self, change: Object) -> str:
+        """Applies one change; returns its version."""
+        thing = change["object"]
+        version = str(thing["metadata"]["resourceVersion"])
+        if change["type"] == "BOOKMARK":
+            return version
+        with self._lock:
+            if change["type"] == "DELETED":
+                self._objects.pop(str(thing["metadata"]["uid"]), None)
+            else:
+                self._objects[str(thing["metadata"]["uid"])] = self._keep(thing)
+        self._changed.set()
+        return version

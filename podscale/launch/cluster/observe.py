@@ -1,0 +1,128 @@
+"""Everything about one job that its state is read from, kept current with few requests.
+
+Job and pods are watched. Events and Kueue's Workload are asked for only while the job does not run, and seldom.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from podscale.launch.cluster import pods as pod_states
+from podscale.launch.cluster import state as states
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.errors import Refused
+from podscale.launch.cluster.mirror import Mirror
+from podscale.launch.cluster.resources import EVENTS, PODS, RUN_LABEL, STAGE_LABEL, WORKLOADS, Object, Resource
+from podscale.launch.cluster.state import JobState
+
+ASIDE_SECONDS = 10.0
+"""Between two looks at events and quota."""
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+SHOWN_EVENTS = 50
+
+
+class Observer:
+    """One job by its uid, watched until closed. changed: set whenever there may be news."""
+
+    def __init__(self, api: Api, resource: Resource, job: Object) -> None:
+        self.changed = threading.Event()
+        self._api = api
+        self._uid = str(job["metadata"]["uid"])
+        self._jobs = Mirror(api, resource, self.changed, fields=f"metadata.name={pod_states.name_of(job)}")
+        self._pods = Mirror(api, PODS, self.changed, labels=pod_labels(job), keep=pod_states.trimmed)
+        self._last = job
+        self._last_pods: Sequence[Object] | None = None
+        self._aside: tuple[Sequence[Object], Object | None] = ((), None)
+        self._looked = -ASIDE_SECONDS
+
+    def close(self) -> None:
+        self._jobs.close()
+        self._pods.close()
+
+    def job(self) -> Object | None:
+        """The job as last heard of; None where it is gone, even if another one has its name now."""
+        found = next((job for job in self._jobs.objects() if job["metadata"]["uid"] == self._uid), None)
+        self._last = found or self._last
+        return found
+
+    def replaced(self) -> bool:
+        """Whether another job has this one's name."""
+        return any(job["metadata"]["uid"] != self._uid for job in self._jobs.objects())
+
+    def pods(self) -> Sequence[Object]:
+        found = self._last_pods if self._last_pods is not None else self._pods.objects()
+        return states.own_pods(self._last, found)
+
+    def state(self) -> JobState:
+        """The state now; why the job waits is looked up at most every ASIDE_SECONDS."""
+        job, pods = self.job(), self.pods()
+        found = states.read(job, pods, *self._aside)
+        if found.ended and job is not None:
+            return self._final(job)
+        if job is None or found.phase in ("running", "stopped"):
+            return found
+        if time.monotonic() - self._looked >= ASIDE_SECONDS:
+            self._looked = time.monotonic()
+            self._aside = look_aside(self._api, job, pods)
+            found = states.read(job, pods, *self._aside)
+        return found
+
+    def _final(self, job: Object) -> JobState:
+        """The state at the end: the watch of the pods may lag behind that of the job, so they are fetched once more."""
+        if self._last_pods is None:
+            self._last_pods, _ = self._api.list(PODS, labels=pod_labels(job), keep=pod_states.trimmed)
+        return states.read(job, self.pods())
+
+
+@contextmanager
+def observing(api: Api, resource: Resource, job: Object) -> Iterator[Observer]:
+    observer = Observer(api, resource, job)
+    try:
+        yield observer
+    finally:
+        observer.close()
+
+
+def look_aside(api: Api, job: Object, pods: Sequence[Object]) -> tuple[Sequence[Object], Object | None]:
+    """Events of the job, of the jobs it owns and of one pod that waits; and Kueue's Workload where it is suspended.
+
+    What these credentials may not see, or the cluster does not have, is left out.
+    """
+    waiting = [pod for pod in pods if not pod_states.is_running(pod) and not pod_states.has_ended(pod)]
+    names = [pod_states.name_of(job), *_children(job), *map(pod_states.name_of, waiting[:1])]
+    events = [event for name in names for event in _list(api, EVENTS, fields=f"involvedObject.name={name}")]
+    suspended = states.read(job).phase == "queued"
+    labels = f"{JOB_UID_LABEL}={job['metadata']['uid']}"
+    workloads = _list(api, WORKLOADS, labels=labels) if suspended else []
+    return [event for event in events if _is_about(event, job)], next(iter(workloads), None)
+
+
+def pod_labels(job: Object) -> str:
+    """The label selector of a job's pods."""
+    labels = job["metadata"].get("labels") or {}
+    return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
+
+
+def _list(api: Api, resource: Resource, *, labels: str = "", fields: str = "") -> list[Object]:
+    try:
+        return api.list(resource, labels=labels, fields=fields, limit=SHOWN_EVENTS)[0]
+    except Refused:
+        return []
+
+
+def _children(job: Object) -> list[str]:
+    """Names of the jobs that a JobSet or TrainJob makes first: it is they whose pods may be refused."""
+    name, spec = pod_states.name_of(job), job.get("spec") or {}
+    if job["kind"] == "TrainJob":
+        return [f"{name}-node-0"]
+    if job["kind"] == "JobSet":
+        return [f"{name}-{part['name']}-0" for part in spec.get("replicatedJobs") or ()]
+    return []
+
+
+def _is_about(event: Object, job: Object) -> bool:
+    """Not about an earlier job of the same name."""
+    series = event.get("series") or {}
+    last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return last is None or str(last)[:19] >= str(job["metadata"]["creationTimestamp"])[:19]

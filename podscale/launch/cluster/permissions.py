@@ -1,0 +1,44 @@
+"""What submitting, following and stopping jobs takes: the table behind the chart's Role, `podscale doctor` and docs."""
+
+from dataclasses import dataclass
+
+from podscale.launch.backends import BACKENDS
+
+JOB_VERBS = ("create", "get", "list", "watch", "delete")
+COMPANION_VERBS = ("create", "get", "patch", "delete")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Verbs on one resource of an API group ('' is the core group); a part stands behind a slash, as in RBAC.
+
+    optional: without it everything works, and people are told less.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    optional: bool = False
+    only: str = ""
+    """The one object that is needed, where it is one."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.resource}.{self.group}" if self.group else self.resource
+
+
+RULES = (
+    *(
+        Rule(kind.group, kind.plural, JOB_VERBS, f"to submit, follow and stop jobs of kind {kind.kind}")
+        for kind in BACKENDS.values()
+    ),
+    Rule("networking.k8s.io", "networkpolicies", COMPANION_VERBS, "the policy that lets the ranks of a job meet"),
+    Rule("trainer.kubeflow.org", "trainingruntimes", COMPANION_VERBS, "how a TrainJob makes its pods"),
+    Rule("", "pods", ("get", "list", "watch"), "to tell how a job stands and how its stage ended"),
+    Rule("", "pods/log", ("get",), "to show the log of rank 0"),
+    Rule("", "events", ("list",), "to tell why pods cannot be made or started", optional=True),
+    Rule("kueue.x-k8s.io", "workloads", ("list",), "to tell why a job waits in a queue", optional=True),
+    Rule("", "configmaps", ("get",), "the defaults of the namespace", optional=True, only="podscale-defaults"),
+)
+"""All in the namespace of the jobs. Whoever trains needs none of it."""

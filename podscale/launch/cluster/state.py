@@ -1,0 +1,226 @@
+"""From what the API server holds of a job to what a person wants to know: one phase, one reason.
+
+Pure: objects in, state out. Objects are those of the five kinds of job that Podscale renders.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from podscale.launch.cluster import pods as pod_states
+from podscale.launch.cluster.pods import Ending, Trouble
+from podscale.launch.cluster.resources import Object
+from podscale.text import count, one_line
+
+Phase = Literal["queued", "pending", "starting", "running", "restarting", "succeeded", "failed", "stopped", "gone"]
+ENDED: tuple[Phase, ...] = ("succeeded", "failed", "gone")
+
+DONE_CONDITIONS = ("Succeeded", "Complete", "Completed")
+"""PyTorchJob and JAXJob; Job and TrainJob; JobSet."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+TELLING_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+"""What keeps a pod from starting without its status saying so."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How a job stands. running of wanted pods; restarts: of the container that was restarted most, and of the whole;
+    ending: how the stage ended, or ended before its last restart."""
+
+    phase: Phase
+    reason: str = ""
+    running: int = 0
+    wanted: int = 0
+    restarts: int = 0
+    ending: Ending | None = None
+    hopeless: bool = False
+    """Waiting is in vain until somebody changes something."""
+    ran: bool = False
+    """Whether a container of the stage has run, as far as job and pods still tell."""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ENDED
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.phase]
+        if self.phase in ("pending", "starting", "running", "restarting") and self.wanted:
+            parts.append(f"{self.running} of {count(self.wanted, 'pod')}")
+        if self.restarts:
+            parts.append(count(self.restarts, "restart"))
+        return ", ".join(parts) + (f": {self.reason}" if self.reason else "")
+
+
+def read(
+    job: Object | None,
+    pods: Sequence[Object] = (),
+    events: Sequence[Object] = (),
+    workload: Object | None = None,
+) -> JobState:
+    """The state of a job. events: of the job, of what it owns, and of its pods; workload: Kueue's, where it has one."""
+    if job is None:
+        return JobState("gone", "there is no such job")
+    own = own_pods(job, pods)
+    wanted, restarts = replicas(job), _restarts(job, own)
+    running = sum(map(pod_states.is_running, own))
+    culprit = pod_states.culprit(own)
+    ran = _has_run(job) or any(map(pod_states.has_run, own))
+
+    def state(phase: Phase, reason: str = "", *, ending: Ending | None = culprit, hopeless: bool = False) -> JobState:
+        return JobState(phase, reason, running, wanted, restarts, ending, hopeless, ran)
+
+    finished = _finished(job)
+    if finished is not None and finished["type"] in DONE_CONDITIONS:
+        return state("succeeded", ending=Ending(0, "", ""))
+    if finished is not None:
+        return state("failed", _why_failed(finished, culprit))
+    if "deletionTimestamp" in job["metadata"]:
+        return state("stopped", "its pods have time to save, then it is gone")
+    if _suspended(job):
+        return state(*_why_suspended(job, workload))
+    phase, why = _alive(job, own, events, running)
+    return state(phase, why.reason if why else "", hopeless=why is not None and why.hopeless)
+
+
+def own_pods(job: Object, pods: Sequence[Object]) -> list[Object]:
+    """The pods of this very job: those of an earlier one of the same name, which may still be ending, are older."""
+    since = pod_states.created(job)
+    return [pod for pod in pods if pod_states.created(pod) >= since]
+
+
+def replicas(job: Object) -> int:
+    """The pods that a job asks for."""
+    spec = job.get("spec") or {}
+    match job["kind"]:
+        case "PyTorchJob" | "JAXJob":
+            kinds = spec.get("pytorchReplicaSpecs") or spec.get("jaxReplicaSpecs") or {}
+            return sum(int(kind.get("replicas", 1)) for kind in kinds.values())
+        case "TrainJob":
+            return int((spec.get("trainer") or {}).get("numNodes", 1))
+        case "JobSet":
+            return sum(
+                int(part.get("replicas", 1)) * int(part["template"]["spec"].get("parallelism", 1))
+                for part in spec.get("replicatedJobs") or ()
+            )
+        case _:
+            return int(spec.get("parallelism", 1))
+
+
+def _conditions(thing: Object) -> dict[str, Object]:
+    """The conditions that hold, by type."""
+    listed = (thing.get("status") or {}).get("conditions") or ()
+    return {str(found["type"]): found for found in listed if found.get("status") == "True"}
+
+
+def _finished(job: Object) -> Object | None:
+    holding = _conditions(job)
+    return next((holding[name] for name in (*DONE_CONDITIONS, "Failed") if name in holding), None)
+
+
+def _why_failed(condition: Object, culprit: Ending | None) -> str:
+    """The operator's reason where it says more than that a pod failed, then the culprit's own words."""
+    reason, message = str(condition.get("reason") or ""), one_line(str(condition.get("message") or ""))
+    told = culprit.headline if culprit is not None else ""
+    if "Deadline" in reason or "active longer than" in message:
+        return f"it took longer than launch.time_limit_hours allows ({message})" + (f"; {told}" if told else "")
+    return told or message or reason
+
+
+def _suspended(job: Object) -> bool:
+    spec = job.get("spec") or {}
+    return bool((spec.get("runPolicy") or spec).get("suspend"))
+
+
+def _why_suspended(job: Object, workload: Object | None) -> tuple[Phase, str]:
+    queue = (job["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+    if workload is not None:
+        return "queued", _why_queued(workload, queue or str((workload.get("spec") or {}).get("queueName", "")))
+    if queue:
+        return "queued", f"Kueue has not looked at it yet (queue {queue}); does Kueue manage {job['kind']} here?"
+    return "stopped", "somebody suspended it (spec.suspend); set that to false to let it go on"
+
+
+def _why_queued(workload: Object, queue: str) -> str:
+    listed = {str(found["type"]): found for found in (workload.get("status") or {}).get("conditions") or ()}
+    for name, status, words in (
+        ("Evicted", "True", "taken out again by Kueue"),
+        ("QuotaReserved", "False", "waits for quota"),
+        ("Admitted", "False", "waits for admission"),
+    ):
+        found = listed.get(name)
+        if found is not None and found.get("status") == status:
+            return f"{words} (queue {queue}): {one_line(str(found.get('message') or found.get('reason')))}"
+    return f"waits in queue {queue}"
+
+
+def _restarts(job: Object, own: Sequence[Object]) -> int:
+    whole = int((job.get("status") or {}).get("restarts") or 0)  # of a JobSet
+    return whole + max(map(pod_states.restarts, own), default=0)
+
+
+def _has_run(job: Object) -> bool:
+    """What operators keep of pods that are gone: a condition that holds no more stays listed as false."""
+    status = job.get("status") or {}
+    listed = {str(found["type"]) for found in status.get("conditions") or ()}
+    return bool(listed & {"Running", "Restarting"} or any(map(status.get, ("failed", "succeeded", "restarts"))))
+
+
+def _alive(job: Object, own: Sequence[Object], events: Sequence[Object], running: int) -> tuple[Phase, Trouble | None]:
+    """Phase and trouble of a job that has neither ended nor been suspended."""
+    done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in own)
+    if own and running + done >= replicas(job):
+        return "running", None
+    why = _first_trouble(job, own, events)
+    holding = _conditions(job)
+    failed = pod_states.culprit(own) is not None  # a container that has just ended, and is not counted as restarted yet
+    if failed or _restarts(job, own) or "Restarting" in holding or "RestartingJobSet" in holding:
+        return "restarting", why or _last_words(own)
+    if not own or any(not (pod.get("spec") or {}).get("nodeName") for pod in own):
+        return "pending", why
+    return "starting", why
+
+
+def _first_trouble(job: Object, own: Sequence[Object], events: Sequence[Object]) -> Trouble | None:
+    """What keeps the job from running: the worst of its pods, else pods that could not be made, else other events."""
+    found = [(pod, why) for pod in own if (why := pod_states.trouble(pod)) is not None]
+    if found:
+        pod, why = max(found, key=lambda pair: pair[1].hopeless)
+        others = f" (and {count(len(found) - 1, 'other pod')})" if len(found) > 1 else ""
+        return Trouble(f"{pod_states.name_of(pod)}: {why.reason}{others}", why.hopeless)
+    if len(own) < replicas(job):
+        refused = next(_told(events, lambda reason: reason.startswith("FailedCreate")), None)
+        if refused is not None:
+            return _refused_pods(refused)
+    return next((Trouble(text) for text in _told(events, lambda reason: reason in TELLING_EVENTS)), None)
+
+
+def _refused_pods(message: str) -> Trouble:
+    if "violates PodSecurity" in message:
+        injected = "init-pytorch" in message
+        advice = (
+            "the operator's own init container has no security context: give the operator a template with one "
+            "(`podscale doctor --cluster`), or let the job have workers alone"
+            if injected
+            else "set launch.cluster.security=restricted, or use a namespace that allows what the pods need"
+        )
+        return Trouble(f"the namespace's Pod Security refuses its pods: {message}; {advice}", hopeless=True)
+    if "exceeded quota" in message:
+        return Trouble(f"its pods do not fit the namespace's quota: {message}; ask for less or wait for other jobs")
+    return Trouble(f"its pods cannot be made: {message}", hopeless="is forbidden" in message)
+
+
+def _told(events: Sequence[Object], telling: Callable[[str], bool]) -> Iterator[str]:
+    """The messages of warnings with a telling reason, the newest first."""
+    warnings = [event for event in events if event.get("type") == "Warning" and telling(str(event.get("reason")))]
+    for event in sorted(warnings, key=_when, reverse=True):
+        yield one_line(str(event.get("message") or event["reason"]))
+
+
+def _when(event: Object) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _last_words(own: Sequence[Object]) -> Trouble | None:
+    culprit = pod_states.culprit(own)
+    return Trouble(f"{culprit.pod}: {culprit.headline}") if culprit is not None and culprit.error else None

@@ -1,0 +1,48 @@
+"""A pod that comes back does not join the meeting that it was lost from.
+
+A container that died is started again within seconds. The first node may not have noticed the loss by then: its
+torchrun still answers, and whoever joins it is alone in a world that is about to end, until time limits are over. So a
+pod that had begun before waits until the meeting place has stopped answering, or has had the time to.
+"""
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from podscale.launch.podtask import PodTask
+
+SECONDS = 20.0
+"""How long the other ranks take at most to notice a loss and end (see supervisor.AFTERMATH_SECONDS)."""
+POLL_SECONDS = 0.5
+
+
+def begin(task: PodTask, stopped: Callable[[], bool], environment: Mapping[str, str] = os.environ) -> None:
+    """Returns when this pod may join the others: at once, unless its container has been started again.
+
+    The mark of a first start is in the temporary directory, which in a pod lives as long as the pod, not the container;
+    outside of pods there is no such thing, and nothing is done.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in environment or not task.rendezvous.node_rank:
+        return
+    mark = Path(tempfile.gettempdir()) / f".podscale-{task.run}-{task.stage}-began"
+    if mark.exists():
+        wait_for_silence(task.rendezvous.address, task.rendezvous.port, stopped)
+    mark.touch()
+
+
+def wait_for_silence(address: str, port: int, stopped: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Returns when nobody answers at that address, after so many seconds, or on a request to stop."""
+    deadline = time.monotonic() + seconds
+    while _answers(address, port) and time.monotonic() < deadline and not stopped():
+        time.sleep(POLL_SECONDS)
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=POLL_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""What all kinds of job have in common: their metadata, and the network policy of their pods."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podscale.errors import InputError
+from podscale.launch.backends import BACKENDS
+from podscale.launch.jobspec import METRICS_PORT, JobSpec
+from podscale.launch.render import placement
+
+MONITORING_NAMESPACES = ("monitoring", "gmp-system", "gke-gmp-system")
+"""Where a Prometheus may scrape from: its operator's usual place, Google's managed one, and that of GKE Autopilot.
+
+The chart's networkPolicy.monitoringNamespaces, which has the same default, admits others; policies add up.
+"""
+Manifest = dict[str, Any]
+"""An object of Kubernetes: JSON values, keys in the order in which people read them."""
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """The job, and what it needs beside it.
+
+    companions: objects that belong to the job and end with it (network policy, runtime); create them before the job
+    and make it their owner once it is there.
+    """
+
+    job: Manifest
+    companions: tuple[Manifest, ...] = ()
+
+    @property
+    def all(self) -> tuple[Manifest, ...]:
+        """Every object, in the order in which to create them."""
+        return (*self.companions, self.job)
+
+
+def job(spec: JobSpec, backend: str, body: Mapping[str, Any], annotations: Mapping[str, str] | None = None) -> Manifest:
+    """The object of a job with the `spec` field given as `body`."""
+    kind = BACKENDS[backend]
+    labels = {**spec.labels, **placement.queue_labels(spec)}
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": metadata(spec, labels, {**spec.annotations, **(annotations or {})}),
+        "spec": dict(body),
+    }
+
+
+def metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
+    """Name and labels of an object that belongs to a job."""
+    named: Manifest = {"name": spec.name}
+    if spec.cluster.namespace is not None:
+        named["namespace"] = spec.cluster.namespace
+    named["labels"] = dict(labels)
+    return {**named, "annotations": dict(annotations)} if annotations else named
+
+
+def network_policy(spec: JobSpec) -> Manifest:
+    """Only the pods of the job reach each other, and only a Prometheus their metrics.
+
+    It is known by its namespace: labels of pods are given by whoever creates them.
+    """
+
+    def pods() -> Manifest:
+        return {"podSelector": {"matchLabels": spec.selector}}
+
+    named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*MONITORING_NAMESPACES]}
+    prometheus = [{"namespaceSelector": {"matchExpressions": [named]}}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(spec, spec.labels),
+        "spec": {
+            **pods(),
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [pods()]},
+                {"from": prometheus, "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def keep_seconds(spec: JobSpec) -> dict[str, int]:
+    """How long the job stays after its end, as a field."""
+    keep = spec.cluster.keep_hours
+    return {} if keep is None else {"ttlSecondsAfterFinished": round(keep * 3600)}
+
+
+def refuse_elastic(spec: JobSpec, backend: str) -> None:
+    """Raises InputError where the job should go on with fewer pods, which only a PyTorchJob can."""
+    if spec.min_nodes is not None:
+        raise InputError(
+            f"launch.cluster.min_nodes: a {BACKENDS[backend].kind} cannot lose pods and go on; leave it out (a loss "
+            "then restarts all from the newest checkpoint), or set launch.backend=pytorchjob"
+        )

@@ -1,0 +1,104 @@
+"""JobSet: one job for each TPU slice, or one for all pods where there are no slices.
+
+After any loss all pods start again, from the newest checkpoint. An end by bad input fails the set; pods that were taken
+away, or saved and ended on request, do not count against its restarts. A job over the time limit fails the set too; but
+every restart of the set makes its jobs anew, and with them the time begins anew.
+"""
+
+from typing import Any
+
+from podscale.launch.backends import BACKENDS
+from podscale.launch.jobspec import JobSpec
+from podscale.launch.podtask import SLICE, SLICE_NODES
+from podscale.launch.render import common, job, pod
+
+CONTAINER = BACKENDS["jobset"].container
+REPLICATED = "node"
+PORT = 29500
+"""torchrun's own choice."""
+EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+"""A slice is a node pool of GKE, and each pool is one job's alone."""
+
+
+def render(spec: JobSpec) -> common.Manifests:
+    """Raises InputError for elastic jobs."""
+    common.refuse_elastic(spec, "jobset")
+    annotations = EXCLUSIVE if spec.hardware.hosts > 1 else {}
+    environment = [*_meeting(spec), *_slices(spec)]
+    template = pod.pod_template(spec, CONTAINER, environment=environment, ports={"rendezvous": PORT}, restart="Never")
+    body = set_spec(spec, CONTAINER, template, spec.nodes // spec.slices, spec.slices)
+    body = {**common.keep_seconds(spec), **body}
+    return common.Manifests(common.job(spec, "jobset", body, annotations), (common.network_policy(spec),))
+
+
+def set_spec(
+    spec: JobSpec,
+    container: str,
+    template: dict[str, Any],
+    pods: int | None,
+    replicas: int = 1,
+    labels: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """The spec of a set of `replicas` jobs. pods: of each; None where another controller says it.
+
+    labels: of the jobs, where that controller looks for them.
+    """
+    rules = [job.bad_input(container), job.disrupted("FailJob"), job.preempted(container, "FailJob")]
+    child = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": spec.time_limit_seconds,
+        **(job.indexed(pods) if pods is not None else {}),
+        "podFailurePolicy": {"rules": rules},
+        "template": template,
+    }
+    metadata = {"metadata": {"labels": labels}} if labels else {}
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": failure_policy(spec),
+        "replicatedJobs": [{"name": REPLICATED, "replicas": replicas, "template": {**metadata, "spec": child}}],
+    }
+
+
+def failure_policy(spec: JobSpec) -> dict[str, Any]:
+    """The set's answer to how a job failed; what no rule matches restarts the set.
+
+    Which rule of the podFailurePolicy matched is told by the message alone.
+    """
+    return {
+        "maxRestarts": spec.cluster.restarts,
+        "rules": [
+            {"name": "tooLong", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
+            {
+                "name": "badInput",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+                "onJobFailureMessagePatterns": [".*matching FailJob rule at index 0.*"],
+            },
+            {
+                "name": "takenAway",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            },
+        ],
+    }
+
+
+def _meeting(spec: JobSpec) -> list[dict[str, Any]]:
+    """What torchrun reads; the first pod of the first job is where all meet."""
+    return [
+        pod.value("PET_NNODES", spec.nodes),
+        pod.value("PET_NPROC_PER_NODE", spec.processes),
+        pod.field("PET_NODE_RANK", job.INDEX),
+        pod.value("PET_MASTER_ADDR", f"{spec.name}-{REPLICATED}-0-0.{spec.name}"),
+        pod.value("PET_MASTER_PORT", PORT),
+    ]
+
+
+def _slices(spec: JobSpec) -> list[dict[str, Any]]:
+    """With several slices a pod's number counts within its own: here is which slice that is, and how large they are."""
+    if spec.slices == 1:
+        return []
+    return [
+        pod.field(SLICE, "metadata.labels['jobset.sigs.k8s.io/job-index']"),
+        pod.value(SLICE_NODES, spec.nodes // spec.slices),
+    ]

@@ -1,0 +1,140 @@
+"""The pod that every kind of job makes: image, command, document, volumes, security, and where it may run.
+
+It fits the `restricted` Pod Security Standard unless the hardware needs more: no root, no capabilities, a read-only
+root file system with memory and disk only where they are needed, and no token of the cluster.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from podscale.config.document import RUN_DOCUMENT
+from podscale.launch import termination
+from podscale.launch.jobspec import METRICS_PORT, JobSpec
+from podscale.launch.render import direct, placement, volumes
+from podscale.launch.render.volumes import USER, quantity
+
+KILL_MARGIN_SECONDS = 30
+"""Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""
+LIBRARIES = "/usr/local/nvidia/lib64"
+"""Where GKE's device plugin mounts the driver's libraries (recalled)."""
+
+
+def pod_template(
+    spec: JobSpec,
+    container: str,
+    *,
+    environment: Iterable[Mapping[str, Any]] = (),
+    ports: dict[str, int] | None = None,
+    restart: str | None = None,
+) -> dict[str, Any]:
+    """The template of a pod whose main container is named `container`.
+
+    environment: further variables, as Kubernetes writes them. ports: further ports by name. restart: restartPolicy,
+    where the kind of job leaves it to the pod.
+    """
+    pod: dict[str, Any] = {"restartPolicy": restart} if restart else {}
+    pod |= {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_seconds) + KILL_MARGIN_SECONDS,
+        "securityContext": pod_security(spec),
+    }
+    pod |= placement.of(spec)
+    if daemons := direct.daemons(spec):
+        pod["initContainers"] = daemons
+    pod["containers"] = [_container(spec, container, environment, ports or {})]
+    pod["volumes"] = [*volumes.declared(spec), *direct.volumes(spec)]
+    annotations = {**volumes.annotations(spec), **placement.annotations(spec), **direct.annotations(spec)}
+    return {
+        "metadata": {"labels": spec.labels, "annotations": {**annotations, **spec.cluster.annotations}},
+        "spec": pod,
+    }
+
+
+def pod_security(spec: JobSpec) -> dict[str, Any]:
+    """Of the pod: who its processes are, and the system calls they may make."""
+    if spec.security == "privileged":
+        return {"runAsUser": 0, "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security(spec: JobSpec) -> dict[str, Any]:
+    """Of the container: nothing beyond its own files, except where devices of the host are needed."""
+    if spec.security == "privileged":
+        return {"privileged": spec.accelerated, "readOnlyRootFilesystem": True}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def resources(spec: JobSpec) -> dict[str, Any]:
+    """Requests and limits are the same, so that pods are the last that a node in need evicts."""
+    demand, amounts = spec.demand, {}
+    if demand.cpus:
+        amounts["cpu"] = f"{demand.cpus:g}"
+    if demand.memory:
+        amounts["memory"] = quantity(demand.memory)
+    amounts["ephemeral-storage"] = quantity(demand.ephemeral)
+    if demand.accelerators and demand.resource:
+        amounts[demand.resource] = str(demand.accelerators)
+    return {"requests": amounts, "limits": dict(amounts)}
+
+
+def value(name: str, text: object) -> dict[str, Any]:
+    """A variable with a value."""
+    return {"name": name, "value": str(text)}
+
+
+def field(name: str, path: str) -> dict[str, Any]:
+    """A variable with a field of the pod, such as a label."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _container(
+    spec: JobSpec, name: str, environment: Iterable[Mapping[str, Any]], ports: dict[str, int]
+) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": name, "image": spec.image}
+    if spec.cluster.image_pull_policy:
+        container["imagePullPolicy"] = spec.cluster.image_pull_policy
+    serving = {"metrics": METRICS_PORT} if spec.accelerated else {}
+    listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in (ports | serving).items()]
+    container |= {
+        "command": direct.command(spec),
+        "env": _environment(spec, environment),
+        "resources": resources(spec),
+    }
+    if listed:
+        container["ports"] = listed
+    container |= {
+        "securityContext": container_security(spec),
+        "volumeMounts": [*volumes.mounted(spec), *direct.mounts(spec)],
+        "terminationMessagePath": termination.PATH,
+        "terminationMessagePolicy": "File",
+    }
+    return container
+
+
+def _environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
+    found = [
+        value(RUN_DOCUMENT, spec.document),
+        value(termination.VARIABLE, termination.PATH),
+        value("HOME", volumes.TEMPORARY),
+        *further,
+    ]
+    if spec.hardware.kind == "gpu":
+        found.append(value("LD_LIBRARY_PATH", direct.library_path(spec, LIBRARIES)))
+        found += [value("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []
+    found += direct.environment(spec)
+    kept = [entry for entry in found if entry["name"] not in spec.cluster.env]
+    return [*kept, *(value(name, text) for name, text in spec.cluster.env.items())]

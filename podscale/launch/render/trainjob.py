@@ -1,0 +1,64 @@
+"""TrainJob of Kubeflow Trainer v2, with a runtime of its own.
+
+The runtime (a TrainingRuntime beside the job) says how the pods are made: security, volumes, grace time, and what a
+failure means, most of which a TrainJob's patches may not touch. The TrainJob says what runs, on how many nodes, and by
+its runtimePatches where the pods go. Trainer 2.3 has no elastic jobs and removes none after their end.
+"""
+
+from typing import Any
+
+from podscale.errors import InputError
+from podscale.launch.backends import BACKENDS
+from podscale.launch.jobspec import JobSpec
+from podscale.launch.render import common, jobset, pod
+
+CONTAINER = BACKENDS["trainjob"].container
+ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+PATCHED = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
+"""Fields of the pod that say where it goes; Trainer lets a TrainJob patch them."""
+MANAGER = "podscale.dev/render"
+
+
+def render(spec: JobSpec) -> common.Manifests:
+    """Raises InputError for elastic jobs and for several TPU slices."""
+    common.refuse_elastic(spec, "trainjob")
+    if spec.slices > 1:
+        raise InputError("launch.backend trainjob: Trainer knows no slices; set launch.backend=jobset")
+    template = pod.pod_template(spec, CONTAINER, restart="Never")
+    (container,) = template["spec"]["containers"]
+    trainer = {
+        "image": container["image"],
+        "command": container.pop("command"),
+        "env": container.pop("env"),
+        "numNodes": spec.nodes,
+        "numProcPerNode": spec.processes,
+        "resourcesPerNode": container.pop("resources"),
+    }
+    patch = {name: template["spec"].pop(name) for name in PATCHED if name in template["spec"]}
+    body = {
+        "runtimeRef": {"apiGroup": BACKENDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
+        "activeDeadlineSeconds": spec.time_limit_seconds,
+        "trainer": trainer,
+        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": _patch(patch)}],
+    }
+    companions = (common.network_policy(spec), _runtime(spec, template))
+    return common.Manifests(common.job(spec, "trainjob", body), companions)
+
+
+def _runtime(spec: JobSpec, template: dict[str, Any]) -> common.Manifest:
+    annotations = jobset.EXCLUSIVE if spec.hardware.hosts > 1 else {}
+    metadata = {"metadata": {"annotations": annotations}} if annotations else {}
+    return {
+        "apiVersion": BACKENDS["trainjob"].api_version,
+        "kind": "TrainingRuntime",
+        "metadata": common.metadata(spec, {**spec.labels, "trainer.kubeflow.org/framework": "torch"}),
+        "spec": {
+            "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
+            "template": {**metadata, "spec": jobset.set_spec(spec, CONTAINER, template, None, labels=ANCESTOR)},
+        },
+    }
+
+
+def _patch(fields: dict[str, Any]) -> dict[str, Any]:
+    patched = {"name": jobset.REPLICATED, "template": {"spec": {"template": {"spec": fields}}}}
+    return {"template": {"spec": {"replicatedJobs": [patched]}}}

@@ -1,0 +1,65 @@
+"""How a stage in a pod tells its end to the launcher: a termination message, which the pod's status then carries.
+
+The launcher thus reads exit code and error without the volume that the run directory is on.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from podscale.errors import ExitCode
+from podscale.rundir.outcome import exit_of
+
+VARIABLE = "PODSCALE_TERMINATION_LOG"
+"""Environment: the file to write; pods name their container's terminationMessagePath."""
+PATH = "/dev/termination-log"
+LIMIT = 4096
+"""Kubernetes keeps so many bytes of a container's message."""
+
+
+@contextmanager
+def told(stage: str) -> Iterator[None]:
+    """Runs a stage and leaves how it ended in the file that the environment names, if it names one."""
+    try:
+        yield
+    except BaseException as error:
+        _write(stage, *exit_of(error))
+        raise
+    _write(stage, int(ExitCode.DONE), "")
+
+
+def message(stage: str, exit_code: int, error: str) -> bytes:
+    """The JSON of one ending, at most LIMIT bytes of UTF-8: a longer error loses its end."""
+    whole = _encoded(stage, exit_code, error)
+    if len(whole) <= LIMIT:
+        return whole
+    low, high = 0, len(error)  # characters that fit: escapes make the bytes of one anything from 1 to 6
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = len(_encoded(stage, exit_code, f"{error[:middle]}...")) <= LIMIT
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return _encoded(stage, exit_code, f"{error[:low]}...")
+
+
+def read(text: str) -> dict[str, Any] | None:
+    """The ending in a pod's termination message: stage, exit_code, error; None where it is no message of ours."""
+    try:
+        found = json.loads(text)
+        return {"stage": str(found["stage"]), "exit_code": int(found["exit_code"]), "error": str(found["error"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _encoded(stage: str, exit_code: int, error: str) -> bytes:
+    content = {"stage": stage, "exit_code": exit_code, "error": error}
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _write(stage: str, exit_code: int, error: str) -> None:
+    path = os.environ.get(VARIABLE)
+    if path:
+        with suppress(OSError):  # the exit code still says what it can
+            Path(path).write_bytes(message(stage, exit_code, error))

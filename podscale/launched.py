@@ -1,0 +1,129 @@
+"""Training that a job of the cluster carries out: what a launcher pod does, and what the exit handler does about it.
+
+The job's own pods write the run directory. The launcher, which has the same volume mounted, waits for them, and writes
+there only what they could not: why a job never came to training.
+"""
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from podscale import resume
+from podscale.config import RunConfig
+from podscale.errors import ExitCode, InputError, PodscaleError, error_of
+from podscale.launch.cluster import patience
+from podscale.launch.cluster.api import connect
+from podscale.launch.cluster.carry import Carried, carry_out
+from podscale.launch.cluster.pods import name_of
+from podscale.launch.cluster.removal import wait_until_gone
+from podscale.launch.cluster.stop import stop_jobs, told
+from podscale.launch.jobspec import identity
+from podscale.rundir import Outcome, RunDirectory, dataset_directory, read_outcomes, refuse_taken, write_outcome
+
+ENDING_SECONDS = 60.0
+"""Beyond their grace time, pods that were told to end have ended."""
+
+
+def train(config: RunConfig, shard_set: str) -> Outcome:
+    """Submits the training job, or adopts it where it is at work, waits for its end and returns what it recorded.
+
+    Its first pod's log goes to standard output. Raises what the ranks raised, or why there is no job. A request to
+    stop ends the waiting, not the job: the next attempt adopts it.
+    """
+    resume.refuse_other_document(config)
+    found = resume.finished(config, "train", shard_set)
+    if found is not None:
+        return replace(found, reused=True)
+    begun = datetime.now(UTC)
+    try:
+        ended = _carried_out(config, shard_set)
+    except PodscaleError as error:
+        _record(config, Outcome("train", int(error.exit_code), str(error), *_times(begun)), patience=0.0)
+        raise
+    if ended.exit_code == ExitCode.DONE:
+        return _product(config, shard_set)
+    why = ended.error or f"the training job ended with exit code {ended.exit_code}"
+    outcome = Outcome("train", ended.exit_code, why, *_times(begun))
+    _record(config, outcome, patience=config.launch.grace_seconds + ENDING_SECONDS)
+    raise error_of(ended.exit_code, why)
+
+
+def _carried_out(config: RunConfig, shard_set: str) -> Carried:
+    """How the job ended; one that succeeded before, and whose products are gone since, is replaced first."""
+    ended = carry_out(config, "train", shard_set, out=sys.stdout, pipeline=True)
+    if not ended.reused or resume.finished(config, "train", shard_set) is not None:
+        return ended
+    print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
+    api = connect(config.launch.cluster, patience=patience.LONG)
+    mark = identity(config, "train", shard_set)
+    for resource, job in stop_jobs(api, config.run.id, "train", identity=mark, ended=True).stopped:
+        wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
+    return carry_out(config, "train", shard_set, out=sys.stdout, pipeline=True)
+
+
+def stop(config: RunConfig) -> str:
+    """Stops the training job of this document where it is still at work; returns one sentence of what became of it.
+
+    Jobs that have ended are left, for their logs, and so is one of another document under the same run id. Raises
+    PodscaleError where it cannot be stopped, with how to do it by hand.
+    """
+    try:
+        api = connect(config.launch.cluster, patience=patience.LONG)
+        shard_set = dataset_directory(config.run.workspace, config.data)  # as the run's own shard stage names it
+        found = stop_jobs(api, config.run.id, "train", identity=identity(config, "train", shard_set))
+    except PodscaleError as error:
+        raise PodscaleError(
+            f"the training job may still be at work, because it could not be stopped: {error}\n"
+            f"Stop it with `podscale stop {config.run.id}`."
+        ) from error
+    if found.stopped:
+        return f"{' and '.join(map(told, found.stopped))} was stopped: its pods save and end."
+    if found.others:
+        return f"{' and '.join(map(told, found.others))} runs on: it is another document's under the same run id."
+    return "No training job was at work."
+
+
+def _product(config: RunConfig, shard_set: str) -> Outcome:
+    """The outcome of a job that is done; raises InputError where this pod does not see what it left."""
+    found = resume.finished(config, "train", shard_set)
+    if found is None:
+        raise InputError(
+            f"the training job is done, but {RunDirectory.of(config).model} holds no model of it here: every pod of a "
+            "run must mount the same volume at run.workspace; name its claim in launch.cluster.workspace_claim"
+        )
+    return found
+
+
+def _record(config: RunConfig, outcome: Outcome, *, patience: float) -> None:
+    """Leaves how the training ended where the exit handler and the report find it, unless the job did that itself.
+
+    The pods of a job that has failed may be at work for a moment still: one that was started again, and is now
+    stopped, has dropped the record of the failure. patience: seconds that they get to let go of the run directory;
+    where somebody else holds it longer, nothing is written.
+    """
+    run = RunDirectory.of(config)
+    with suppress(OSError, InputError):
+        _wait_until_free(run.create().lease, patience)
+        told = read_outcomes(run.outcome).get("train")
+        if told is None or told.exit_code != outcome.exit_code:
+            write_outcome(run.outcome, outcome)
+
+
+def _wait_until_free(lease: Path, seconds: float) -> None:
+    """Returns when no living launch holds the run directory; raises InputError where one does for so long."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return refuse_taken(lease)
+        except InputError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(1.0)
+
+
+def _times(begun: datetime) -> tuple[float, str]:
+    now = datetime.now(UTC)
+    return (now - begun).total_seconds(), now.isoformat()

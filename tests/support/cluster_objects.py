@@ -1,0 +1,118 @@
+"""Objects of the cluster as the real operators and kubelets leave them, for the tests of the launcher."""
+
+import copy
+import json
+from typing import Any
+
+from tests.support.fake_cluster import now
+
+Object = dict[str, Any]
+
+LABELS = {"app.kubernetes.io/name": "podscale", "podscale.dev/run": "r1", "podscale.dev/stage": "train"}
+
+
+def job(kind: str = "PyTorchJob", name: str = "r1", identity: str = "same", **changes: Any) -> Object:
+    """A job of two pods without a status; changes: `status`, `labels`, `suspend`."""
+    template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+    specs: dict[str, tuple[str, Object]] = {
+        "PyTorchJob": (
+            "kubeflow.org/v1",
+            {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}, "runPolicy": {}},
+        ),
+        "JAXJob": (
+            "kubeflow.org/v1",
+            {"jaxReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}, "runPolicy": {}},
+        ),
+        "TrainJob": ("trainer.kubeflow.org/v1alpha1", {"runtimeRef": {"name": "r1"}, "trainer": {"numNodes": 2}}),
+        "JobSet": (
+            "jobset.x-k8s.io/v1alpha2",
+            {"replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": {"parallelism": 2}}}]},
+        ),
+        "Job": ("batch/v1", {"parallelism": 2, "completions": 2, "template": template}),
+    }
+    version, spec = copy.deepcopy(specs[kind])
+    if changes.get("suspend"):
+        spec.get("runPolicy", spec)["suspend"] = True
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "labels": {**LABELS, **changes.get("labels", {})},
+            "annotations": {"podscale.dev/identity": identity},
+        },
+        "spec": spec,
+        **({"status": changes["status"]} if "status" in changes else {}),
+    }
+
+
+def stored(thing: Object, uid: str = "u1", created: str | None = None) -> Object:
+    """As the API server would return it."""
+    return {**thing, "metadata": {"uid": uid, "creationTimestamp": created or now(), **thing["metadata"]}}
+
+
+def condition(kind: str, status: str = "True", reason: str = "", message: str = "") -> Object:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def pod(
+    index: int = 0,
+    *,
+    state: Object | None = None,
+    last: Object | None = None,
+    restarts: int = 0,
+    phase: str = "Running",
+    name: str = "",
+    uid: str = "",
+    node: str = "node-1",
+    status: Object | None = None,
+    container: str = "pytorch",
+) -> Object:
+    """A worker pod of the training operator; state: of its container, running unless said otherwise."""
+    statuses = [
+        {
+            "name": container,
+            "image": "registry.example/podscale:1",
+            "restartCount": restarts,
+            "state": state if state is not None else {"running": {"startedAt": now()}},
+            "lastState": last or {},
+        }
+    ]
+    metadata = {
+        "name": name or f"r1-worker-{index}",
+        "uid": uid or f"pod-{index}",
+        "creationTimestamp": now(),
+        "labels": {**LABELS, "training.kubeflow.org/replica-index": str(index)},
+    }
+    found: Object = {"phase": phase, **({"containerStatuses": statuses} if node else {}), **(status or {})}
+    return {"metadata": metadata, "spec": {"nodeName": node} if node else {}, "status": found}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def terminated(code: int, error: str | None = None, reason: str = "Error") -> Object:
+    """A container that ended; error: as our stages tell it in their termination message."""
+    told = json.dumps({"stage": "train", "exit_code": code, "error": error}) if error is not None else ""
+    return {"terminated": {"exitCode": code, "reason": reason, "message": told, "finishedAt": now()}}
+
+
+def unschedulable(index: int, message: str) -> Object:
+    return pod(
+        index,
+        phase="Pending",
+        node="",
+        status={"conditions": [condition("PodScheduled", "False", "Unschedulable", message)]},
+    )
+
+
+def event(about: str, reason: str, message: str) -> Object:
+    return {
+        "metadata": {"name": f"{about}.{reason.lower()}"},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "involvedObject": {"name": about},
+        "lastTimestamp": now(),
+    }

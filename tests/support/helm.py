@@ -1,0 +1,104 @@
+"""The chart rendered by the real Helm, for tests."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "podscale"
+PROFILES = sorted((CHART / "ci").glob("*.yaml"))
+KUBERNETES = "1.33.0"  # Helm built from its module alone takes itself for 1.20
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+OPERATOR = "monitoring.coreos.com/v1"
+GOOGLE = "monitoring.googleapis.com/v1"
+EVERY_API = (KUEUE, OPERATOR, GOOGLE)
+
+EVERYTHING: dict[str, Any] = {
+    "rbac": {"pipelineRunner": {"serviceAccount": "pipeline-runner"}, "pipelinePods": True},
+    "networkPolicy": {"ranks": "namespace"},
+    "kueue": {"enabled": True, "flavors": [{"name": "cpu", "quotas": {"cpu": 8, "memory": "32Gi"}}]},
+    "priorityClasses": [{"name": "urgent", "value": 1000, "description": "First.", "preempt": False}],
+    "resourceQuota": {"requests.nvidia.com/gpu": 16},
+    "limitRange": [{"type": "Container", "defaultRequest": {"cpu": "100m", "memory": "128Mi"}}],
+    "pipeline": {"upload": True, "token": True, "userNamespace": "me"},
+    "directRun": {"enabled": True, "document": {"run": {"id": "digits"}, "data": {"shard_bytes": 1000000}}},
+    "images": {"pullSecrets": ["registry"], "registry": "registry.example/podscale"},
+}
+"""Values that make the chart create all it can (beside the bucket, which excludes the claim)."""
+
+
+def cached_programs() -> Path:
+    """Where `make cluster-up` keeps the programs that it builds."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale-cluster" / "bin"
+
+
+def program() -> str:
+    """Helm from the PATH or from the cluster's cache; skips the test where there is none."""
+    found = shutil.which("helm") or shutil.which("helm", path=str(cached_programs()))
+    if found is None:
+        pytest.skip("helm is neither on the PATH nor in the cluster's cache; `make cluster-up` builds it")
+    return found
+
+
+def run(*arguments: str | Path, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """One helm command with these values, after any `-f` among the arguments."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(dict(values or {}), file)
+        file.flush()
+        command = [program(), *map(str, arguments), "-f", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def template(
+    profile: Path | None = None,
+    values: Mapping[str, Any] | None = None,
+    *,
+    apis: Sequence[str] = EVERY_API,
+    release: str = "podscale",
+    namespace: str = "podscale",
+) -> list[dict[str, Any]]:
+    """The objects that an install would create, hooks and tests included."""
+    done = run(
+        *("template", release, CHART, "--namespace", namespace, "--kube-version", KUBERNETES),
+        *(f"--api-versions={api}" for api in apis),
+        *(("-f", profile) if profile is not None else ()),
+        values=values,
+    )
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def refused(values: Mapping[str, Any], *, apis: Sequence[str] = ()) -> str:
+    """The message with which Helm refuses these values."""
+    done = run(
+        *("template", "podscale", CHART, "--kube-version", KUBERNETES, *(f"--api-versions={api}" for api in apis)),
+        values=values,
+    )
+    assert done.returncode != 0, f"accepted: {values}"
+    return done.stderr
+
+
+def kinds(objects: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [dict(item) for item in objects if item["kind"] == kind]
+
+
+def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The specs of all pods that the objects start."""
+    return [item["spec"] for item in kinds(objects, "Pod")] + [
+        item["spec"]["template"]["spec"] for item in kinds(objects, "Job")
+    ]
+
+
+def defaults(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The partial run document of podscale-defaults."""
+    (found,) = [item for item in kinds(objects, "ConfigMap") if item["metadata"]["name"] == "podscale-defaults"]
+    document: dict[str, Any] = yaml.safe_load(found["data"]["defaults.yaml"])
+    return document

@@ -1,0 +1,255 @@
+"""A KFP backend in this process: the part of its v2beta1 HTTP API that uploads, runs and schedules.
+
+KFP's server was not at hand, so this stands in for it. Paths, fields and refusals follow the server's source at 2.17
+(backend/src/apiserver: server, template/v2_template.go) and kfp's own generated client, which is what talks to it in
+the tests. It keeps what it is given and parses packages as strictly as the server does.
+"""
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.parser import BytesParser
+from email.policy import HTTP
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+from google.protobuf import json_format
+from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_config
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+BASE = "/apis/v2beta1"
+Answer = tuple[int, dict[str, Any]]
+
+
+@dataclass
+class Store:
+    """What the backend holds, by id, and how it behaves."""
+
+    pipelines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recurringruns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    packages: list[list[dict[str, Any]]] = field(default_factory=list)
+    """YAML documents of the packages that were accepted."""
+    multi_user: bool = False
+    token: str = ""
+    """Where set, every request must carry it."""
+    refuse: int = 0
+    """Where set, the status of every answer but health."""
+    failures: int = 0
+    """So many of the next answers are 503."""
+    script: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """State of a run and of its tasks at each look; the last stays."""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Refusal(Exception):
+    """An answer that is no success, as grpc-gateway words it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class KfpApi:
+    """A backend at `url` until closed."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        store = self.store
+
+        class Handler(_Handler):
+            held = store
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def kfp_api() -> Iterator[KfpApi]:
+    api = KfpApi()
+    try:
+        yield api
+    finally:
+        api.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    held: Store
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        self._answer("POST")
+
+    def do_DELETE(self) -> None:
+        self._answer("DELETE")
+
+    def log_message(self, *_: Any) -> None:
+        """Not on the test's output."""
+
+    def _answer(self, method: str) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        self.held.requests.append((method, url.path))
+        try:
+            self._admit(url.path)
+            status, content = _route(self.held, method, url.path.removeprefix(BASE), query, body, self.headers)
+        except Refusal as refusal:
+            status, content = refusal.status, {"error": str(refusal), "code": 3, "message": str(refusal)}
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _admit(self, path: str) -> None:
+        if not path.startswith(BASE):
+            raise Refusal(404, "Not Found")
+        if self.held.token and self.headers.get("Authorization") != f"Bearer {self.held.token}":
+            raise Refusal(401, "Request header error: there is no user identity header.")
+        if self.held.failures:
+            self.held.failures -= 1
+            raise Refusal(503, "upstream connect error or disconnect/reset before headers")
+        if self.held.refuse and not path.endswith("/healthz"):
+            raise Refusal(self.held.refuse, "Unauthorized access: User 'ada' is not authorized with reason: ")
+
+
+def _route(store: Store, method: str, path: str, query: dict[str, str], body: bytes, headers: Any) -> Answer:
+    parts = path.strip("/").split("/")
+    match method, parts:
+        case "GET", ["healthz"]:
+            return 200, {"multi_user": store.multi_user}
+        case "GET", ["pipelines"]:
+            return _listed(store.pipelines, "pipelines", query)
+        case "POST", ["pipelines"]:
+            return _create_pipeline(store, json.loads(body))
+        case "POST", ["pipelines", "upload_version"]:
+            return _upload(store, query, _uploaded_file(body, headers))
+        case "GET", ["pipelines", owner, "versions"]:
+            own = {key: version for key, version in store.versions.items() if version["pipeline_id"] == owner}
+            return _listed(own, "pipeline_versions", query)
+        case "GET", ["experiments"]:
+            return _listed(store.experiments, "experiments", query)
+        case "POST", ["experiments"]:
+            return _keep(store.experiments, "experiment_id", json.loads(body))
+        case "POST", ["runs"]:
+            run = json.loads(body)
+            _check_parameters(store, run)
+            return _keep(store.runs, "run_id", {**run, "state": "PENDING"})
+        case "GET", ["runs", run_id]:
+            return _look(store, run_id)
+        case "GET", ["recurringruns"]:
+            return _listed(store.recurringruns, "recurringRuns", query)
+        case "POST", ["recurringruns"]:
+            run = json.loads(body)
+            _check_parameters(store, run)
+            return _keep(store.recurringruns, "recurring_run_id", run)
+        case "DELETE", ["recurringruns", schedule]:
+            del store.recurringruns[schedule]
+            return 200, {}
+    raise Refusal(404, "Not Found")
+
+
+def _create_pipeline(store: Store, pipeline: dict[str, Any]) -> Answer:
+    same = [
+        p
+        for p in store.pipelines.values()
+        if (p["name"], p.get("namespace")) == (pipeline["name"], pipeline.get("namespace"))
+    ]
+    if same:
+        raise Refusal(409, f"Failed to create a new pipeline. The name {pipeline['name']} already exists")
+    return _keep(store.pipelines, "pipeline_id", pipeline)
+
+
+def _upload(store: Store, query: dict[str, str], package: bytes) -> Answer:
+    if query.get("pipelineid") not in store.pipelines:
+        raise Refusal(400, "Failed to create a pipeline version")
+    versions = [v for v in store.versions.values() if v["pipeline_id"] == query["pipelineid"]]
+    if query["name"] in [version["name"] for version in versions]:
+        raise Refusal(409, "Failed to create a pipeline version")
+    store.packages.append(check_package(package.decode()))
+    version = {"pipeline_id": query["pipelineid"], "name": query["name"], "display_name": query["name"]}
+    return _keep(store.versions, "pipeline_version_id", {**version, "package": len(store.packages) - 1})
+
+
+def check_package(text: str) -> list[dict[str, Any]]:
+    """The documents of a package; raises Refusal for what the server would not take."""
+    documents = list(yaml.safe_load_all(text))
+    try:
+        spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
+        for document in documents[1:]:
+            json_format.ParseDict(document, pipeline_spec_pb2.PlatformSpec())
+            for executor in document["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values():
+                json_format.ParseDict(executor, executor_config.KubernetesExecutorConfig())
+    except json_format.ParseError as error:
+        raise Refusal(400, f"invalid v2 pipeline spec: {error}") from error
+    if spec.schema_version != "2.1.0" or not spec.pipeline_info.name:
+        raise Refusal(400, "KFP only supports schema version 2.1.0")
+    return documents
+
+
+def _check_parameters(store: Store, run: dict[str, Any]) -> None:
+    reference = run["pipeline_version_reference"]
+    version = store.versions.get(reference["pipeline_version_id"])
+    if version is None or version["pipeline_id"] != reference["pipeline_id"]:
+        raise Refusal(404, f"PipelineVersion {reference['pipeline_version_id']} not found")
+    known = store.packages[version["package"]][0]["root"].get("inputDefinitions", {}).get("parameters", {})
+    for name in run["runtime_config"].get("parameters", {}):
+        if name not in known:
+            raise Refusal(400, f"Invalid input error: parameter {name} is not defined in the pipeline")
+
+
+def _look(store: Store, run_id: str) -> Answer:
+    if run_id not in store.runs:
+        raise Refusal(404, f"Run {run_id} not found")
+    run = store.runs[run_id]
+    if store.script:
+        state, tasks = store.script[0] if len(store.script) == 1 else store.script.pop(0)
+        details = [{"task_id": name, "display_name": name, "state": how} for name, how in tasks.items()]
+        run.update(state=state, run_details={"task_details": details})
+    return 200, run
+
+
+def _keep(shelf: dict[str, dict[str, Any]], key: str, content: dict[str, Any]) -> Answer:
+    made = {**content, key: str(uuid.uuid4()), "created_at": "2026-11-22T00:00:00Z"}
+    shelf[made[key]] = made
+    return 200, made
+
+
+def _listed(shelf: dict[str, dict[str, Any]], name: str, query: dict[str, str]) -> Answer:
+    """Those that the filter and the namespace select, the newest first; no list where there are none."""
+    predicates = json.loads(query.get("filter") or "{}").get("predicates", [])
+    names = [predicate["stringValue"] for predicate in predicates if predicate["key"] == "display_name"]
+    found = [
+        item
+        for item in reversed(shelf.values())
+        if all(item.get("display_name") == wanted for wanted in names)
+        and ("namespace" not in query or item.get("namespace") in (query["namespace"], None))
+    ]
+    return 200, {name: found, "total_size": len(found)} if found else {}
+
+
+def _uploaded_file(body: bytes, headers: Any) -> bytes:
+    """The `uploadfile` of a multipart form."""
+    form = BytesParser(policy=HTTP).parsebytes(
+        b"Content-Type: " + headers["Content-Type"].encode() + b"\r\n\r\n" + body
+    )
+    parts = {part.get_param("name", header="content-disposition"): part for part in form.iter_parts()}
+    return bytes(parts["uploadfile"].get_payload(decode=True))

@@ -1,0 +1,189 @@
+"""The pod of one task of a compiled package, as KFP's driver and launcher make it from the package.
+
+Follows kubeflow/pipelines 2.17: backend/src/v2/driver (pod patch, platform settings), component/launcher_v2.go (input
+of the executor, paths of artifacts, folders) and compiler/argocompiler/security_context.go (what every user container
+gets). Where KFP copies artifacts between a bucket and the pod, a volume is mounted at the same paths instead.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+OUTPUT_FILE = "/tmp/kfp_outputs/output_metadata.json"
+SCRATCH = "/minio"
+BUCKET = "minio://mlpipeline/v2/artifacts"
+MARK = "== output metadata of the executor =="
+"""After this line a pod's log has what its executor wrote to OUTPUT_FILE."""
+RUN = f"""set -u
+for folder in $1; do mkdir -p "$folder"; done
+shift
+"$@"
+code=$?
+printf '\\n%s\\n' '{MARK}'
+cat {OUTPUT_FILE} 2>/dev/null
+exit $code"""
+"""What the launcher does around the user's command: folders before, the metadata after."""
+PARTS = (("cpu", "Cpu"), ("memory", "Memory"))
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One execution of a container component: names, what it is given, and where its artifacts go."""
+
+    name: str
+    executor: Json
+    """Of the package's deploymentSpec."""
+    component: Json
+    platform: Json
+    """kfp-kubernetes' settings of the executor."""
+    root: str
+    """URI under which its artifacts go."""
+    parameters: Json = field(default_factory=dict)
+    artifacts: dict[str, Json] = field(default_factory=dict)
+    """Input artifacts as their producers left them, by input name."""
+
+    @property
+    def outputs(self) -> dict[str, Json]:
+        """The output artifacts before they are made, by name."""
+        declared = self.component.get("outputDefinitions", {}).get("artifacts", {})
+        return {
+            name: {"name": name, "type": content["artifactType"], "uri": f"{self.root}/{name}", "metadata": {}}
+            for name, content in declared.items()
+        }
+
+    def executor_input(self) -> Json:
+        """What `{{$}}` stands for."""
+        return {
+            "inputs": {"parameterValues": self.parameters, "artifacts": _lists(self.artifacts)},
+            "outputs": {"artifacts": _lists(self.outputs), "outputFile": OUTPUT_FILE},
+        }
+
+    def command(self) -> list[str]:
+        container = self.executor["container"]
+        given = json.dumps(self.executor_input())
+        return [*container["command"], *(argument.replace("{{$}}", given) for argument in container.get("args", ()))]
+
+    def folders(self) -> list[str]:
+        """Folders that must be there before the command starts."""
+        return sorted({str(PurePosixPath(local_path(output["uri"])).parent) for output in self.outputs.values()})
+
+
+def local_path(uri: str) -> str:
+    """Where a pod sees an artifact."""
+    return f"{SCRATCH}/{uri.removeprefix('minio://')}"
+
+
+def merged(outputs: dict[str, Json], metadata: str) -> dict[str, Json]:
+    """The output artifacts with what the executor says about them."""
+    said = json.loads(metadata or "{}").get("artifacts", {})
+    found = {}
+    for name, artifact in outputs.items():
+        told = (said.get(name, {}).get("artifacts") or [{}])[0]
+        found[name] = {
+            **artifact,
+            "uri": told.get("uri") or artifact["uri"],
+            "metadata": {**artifact["metadata"], **told.get("metadata", {})},
+        }
+    return found
+
+
+def pod(task: Task, name: str, *, artifacts_claim: str, service_account: str) -> Json:
+    """The pod as the API server gets it."""
+    platform = task.platform
+    metadata = platform.get("podMetadata", {})
+    volumes, mounts = _volumes(platform)
+    volumes.append({"name": "artifacts", "persistentVolumeClaim": {"claimName": artifacts_claim}})
+    mounts.append({"name": "artifacts", "mountPath": SCRATCH})
+    container = {
+        "name": "main",
+        "image": task.executor["container"]["image"],
+        "command": ["sh", "-c", RUN, "launcher", " ".join(task.folders()), *task.command()],
+        "env": [dict(variable) for variable in task.executor["container"].get("env", ())],
+        "resources": _resources(task.executor["container"].get("resources", {})),
+        "volumeMounts": mounts,
+        "securityContext": _security(platform.get("securityContext", {})),
+        **({"imagePullPolicy": platform["imagePullPolicy"]} if "imagePullPolicy" in platform else {}),
+    }
+    spec: Json = {
+        "restartPolicy": "Never",
+        "serviceAccountName": service_account,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": volumes,
+        "nodeSelector": platform.get("nodeSelector", {}).get("labels", {}),
+        "tolerations": [_toleration(toleration) for toleration in platform.get("tolerations", ())],
+        "imagePullSecrets": [{"name": secret["secretName"]} for secret in platform.get("imagePullSecret", ())],
+    }
+    if seconds := platform.get("activeDeadlineSeconds"):
+        spec["activeDeadlineSeconds"] = int(seconds)
+    labels = {**metadata.get("labels", {}), "pipelines.kubeflow.org/v2_component": "true"}
+    annotations = metadata.get("annotations", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "spec": spec,
+    }
+
+
+def _lists(artifacts: dict[str, Json]) -> Json:
+    return {name: {"artifacts": [artifact]} for name, artifact in artifacts.items()}
+
+
+def _volumes(platform: Json) -> tuple[list[Json], list[Json]]:
+    volumes: list[Json] = []
+    mounts: list[Json] = []
+    for claim in platform.get("pvcMount", ()):
+        source = {"persistentVolumeClaim": {"claimName": claim["constant"]}}
+        _add(volumes, mounts, claim["constant"], source, claim["mountPath"], claim.get("subPath"))
+    for empty in platform.get("emptyDirMounts", ()):
+        content = {key: empty[key] for key in ("medium", "sizeLimit") if key in empty}
+        _add(volumes, mounts, empty["volumeName"], {"emptyDir": content}, empty["mountPath"])
+    for secret in platform.get("secretAsVolume", ()):
+        source = {"secret": {"secretName": secret["secretName"]}}
+        _add(volumes, mounts, secret["secretName"], source, secret["mountPath"])
+    for held in platform.get("configMapAsVolume", ()):
+        source = {"configMap": {"name": held["configMapName"]}}
+        _add(volumes, mounts, held["configMapName"], source, held["mountPath"])
+    return volumes, mounts
+
+
+def _add(
+    volumes: list[Json], mounts: list[Json], name: str, source: Json, path: str, sub_path: str | None = None
+) -> None:
+    if name not in [volume["name"] for volume in volumes]:
+        volumes.append({"name": name, **source})
+    mounts.append({"name": name, "mountPath": path, **({"subPath": sub_path} if sub_path else {})})
+
+
+def _resources(given: Json) -> Json:
+    """The texts that kfp keeps beside its numbers, as Kubernetes has them."""
+    found: Json = {}
+    for kind, name in (("requests", "Request"), ("limits", "Limit")):
+        amounts = {key: given[f"resource{part}{name}"] for key, part in PARTS if f"resource{part}{name}" in given}
+        if amounts:
+            found[kind] = amounts
+    if accelerator := given.get("accelerator"):
+        found.setdefault("limits", {})[accelerator["resourceType"]] = accelerator["resourceCount"]
+    return found
+
+
+def _toleration(given: Json) -> Json:
+    """As Kubernetes has it: protobuf's long numbers travel as text."""
+    return {key: int(value) if key == "tolerationSeconds" else value for key, value in given.items()}
+
+
+def _security(given: Json) -> Json:
+    """What the user may say over what KFP gives every user container."""
+    said: Json = {key: int(given[key]) for key in ("runAsUser", "runAsGroup") if key in given}
+    if "runAsNonRoot" in given:
+        said["runAsNonRoot"] = given["runAsNonRoot"]
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **said,
+    }

@@ -1,0 +1,95 @@
+"""What a rendered job makes of pods, read from the manifest as its operator reads it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from podscale.launch.render import Manifests
+
+
+@dataclass(frozen=True)
+class Pods:
+    """All pods of a job are alike: how many, ranks in each (None where the pod decides), metadata and spec."""
+
+    count: int
+    processes: int | None
+    metadata: dict[str, Any]
+    spec: dict[str, Any]
+
+    @property
+    def container(self) -> dict[str, Any]:
+        (container,) = self.spec["containers"]
+        return container
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Values by name; of a variable from a field, the field's path."""
+        found = {}
+        for entry in self.container["env"]:
+            assert entry["name"] not in found, f"{entry['name']} is there twice"
+            read = entry["value"] if "value" in entry else entry["valueFrom"]["fieldRef"]["fieldPath"]
+            found[entry["name"]] = read
+        return found
+
+
+def pods_of(manifests: Manifests) -> Pods:
+    """The pods of the job."""
+    job = manifests.job
+    return READERS[job["kind"]](manifests)
+
+
+def _replicas(manifests: Manifests, field: str) -> Pods:
+    spec = manifests.job["spec"]
+    (worker,) = spec[field].values()
+    processes = int(spec["nprocPerNode"]) if "nprocPerNode" in spec else None
+    return Pods(worker["replicas"], processes, worker["template"]["metadata"], worker["template"]["spec"])
+
+
+def _set(spec: dict[str, Any], pods: int | None, processes: int | None) -> Pods:
+    (replicated,) = spec["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    count = pods if pods is not None else replicated["replicas"] * job["completions"]
+    assert pods is not None or job["completions"] == job["parallelism"]
+    return Pods(count, processes, job["template"]["metadata"], job["template"]["spec"])
+
+
+def _jobset(manifests: Manifests) -> Pods:
+    found = _set(manifests.job["spec"], None, None)
+    return Pods(found.count, int(found.environment["PET_NPROC_PER_NODE"]), found.metadata, found.spec)
+
+
+def _trainjob(manifests: Manifests) -> Pods:
+    """As Trainer does it: the runtime's template, the trainer's fields over it, then the patches."""
+    job = manifests.job["spec"]
+    (runtime,) = (one for one in manifests.companions if one["kind"] == "TrainingRuntime")
+    assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    trainer = job["trainer"]
+    found = _set(runtime["spec"]["template"]["spec"], trainer["numNodes"], trainer["numProcPerNode"])
+    spec = dict(found.spec)
+    for patch in job["runtimePatches"]:
+        (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        spec |= replicated["template"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    spec["containers"] = [
+        {
+            **container,
+            "image": trainer["image"],
+            "command": trainer["command"],
+            "env": trainer["env"],
+            "resources": trainer["resourcesPerNode"],
+        }
+    ]
+    return Pods(found.count, found.processes, found.metadata, spec)
+
+
+def _job(manifests: Manifests) -> Pods:
+    spec = manifests.job["spec"]
+    return Pods(spec["completions"], None, spec["template"]["metadata"], spec["template"]["spec"])
+
+
+READERS = {
+    "PyTorchJob": lambda manifests: _replicas(manifests, "pytorchReplicaSpecs"),
+    "JAXJob": lambda manifests: _replicas(manifests, "jaxReplicaSpecs"),
+    "JobSet": _jobset,
+    "TrainJob": _trainjob,
+    "Job": _job,
+}

@@ -1,0 +1,29 @@
+"""A cluster double and the real client on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.connection import Choice
+from podscale.launch.cluster.patience import Patience
+from tests.support.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    with FakeCluster().running() as running:
+        monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig(tmp_path / "kubeconfig")))
+        yield running
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What the client told people."""
+    return []
+
+
+@pytest.fixture
+def api(cluster: FakeCluster, told: list[str]) -> Api:
+    return connect(Choice(), patience=Patience(10.0), tell=told.append)

@@ -1,0 +1,278 @@
+"""The client of the API: outages, a busy server, credentials, and every refusal as one sentence for people."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.errors import ExitCode, InputError
+from podscale.launch.cluster import mirror, patience, transport
+from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.connection import Choice
+from podscale.launch.cluster.errors import AlreadyExists, Conflict, Expired, NotFound, Unreachable
+from podscale.launch.cluster.mirror import Mirror
+from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.resources import JOB_KINDS, PODS
+from podscale.launch.cluster.transport import Interrupted
+from tests.support.cluster_objects import job, pod
+from tests.support.fake_cluster import Answer, FakeCluster, Seen
+from tests.support.polling import until
+
+PYTORCHJOBS = JOB_KINDS["pytorchjob"]
+
+
+def once(status: int, message: str = "", **headers: str) -> Callable[[Seen], Answer | None]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda seen: Answer(status, "", message, headers=named)
+
+
+def later(seconds: float, action: Callable[[], None]) -> None:
+    threading.Timer(seconds, action).start()
+
+
+def test_an_object_is_created_found_changed_and_deleted(api: Api, cluster: FakeCluster) -> None:
+    made = api.create(PYTORCHJOBS, job())
+    assert api.get(PYTORCHJOBS, "r1")["metadata"]["uid"] == made["metadata"]["uid"]
+    api.merge(PYTORCHJOBS, "r1", {"spec": {"runPolicy": {"suspend": True}}})
+    assert api.get(PYTORCHJOBS, "r1")["spec"]["runPolicy"] == {"suspend": True}
+    api.delete(PYTORCHJOBS, "r1")
+    assert api.find(PYTORCHJOBS, "r1") is None
+
+
+def test_a_dry_run_makes_nothing_and_unknown_fields_are_asked_to_be_refused(api: Api, cluster: FakeCluster) -> None:
+    api.create(PYTORCHJOBS, job(), dry_run=True)
+    assert cluster.all("pytorchjobs") == []
+    assert cluster.seen[-1].query == {"fieldValidation": "Strict", "dryRun": "All"}
+
+
+def test_a_job_is_deleted_only_if_it_is_still_this_one(api: Api, cluster: FakeCluster) -> None:
+    api.create(PYTORCHJOBS, job())
+    with pytest.raises(Conflict):
+        api.delete(PYTORCHJOBS, "r1", uid="another")
+    assert cluster.get("pytorchjobs", "r1") is not None
+
+
+def test_long_lists_come_in_pages(api: Api, cluster: FakeCluster) -> None:
+    for number in range(260):
+        cluster.put("pods", pod(number))
+    found, version = api.list(PODS, labels="podscale.dev/run=r1")
+    assert len(found) == 260
+    assert len(cluster.seen) == 2
+    assert int(version) >= 260
+
+
+def test_a_busy_server_is_asked_again_when_it_says(api: Api, cluster: FakeCluster) -> None:
+    cluster.faults.append(once(429, "slow down", Retry_After="2"))
+    began = time.monotonic()
+    api.version()
+    assert time.monotonic() - began > 2.0
+
+
+def test_a_server_in_trouble_is_asked_again(api: Api, cluster: FakeCluster) -> None:
+    cluster.faults += [once(503), once(500)]
+    api.create(PYTORCHJOBS, job())
+    assert len(cluster.seen) == 3
+
+
+def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: Api, cluster: FakeCluster) -> None:
+    cluster.faults.append(lambda seen: Answer(200, half=True))
+    assert api.version()["gitVersion"] == "v1.35.4"
+    assert len(cluster.seen) == 2
+
+
+def test_an_outage_is_waited_out_and_told_once(
+    api: Api, cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.2)
+    cluster.down()
+    later(2.0, cluster.up)
+    assert api.version()["gitVersion"] == "v1.35.4"
+    assert len(told) == 2
+    assert "does not answer" in told[0]
+    assert "answers again" in told[1]
+
+
+def test_patience_ends_with_one_sentence(cluster: FakeCluster) -> None:
+    api = connect(Choice(), patience=Patience(1.0))
+    cluster.down()
+    with pytest.raises(Unreachable, match="kubectl cluster-info") as raised:
+        api.version()
+    assert raised.value.exit_code == ExitCode.FAILED  # the same command may work later
+
+
+def test_a_server_that_accepts_and_never_answers_does_not_hang(cluster: FakeCluster, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = Path(tmp_path / "kubeconfig")
+        config.write_text(config.read_text().replace(str(cluster._port), str(silent.getsockname()[1])))
+        api = connect(Choice(), patience=Patience(0.5, answer=0.3))
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            api.version()
+        assert time.monotonic() - began < 5
+
+
+def test_a_new_token_is_read_when_the_old_one_is_refused(api: Api, cluster: FakeCluster, tmp_path: Path) -> None:
+    api.version()
+    cluster.tokens = {"new"}
+    cluster.kubeconfig(tmp_path / "kubeconfig", token="new")
+    assert api.version()
+
+
+def test_an_expired_token_says_how_to_log_in(api: Api, cluster: FakeCluster) -> None:
+    cluster.tokens = set()
+    with pytest.raises(InputError, match=r"token has expired.*get-credentials"):
+        api.version()
+
+
+def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    with pytest.raises(InputError, match=r"no Kubernetes cluster to talk to.*launch\.backend=local"):
+        connect(Choice())
+
+
+def test_a_broken_kubeconfig_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken").write_text("{")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
+    with pytest.raises(InputError, match="not a usable kubeconfig"):
+        connect(Choice())
+
+
+def test_a_wrong_context_names_those_there_are(cluster: FakeCluster) -> None:
+    with pytest.raises(InputError, match=r"no context 'prod'.*it has: fake"):
+        connect(Choice(context="prod"))
+
+
+def test_the_namespace_is_the_documents_else_the_contexts(cluster: FakeCluster) -> None:
+    assert connect(Choice()).namespace == "train"
+    assert connect(Choice(namespace="other")).namespace == "other"
+
+
+def test_a_kind_that_is_not_there_names_its_operator(api: Api, cluster: FakeCluster) -> None:
+    cluster.kinds["kubeflow.org/v1"].discard("pytorchjobs")
+    with pytest.raises(InputError, match=r"knows no PyTorchJob.*Kubeflow Training Operator 1\.9"):
+        api.create(PYTORCHJOBS, job())
+
+
+def test_an_old_version_of_a_kind_names_both(api: Api, cluster: FakeCluster) -> None:
+    cluster.kinds["jobset.x-k8s.io/v1alpha1"] = cluster.kinds.pop("jobset.x-k8s.io/v1alpha2")
+    why = api.why_missing(JOB_KINDS["jobset"])
+    assert "in version v1alpha1 only" in why
+    assert "JobSet 0.12 or newer" in why
+
+
+def test_a_field_that_an_old_operator_lacks_asks_for_a_newer_one(api: Api, cluster: FakeCluster) -> None:
+    cluster.faults.append(once(400, 'strict decoding error: unknown field "spec.replicatedJobs[0].groupName"'))
+    with pytest.raises(InputError, match=r"no field spec\.replicatedJobs\[0\]\.groupName.*JobSet 0\.12"):
+        api.create(JOB_KINDS["jobset"], job("JobSet"))
+
+
+def test_rbac_names_verb_and_resource(api: Api, cluster: FakeCluster) -> None:
+    cluster.denied.add(("create", "pytorchjobs"))
+    with pytest.raises(InputError, match=r"me may not create pytorchjobs\.kubeflow\.org in namespace train"):
+        api.create(PYTORCHJOBS, job())
+
+
+REFUSALS = {
+    "exceeded quota": (
+        'pytorchjobs.kubeflow.org "r1" is forbidden: exceeded quota: few, requested: count/pytorchjobs=1, limited: 0',
+        r"exceeded quota: few.*kubectl describe quota -n train",
+    ),
+    "webhook": (
+        'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: spec is wrong',
+        "refused on admission: .*spec is wrong",
+    ),
+    "pod security": ('pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged', "security=r"),
+    "ending namespace": ('unable to create new content in namespace train because it is being terminated', "deleted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_admission_refuses_is_told_with_what_to_do(api: Api, cluster: FakeCluster, name: str) -> None:
+    message, expected = REFUSALS[name]
+    cluster.admission.append(lambda plural, body: Answer(403, "Forbidden", message))
+    with pytest.raises(InputError, match=expected):
+        api.create(PYTORCHJOBS, job())
+
+
+def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the_operator(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WEBHOOK_SECONDS", 0.2)
+    api = connect(Choice(), patience=Patience(1800.0))
+    cluster.admission.append(lambda *_: Answer(500, "InternalError", 'failed calling webhook "v": no endpoints'))
+    with pytest.raises(Unreachable, match=r"no endpoints.*podscale doctor --cluster"):
+        api.create(PYTORCHJOBS, job())
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_stays_in_trouble_is_no_bad_input(
+    cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.0)
+    api = connect(Choice(), patience=Patience(1.0), tell=told.append)
+    cluster.admission.append(lambda *_: Answer(status, "InternalError", "etcdserver: leader changed"))
+    with pytest.raises(Unreachable, match="etcdserver: leader changed") as raised:
+        api.create(PYTORCHJOBS, job())
+    assert raised.value.exit_code == ExitCode.FAILED
+    assert f"(HTTP {status}): cannot create PyTorchJob r1" in told[0]
+    assert "etcdserver: leader changed" in told[0]
+
+
+def test_a_missing_namespace_is_told(cluster: FakeCluster) -> None:
+    with pytest.raises(NotFound, match=r"there is no namespace nowhere.*kubectl create namespace nowhere"):
+        connect(Choice(namespace="nowhere")).create(PYTORCHJOBS, job())
+
+
+def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: Api) -> None:
+    with pytest.raises(InputError, match=r"shorter run\.id"):
+        api.create(PYTORCHJOBS, job(name="x" * 64))
+
+
+def test_two_of_one_name_are_told_apart_from_a_conflict(api: Api) -> None:
+    api.create(PYTORCHJOBS, job())
+    with pytest.raises(AlreadyExists):
+        api.create(PYTORCHJOBS, job())
+
+
+def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: Api, cluster: FakeCluster) -> None:
+    _, version = api.list(PODS)
+    cluster.put("pods", pod(0))
+    changes = api.watch(PODS, version)
+    assert next(changes)["type"] == "ADDED"
+    cluster.forget_history()
+    with pytest.raises(Interrupted):
+        next(changes)
+    with pytest.raises(Expired):
+        list(api.watch(PODS, version))
+
+
+def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
+    api: Api, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.02)
+    troubles = [Answer(500, "InternalError", "etcdserver: no leader"), Answer(504, "Timeout", "too large version")]
+    real = cluster.changes
+
+    def changes(*arguments: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        if troubles:
+            yield "ERROR", vars(troubles[0]) | {"kind": "Status", "code": troubles.pop(0).status}
+        else:
+            yield from real(*arguments)
+
+    monkeypatch.setattr(cluster, "changes", changes)
+    watched = Mirror(api, PODS, threading.Event())
+    cluster.put("pods", pod(0))
+    until(lambda: len(watched.objects()) == 1 and not troubles)
+    cluster.put("pods", pod(1))
+    until(lambda: len(watched.objects()) == 2)
+    watched.close()
+
+
+def test_permission_is_asked_of_the_server(api: Api, cluster: FakeCluster) -> None:
+    cluster.denied.add(("get", "pods/log"))
+    assert api.allowed("get", "", "pods")
+    assert not api.allowed("get", "", "pods/log")

@@ -1,0 +1,369 @@
+"""The commands as people type them, against the cluster double."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from podscale import config as documents
+from podscale.cli import main
+from podscale.launch.backends import BACKENDS
+from podscale.launch.cluster import api as api_module
+from podscale.launch.cluster import logs
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.choose import choose
+from podscale.launch.cluster.observe import observing
+from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.resources import JOB_KINDS
+from podscale.launch.jobspec import job_spec
+from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
+from tests.support.fake_cluster import Answer, FakeCluster
+from tests.support.kfp_api import kfp_api
+from tests.support.polling import until
+
+SET = [
+    *("--set", "run.id=r1", "--set", "run.workspace=/work", "--set", "launch.cluster.workspace_claim=w"),
+    *("--set", "launch.nodes=2"),
+]
+TPU_SLICE = ("launch.hardware=tpu-v5e-4x4", "launch.nodes=1", "launch.processes=1", "train.global_batch=512")
+COUNTED_TPUS = (
+    *("launch.resources.accelerator=google.com/tpu", "launch.resources.accelerators=4"),
+    *("launch.nodes=1", "launch.processes=1"),
+)
+DEFAULTS = "run: {workspace: /work}\nlaunch: {image: cluster/image:1, cluster: {workspace_claim: w, queue: lq}}\n"
+
+
+def put_defaults(cluster: FakeCluster) -> None:
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": {"defaults.yaml": DEFAULTS}})
+
+
+def containers(cluster: FakeCluster) -> list[str]:
+    (made,) = cluster.all("pytorchjobs")
+    template = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    return [container["image"] for container in template["spec"]["containers"]]
+
+
+def test_submit_without_waiting_makes_the_job_and_returns(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 0
+    assert "PyTorchJob r1 in namespace train: submitted" in capsys.readouterr().out
+    assert len(cluster.all("pytorchjobs")) == 1
+
+
+def test_a_dry_run_asks_for_every_stage_and_makes_nothing(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", *SET, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("accepted by the API server") == 4
+    assert cluster.all("pytorchjobs") == cluster.all("jobs") == cluster.all("networkpolicies") == []
+
+
+def test_all_stages_need_waiting(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", *SET, "--no-wait"]) == 2
+    assert "submit one: --stage shard" in capsys.readouterr().err
+
+
+def test_the_cluster_s_defaults_stand_below_the_document(cluster: FakeCluster) -> None:
+    put_defaults(cluster)
+    own = ["--set", "run.id=r1", "--set", "launch.cluster.queue=mine", "--stage", "train", "--no-wait"]
+    assert main(["submit", *own]) == 0
+    assert containers(cluster) == ["cluster/image:1"]
+    assert cluster.all("pytorchjobs")[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "mine"
+
+
+def test_a_file_of_defaults_takes_the_place_of_the_cluster_s(cluster: FakeCluster, tmp_path: Path) -> None:
+    put_defaults(cluster)
+    file = tmp_path / "defaults.yaml"
+    file.write_text("launch: {image: file/image:2}")
+    assert main(["submit", *SET, "--defaults", str(file), "--stage", "train", "--no-wait"]) == 0
+    assert containers(cluster) == ["file/image:2"]
+
+
+def test_hardware_without_an_engine_is_refused_before_anything_is_made(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tpu = ["--set", "launch.hardware=tpu-v5e-2x2", "--set", "launch.processes=1", "--set", "launch.nodes=1"]
+    counted = [word for option in COUNTED_TPUS for word in ("--set", option)]
+    for hardware in (tpu, counted):
+        assert main(["submit", *SET, *hardware, "--stage", "train", "--no-wait"]) == 2
+        assert "the PyTorch engine trains on GPUs and CPUs" in capsys.readouterr().err
+        assert main(["doctor", "--cluster", *SET, *hardware]) == 2
+        assert "the PyTorch engine trains on GPUs and CPUs" in " ".join(capsys.readouterr().out.split())
+    assert cluster.all("jobsets") == cluster.all("networkpolicies") == []
+
+
+def test_every_command_takes_the_cluster_s_defaults(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_defaults(cluster)
+    package = tmp_path / "p.yaml"
+    assert main(["render", "digits", "--defaults", "cluster"]) == 0
+    assert "image: cluster/image:1" in capsys.readouterr().out
+    assert main(["compile", "digits", "--defaults", "cluster", "-o", str(package)]) == 0
+    assert "image: cluster/image:1" in package.read_text()
+    assert "note: run.workspace" not in capsys.readouterr().err
+    with kfp_api() as api:
+        assert main(["pipeline", "upload", "digits", "--defaults", "cluster", "--host", api.url]) == 0
+        assert "cluster/image:1" in json.dumps(api.store.packages)
+    assert main(["submit", "digits", "--defaults", "cluster", "--stage", "train", "--no-wait"]) == 0
+    assert containers(cluster) == ["cluster/image:1"]
+
+
+def test_a_document_s_jobs_are_looked_for_where_the_defaults_had_them_submitted(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = {"defaults.yaml": DEFAULTS.replace("cluster: {", "cluster: {namespace: elsewhere, ")}
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": elsewhere})
+    document = tmp_path / "run.yaml"
+    document.write_text("run: {id: r1}")
+    assert main(["status", str(document)]) == 1
+    assert "no job of run r1 in namespace elsewhere" in capsys.readouterr().out
+
+
+def test_an_unknown_option_in_the_defaults_names_where_it_stands(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"defaults.yaml": "launch: {imaeg: x}"}
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
+    assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 2
+    assert "ConfigMap podscale-defaults of namespace train:1: unknown key launch.imaeg" in capsys.readouterr().err
+
+
+def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) -> None:
+    cluster.denied.add(("get", "configmaps"))
+    assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "expected"),
+    [
+        ((), {"pytorchjobs", "trainjobs", "jobsets"}, "pytorchjob"),
+        ((), {"trainjobs", "jobsets"}, "trainjob"),
+        ((), {"jobsets"}, "jobset"),
+        (("launch.nodes=1",), set(), "job"),
+        (("launch.backend=jobset",), {"pytorchjobs"}, "jobset"),
+        (TPU_SLICE, {"pytorchjobs", "jobsets", "trainjobs"}, "jobset"),
+        (TPU_SLICE, {"pytorchjobs", "trainjobs"}, "trainjob"),
+        (COUNTED_TPUS, {"pytorchjobs", "jobsets", "trainjobs"}, "jobset"),
+        (COUNTED_TPUS, {"pytorchjobs"}, "job"),
+        (("launch.nodes=2", "launch.cluster.min_nodes=1"), {"pytorchjobs", "jobsets", "trainjobs"}, "pytorchjob"),
+    ],
+)
+def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
+    api: Api, cluster: FakeCluster, options: tuple[str, ...], kinds: set[str], expected: str
+) -> None:
+    for name in BACKENDS:
+        resource = JOB_KINDS[name]
+        if name != "job" and resource.plural not in kinds:
+            cluster.kinds[resource.api_version].discard(resource.plural)
+    config = documents.load(None, ("launch.backend=auto", "launch.nodes=4", *options))
+    assert choose(api, job_spec(config, "train", mounted=False), config.launch.backend) == expected
+
+
+def test_several_nodes_without_an_operator_are_refused_with_what_to_install(api: Api, cluster: FakeCluster) -> None:
+    for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
+        cluster.kinds[version].clear()
+    with pytest.raises(ValueError, match=r"none of PyTorchJob, TrainJob, JobSet, .*install Kubeflow Training"):
+        choose(api, job_spec(documents.load(None, ("launch.nodes=4",)), "train", mounted=False), "local")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ((*TPU_SLICE, "launch.cluster.slices=2"), "JobSet"),
+        (("launch.cluster.min_nodes=1",), "PyTorchJob"),
+    ],
+)
+def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
+    api: Api, cluster: FakeCluster, options: tuple[str, ...], kind: str
+) -> None:
+    for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
+        cluster.kinds[version].clear()
+    with pytest.raises(ValueError, match=f"none of {kind}, and run needs one"):
+        choose(api, job_spec(documents.load(None, options), "train", mounted=False), "auto")
+
+
+def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.put("pytorchjobs", job())
+    cluster.put("pods", pod(0, last=terminated(77, "rank 1 is lost"), restarts=1))
+    cluster.put("pods", unschedulable(1, "0/1 nodes are available"))
+    assert main(["status", "r1"]) == 0
+    told = capsys.readouterr().out
+    assert "PyTorchJob r1" in told
+    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in told
+    assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in told
+
+
+def test_status_as_json_has_what_a_program_needs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.put("pytorchjobs", job(status={"conditions": [condition("Failed")]}))
+    cluster.put("pods", pod(0, state=terminated(2, "no such folder"), phase="Failed"))
+    assert main(["status", "r1", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["phase"], told["exit_code"], told["error"]) == ("failed", 2, "no such folder")
+    assert [one["name"] for one in told["pods"]] == ["r1-worker-0"]
+
+
+def test_an_unknown_run_is_no_traceback(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "r9"]) == 1
+    assert main(["logs", "r9"]) == 2
+    assert main(["stop", "r9"]) == 0
+    assert "no job of run r9" in capsys.readouterr().out
+
+
+def test_list_shows_the_jobs_of_podscale_and_not_what_operators_make_of_them(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = cluster.put("jobsets", job("JobSet", name="r2", labels={"podscale.dev/run": "r2"}))
+    child = job("Job", name="r2-slice-0", labels={"podscale.dev/run": "r2"})
+    child["metadata"]["ownerReferences"] = [{"uid": made["metadata"]["uid"]}]
+    cluster.put("jobs", child)
+    cluster.put("pytorchjobs", job())
+    foreign = job("Job", name="other")
+    foreign["metadata"]["labels"] = {}
+    cluster.put("jobs", foreign)
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert sorted(line.split()[0] for line in lines) == ["r1", "r2"]
+
+
+def test_logs_prints_rank_0_to_the_end(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+    cluster.put("pods", pod(0, state=terminated(0), phase="Succeeded"))
+    cluster.say("r1-worker-0", "epoch 1")
+    cluster.hang_up("r1-worker-0")
+    for options in ((), ("--follow",), ("--pod", "r1-worker-0")):
+        assert main(["logs", "r1", *options]) == 0
+        assert capsys.readouterr().out == "epoch 1\n"
+    assert main(["logs", "r1", "--pod", "absent"]) == 2
+
+
+def test_a_named_pod_is_followed_through_silence_and_restarts(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+    cluster.put("pytorchjobs", job())
+    cluster.put("pods", pod(0))
+    cluster.put("pods", pod(1))
+    cluster.say("r1-worker-0", "of rank 0")
+    cluster.say("r1-worker-1", "epoch 1")
+
+    def go_on() -> None:
+        time.sleep(1.0)  # longer than a stream may be silent
+        cluster.restart("r1-worker-1")
+        cluster.put("pods", pod(1, restarts=1, last=terminated(1)))
+        cluster.say("r1-worker-1", "epoch 2")
+        cluster.hang_up("r1-worker-1")
+        cluster.put("pods", pod(1, restarts=1, state=terminated(0), phase="Succeeded"))
+        cluster.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+
+    threading.Thread(target=go_on, daemon=True).start()
+    assert main(["logs", "r1", "--pod", "r1-worker-1", "--follow"]) == 0
+    assert capsys.readouterr().out == "epoch 1\nepoch 2\n"
+
+
+def examined(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    assert main(["doctor", "--cluster", *SET, "--json"]) == 2
+    return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_doctor_finds_an_api_server_that_is_down(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podscale.launch.cluster.api.connect.__kwdefaults__", {"patience": Patience(0.2), "tell": None})
+    cluster.down()
+    findings = examined(capsys)
+    assert [finding["verdict"] for finding in findings.values()] == ["missing"]
+    assert "does not answer" in findings["API server"]["found"]
+
+
+def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"defaults.yaml": "launch: {imaeg: x}"}
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
+    findings = examined(capsys)
+    assert "unknown key launch.imaeg" in findings["defaults"]["found"]
+    assert findings["API server"]["verdict"] == "ok"
+
+
+def test_stop_leaves_what_has_ended_unless_told(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+    evaluation = job("Job", name="r1-evaluate", labels={"podscale.dev/stage": "evaluate"})
+    cluster.put("jobs", evaluation)
+    assert main(["stop", "r1"]) == 0
+    assert (len(cluster.all("pytorchjobs")), len(cluster.all("jobs"))) == (1, 0)
+    assert main(["stop", "r1", "--delete"]) == 0
+    assert cluster.all("pytorchjobs") == []
+    assert "Job r1-evaluate: gone" in capsys.readouterr().out
+
+
+def test_stopping_a_pipelines_job_by_hand_says_that_it_comes_back(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for launcher, expected in (("pipeline", True), ("", False)):
+        made = job()
+        made["metadata"]["annotations"]["podscale.dev/launcher"] = launcher
+        cluster.put("pytorchjobs", made)
+        assert main(["stop", "r1"]) == 0
+        assert ("terminate the pipeline's run in Kubeflow Pipelines" in capsys.readouterr().out) is expected
+
+
+def test_jobs_that_may_not_be_seen_are_not_said_to_be_absent(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.denied.add(("list", "pytorchjobs"))
+    for command in (["list"], ["status", "r1"], ["stop", "r1"], ["logs", "r1"]):
+        assert main(command) == 2
+        assert "me may not list pytorchjobs.kubeflow.org" in capsys.readouterr().err
+    cluster.kinds["kubeflow.org/v1"].discard("pytorchjobs")  # nothing can be hidden of what is not there
+    assert main(["list"]) == 0
+    cluster.put("jobs", job("Job"))
+    assert main(["stop", "r1"]) == 0
+
+
+def test_a_run_may_be_named_by_its_document(cluster: FakeCluster, tmp_path: Path) -> None:
+    document = tmp_path / "run.yaml"
+    document.write_text("run: {id: r1}")
+    cluster.put("pytorchjobs", job())
+    assert main(["stop", str(document)]) == 0
+    assert cluster.all("pytorchjobs") == []
+
+
+def test_no_cluster_is_one_line_for_every_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    for command in (["submit", *SET], ["status", "r1"], ["logs", "r1"], ["stop", "r1"], ["list"]):
+        assert main(command) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("podscale: no Kubernetes cluster to talk to")
+        assert "Traceback" not in told
+    assert main(["doctor", "--cluster"]) == 2
+
+
+def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(api: Api, cluster: FakeCluster) -> None:
+    made = cluster.put("pytorchjobs", job())
+    for number in range(256):
+        one = pod(number)
+        one["spec"]["containers"] = [{"name": "pytorch", "env": [{"name": "X", "value": "x" * 2000}]}]
+        cluster.put("pods", one)
+    with observing(api, JOB_KINDS["pytorchjob"], made) as observer:
+        until(lambda: observer.state().phase == "running")
+        before = api.requests
+        for number in range(256):
+            cluster.put("pods", pod(number, restarts=1))
+        until(lambda: min(one["status"]["containerStatuses"][0]["restartCount"] for one in observer.pods()) == 1)
+        assert api.requests - before <= 4
+        assert max(len(json.dumps(one)) for one in observer.pods()) < 1000
+
+
+def test_a_webhooks_refusal_is_printed_without_a_traceback(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.admission.append(lambda *_: Answer(403, "Forbidden", 'admission webhook "w" denied the request: no'))
+    assert main(["submit", *SET, "--stage", "train"]) == 2
+    told = capsys.readouterr().err
+    assert 'admission webhook "w" denied the request: no' in told
+    assert "Traceback" not in told

@@ -1,0 +1,222 @@
+"""`podscale doctor --cluster`: every line is true and says what to do where something is missing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from podscale import config as documents
+from podscale.findings import Finding
+from podscale.launch.cluster.doctor import examine
+from podscale.launch.cluster.machines import amount
+from podscale.launch.cluster.permissions import RULES
+from tests.support.cluster_objects import condition
+from tests.support.fake_cluster import Answer, FakeCluster
+
+DOCUMENT = ("run.id=r1", "run.workspace=/work", "launch.nodes=2", "launch.cluster.workspace_claim=w")
+GPU = {"nvidia.com/gpu": "8", "cpu": "200", "memory": "1800Gi", "ephemeral-storage": "1Ti"}
+LABEL = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+
+
+@pytest.fixture
+def healthy(cluster: FakeCluster) -> FakeCluster:
+    """A cluster on which everything is as it should be."""
+    named = {"name": "train", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    cluster.put("namespaces", {"metadata": named})
+    claim = {"metadata": {"name": "w"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
+    cluster.put("persistentvolumeclaims", claim)
+    for number in range(2):
+        node(cluster, f"n{number}", {"cpu": "8", "memory": "64Gi", "ephemeral-storage": "90Gi"})
+    spec = {"template": {"spec": {"containers": [{"image": "operator:1.9.4"}]}}}
+    deployment = {"metadata": {"name": "training-operator"}, "spec": spec, "status": {"readyReplicas": 1}}
+    cluster.put("deployments", deployment, "kubeflow")
+    return cluster
+
+
+def node(cluster: FakeCluster, name: str, size: dict[str, str], labels: dict[str, str] | None = None) -> None:
+    cluster.put("nodes", {"metadata": {"name": name, "labels": labels or {}}, "status": {"allocatable": size}})
+
+
+def found(*changes: str) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in examine(documents.load(None, (*DOCUMENT, *changes)))}
+
+
+def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
+    findings = found()
+    assert [finding for finding in findings.values() if finding.verdict == "missing"] == []
+    for subject in ("API server", "kind PyTorchJob", "training-operator", "permissions", "claim w", "the job itself"):
+        assert findings[subject].verdict == "ok", findings[subject]
+    assert healthy.all("pytorchjobs") == healthy.all("networkpolicies") == []
+
+
+def test_every_finding_that_is_not_fine_says_what_to_do(healthy: FakeCluster) -> None:
+    for finding in found("launch.cluster.queue=lq").values():
+        assert finding.found
+        assert (finding.verdict == "ok") == (finding.advice == ""), finding
+
+
+def test_credentials_that_are_refused_are_one_line(healthy: FakeCluster) -> None:
+    healthy.tokens.clear()
+    (finding,) = found().values()
+    assert finding.verdict == "missing"
+    assert "token has expired" in finding.found
+
+
+def remove_kind(cluster: FakeCluster) -> None:
+    cluster.kinds["kubeflow.org/v1"].clear()
+
+
+def no_claim(cluster: FakeCluster) -> None:
+    cluster.remove("persistentvolumeclaims", "w")
+
+
+def one_writer(cluster: FakeCluster) -> None:
+    cluster.put(
+        "persistentvolumeclaims",
+        {"metadata": {"name": "w"}, "spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}},
+    )
+
+
+def operator_down(cluster: FakeCluster) -> None:
+    (deployment,) = cluster.all("deployments")
+    cluster.put("deployments", {**deployment, "status": {}}, "kubeflow")
+
+
+def full_quota(cluster: FakeCluster) -> None:
+    status = {"hard": {"pods": "2", "cpu": "8"}, "used": {"pods": "2", "cpu": "1500m"}}
+    cluster.put("resourcequotas", {"metadata": {"name": "few"}, "status": status})
+
+
+def no_creating(cluster: FakeCluster) -> None:
+    cluster.denied.add(("create", "pytorchjobs"))
+
+
+def no_events(cluster: FakeCluster) -> None:
+    cluster.denied.add(("list", "events"))
+
+
+def webhook(cluster: FakeCluster) -> None:
+    def refuse(plural: str, body: dict[str, Any]) -> Answer | None:
+        return Answer(403, "Forbidden", "denied the request: no") if plural == "pytorchjobs" else None
+
+    cluster.admission.append(refuse)
+
+
+def no_namespace(cluster: FakeCluster) -> None:
+    cluster.remove("namespaces", "train")
+
+
+CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
+    "a kind that is wanted and absent": (remove_kind, "kind PyTorchJob", "missing", "kubectl apply --server-side"),
+    "a claim that is absent": (no_claim, "claim w", "missing", "workspace_claim"),
+    "a claim for one node": (one_writer, "claim w", "note", "ReadWriteMany"),
+    "an operator that is down": (operator_down, "training-operator", "missing", "kubectl describe pods -n kubeflow"),
+    "a quota that is used up": (full_quota, "quota few", "missing", "pods used up"),
+    "a permission that is needed": (no_creating, "may pytorchjobs.kubeflow.org", "missing", "launcher role"),
+    "a permission that would help": (no_events, "may events", "note", "launcher role"),
+    "a job that admission refuses": (webhook, "the job itself", "missing", "podscale submit"),
+    "a namespace that is absent": (no_namespace, "namespace train", "missing", "kubectl create namespace train"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_wrong_is_found_and_says_what_to_do(healthy: FakeCluster, name: str) -> None:
+    spoil, subject, verdict, advice = CASES[name]
+    spoil(healthy)
+    finding = found("launch.backend=pytorchjob")[subject]
+    assert finding.verdict == verdict
+    assert advice in finding.advice
+
+
+def test_the_operators_init_container_is_noticed_where_admission_refuses_it(healthy: FakeCluster) -> None:
+    assert "workers alone" in found()["init container"].advice
+    (deployment,) = healthy.all("deployments")
+    deployment["spec"]["args"] = ["--pytorch-init-container-template-file=/etc/config/init.yaml"]
+    healthy.put("deployments", deployment, "kubeflow")
+    assert "init container" not in found()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "verdict"),
+    [([], "note"), ([GPU], "note"), ([GPU, GPU], "ok"), ([{**GPU, "nvidia.com/gpu": "4"}] * 2, "missing")],
+    ids=["no such pool", "one node for two pods", "two nodes", "nodes with half the GPUs"],
+)
+def test_node_pools_are_compared_with_the_hardware(healthy: FakeCluster, nodes: list[Any], verdict: str) -> None:
+    for number, size in enumerate(nodes):
+        node(healthy, f"gpu{number}", size, LABEL)
+    finding = found(
+        "launch.hardware=nvidia-h100-80gb x8", "launch.cluster.network=plain", "launch.cluster.security=restricted"
+    )
+    assert finding["nodes for nvidia-h100-80gb x8"].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "label"),
+    [
+        ("launch.cluster.spot=true", "cloud.google.com/gke-spot=true"),
+        ("launch.cluster.reservation=r", "cloud.google.com/reservation-name=r"),
+        ("launch.cluster.compute_class=c", "cloud.google.com/compute-class=c"),
+        ("launch.cluster.local_ssd=true", "cloud.google.com/gke-ephemeral-storage-local-ssd=true"),
+    ],
+)
+def test_nodes_without_what_places_the_pods_are_not_counted(healthy: FakeCluster, change: str, label: str) -> None:
+    finding = found(change)["nodes for cpu"]
+    assert (finding.verdict, label in finding.found) == ("note", True)
+
+
+def test_nodes_with_too_small_a_disk_do_not_fit(healthy: FakeCluster) -> None:
+    finding = found("launch.resources.ephemeral_gib=200")["nodes for cpu"]
+    assert finding.verdict == "missing"
+    assert "90Gi ephemeral-storage" in finding.found
+
+
+def queue(cluster: FakeCluster, active: str, frameworks: str) -> None:
+    state = {"conditions": [condition("Active", active, "", "ClusterQueue cq is stopped")]}
+    cluster.put("localqueues", {"metadata": {"name": "lq"}, "spec": {"clusterQueue": "cq"}, "status": state})
+    text = f"integrations:\n  frameworks:\n  - batch/job\n{frameworks}"
+    cluster.put("configmaps", {"metadata": {"name": "kueue-manager-config"}, "data": {"c.yaml": text}}, "kueue-system")
+
+
+@pytest.mark.parametrize(
+    ("active", "frameworks", "verdicts"),
+    [
+        ("True", "  - kubeflow.org/pytorchjob\n", ("ok", "ok")),
+        ("True", "  # - kubeflow.org/pytorchjob\n", ("ok", "missing")),
+        ("False", '  - "kubeflow.org/pytorchjob"\n', ("missing", "ok")),
+    ],
+)
+def test_a_queue_must_be_active_and_manage_the_kind(
+    healthy: FakeCluster, active: str, frameworks: str, verdicts: tuple[str, str]
+) -> None:
+    queue(healthy, active, frameworks)
+    findings = found("launch.cluster.queue=lq")
+    assert (findings["queue lq"].verdict, findings["Kueue's kinds"].verdict) == verdicts
+
+
+def test_what_may_not_be_seen_is_not_said_to_be_missing(healthy: FakeCluster) -> None:
+    unseen = ("namespaces", "nodes", "deployments", "resourcequotas", "persistentvolumeclaims")
+    healthy.denied |= {(verb, plural) for plural in unseen for verb in ("get", "list")}
+    findings = found()
+    assert [finding for finding in findings.values() if finding.verdict == "missing"] == []
+    assert findings["nodes for cpu"].verdict == findings["operators"].verdict == "note"
+
+
+def test_kubeflow_pipelines_is_asked_through_the_api_server(healthy: FakeCluster) -> None:
+    asked = len(healthy.seen)
+    assert found()["Kubeflow Pipelines"].verdict == "note"
+    assert sum("ml-pipeline" in seen.path for seen in healthy.seen[asked:]) == 1  # 503 is an answer here, no outage
+
+
+def test_the_table_of_permissions_names_each_resource_once() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert {"pods", "pods/log", "pytorchjobs.kubeflow.org", "networkpolicies.networking.k8s.io"} <= {
+        rule.name for rule in RULES
+    }
+    assert "services" not in {rule.name for rule in RULES}  # the operators make them, with rights of their own
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("100m", "0.1"), ("4", "4"), ("1536Mi", str(1536 * 2**20)), ("2k", "2000"), ("?", "0")]
+)
+def test_quantities_are_read_as_kubernetes_writes_them(text: str, value: str) -> None:
+    assert str(amount(text).normalize()) == str(amount(value).normalize())

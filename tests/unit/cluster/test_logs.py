@@ -1,0 +1,181 @@
+"""The log of rank 0 as one stream: every line once, through restarts, new pods and broken connections."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from podscale.launch.cluster import logs
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod, split_stamp
+from podscale.launch.cluster.resources import PODS
+from podscale.launch.cluster.transport import Interrupted
+from tests.support.cluster_objects import pod, terminated
+from tests.support.fake_cluster import FakeCluster
+from tests.support.polling import until
+
+POD = "r1-worker-0"
+SECOND = "2026-11-21T12:00:00"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+
+
+@contextmanager
+def following(api: Api, told: list[str]) -> Iterator[tuple[LogFollower, list[str]]]:
+    shown: list[str] = []
+    follower = LogFollower(api, lambda: api.list(PODS)[0], shown.append, told.append)
+    yield follower, shown
+    follower.finish(5.0)
+
+
+def numbers(shown: list[str]) -> list[int]:
+    return [int(line.removeprefix("line ")) for line in shown]
+
+
+def test_lines_are_shown_as_they_come_and_the_end_is_not_lost(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    cluster.put("pods", pod(0))
+    cluster.say(POD, "line 0")
+    with following(api, told) as (_, shown):
+        until(lambda: shown == ["line 0"])
+        cluster.say(POD, "line 1")
+        until(lambda: len(shown) == 2)
+        cluster.say(POD, "line 2")
+        cluster.hang_up(POD)
+        cluster.put("pods", pod(0, state=terminated(0, "", "Completed"), phase="Succeeded"))
+    assert numbers(shown) == [0, 1, 2]
+
+
+def test_broken_connections_lose_and_repeat_nothing(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    cluster.put("pods", pod(0))
+    with following(api, told) as (_, shown):
+        for number in range(200):
+            cluster.say(POD, f"line {number}")
+            if number % 20 == 0:
+                until(lambda: bool(shown))
+                cluster.cut()
+        until(lambda: len(shown) >= 200)
+        cluster.hang_up(POD)
+        cluster.put("pods", pod(0, state=terminated(0), phase="Succeeded"))
+    assert numbers(shown) == list(range(200))
+
+
+def test_lines_of_one_instant_are_each_shown_once(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    """A clock may stamp many lines alike, and the API takes whole seconds alone to start from."""
+    cluster.put("pods", pod(0))
+    log = ContainerLog(api, pod(0), told.append)
+    for number in range(3):
+        cluster.say(POD, f"line {number}", f"{SECOND}.500000000Z")
+    assert numbers([line.decode() for line in log.lines(pod(0), follow=False)]) == [0, 1, 2]
+    for number, stamp in ((3, "500000000"), (4, "500000000"), (5, "500000001")):
+        cluster.say(POD, f"line {number}", f"{SECOND}.{stamp}Z")
+    assert numbers([line.decode() for line in log.lines(pod(0), follow=False)]) == [3, 4, 5]
+
+
+def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
+    api: Api, cluster: FakeCluster, told: list[str]
+) -> None:
+    cluster.put("pods", pod(0))
+    log = ContainerLog(api, pod(0), told.append)
+    cluster.say(POD, "line 0")
+    assert len(list(log.lines(pod(0), follow=False))) == 1
+    cluster.say(POD, "line 1")
+    cluster.restart(POD)
+    cluster.say(POD, "line 2")
+    after = pod(0, last=terminated(1), restarts=1)
+    assert list(log.lines(after, follow=False)) == [b"line 1", b"line 2"]
+    assert told == []
+
+
+def test_lives_that_nobody_read_are_told_as_lost(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    log = ContainerLog(api, pod(0), told.append)
+    cluster.say(POD, "line 0")
+    cluster.restart(POD)
+    cluster.restart(POD)
+    cluster.say(POD, "line 1")
+    cluster.restart(POD)
+    cluster.say(POD, "line 2")
+    assert list(log.lines(pod(0, restarts=3), follow=False)) == [b"line 1", b"line 2"]
+    assert "the log before the last restart is gone" in told[0]
+
+
+def test_restarts_and_a_new_pod_are_one_stream(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    cluster.put("pods", pod(0))
+    with following(api, told) as (_, shown):
+        cluster.say(POD, "line 0")
+        until(lambda: len(shown) == 1)
+        cluster.restart(POD)
+        cluster.put("pods", pod(0, last=terminated(77), restarts=1))
+        cluster.say(POD, "line 1")
+        until(lambda: len(shown) == 2)
+        cluster.logs.pop(POD)
+        cluster.cut()
+        cluster.remove("pods", POD)
+        cluster.put("pods", pod(0, uid="another"))
+        cluster.say(POD, "line 2")
+        until(lambda: len(shown) == 3)
+        cluster.hang_up(POD)
+        cluster.put("pods", pod(0, uid="another", state=terminated(0), phase="Succeeded"))
+    assert numbers(shown) == [0, 1, 2]
+
+
+def test_a_container_that_has_ended_is_not_read_again_and_again(
+    api: Api, cluster: FakeCluster, told: list[str]
+) -> None:
+    cluster.put("pods", pod(0, state=terminated(1), phase="Failed"))
+    cluster.say(POD, "line 0")
+    cluster.hang_up(POD)
+    with following(api, told) as (_, shown):
+        until(lambda: shown == ["line 0"])
+        threading.Event().wait(0.3)
+    assert sum(seen.path.endswith("/log") for seen in cluster.seen) == 1
+
+
+def test_a_broken_stream_is_told_to_the_reader(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    cluster.say(POD, "line 0")
+    lines = ContainerLog(api, pod(0), told.append).lines(pod(0), follow=True)
+    assert next(lines) == b"line 0"
+    cluster.cut()
+    with pytest.raises(Interrupted):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"1970-01-01T00:00:01.000000002Z hello", (10**9 + 2, b"hello")),
+        (b"1970-01-01T01:00:01.5+01:00 hello", (10**9 + 5 * 10**8, b"hello")),
+        (b"1970-01-01T00:00:01Z ", (10**9, b"")),
+        (b"unable to retrieve container logs", (None, b"unable to retrieve container logs")),
+    ],
+)
+def test_stamps_are_taken_from_lines(line: bytes, expected: tuple[int | None, bytes]) -> None:
+    assert split_stamp(line) == expected
+
+
+def labelled(name: str, **labels: str) -> dict[str, Any]:
+    made = pod(0, name=name)
+    made["metadata"]["labels"] = {key.replace("__", "/"): value for key, value in labels.items()}
+    return made
+
+
+def test_rank_0_is_found_among_the_pods_of_every_kind_of_job() -> None:
+    index, kind = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+    master = labelled("m", **{index: "0", kind: "master"})
+    workers = [labelled(f"w{number}", **{index: str(number), kind: "worker"}) for number in (1, 0)]
+    hosts = [
+        labelled(
+            f"s{number}",
+            **{"jobset.sigs.k8s.io/job-index": "0", "batch.kubernetes.io/job-completion-index": str(number)},
+        )
+        for number in (1, 0)
+    ]
+    for pods, expected in ((workers, "w0"), ([*workers, master], "m"), (hosts, "s0"), ([labelled("only")], "only")):
+        found = first_pod(pods)
+        assert found is not None
+        assert found["metadata"]["name"] == expected
+    assert first_pod([]) is None

@@ -1,0 +1,217 @@
+"""What people are told of a job, from objects as the real API server, operators and kubelets leave them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from podscale.launch.cluster import state as states
+from tests.support.cluster_objects import (
+    condition,
+    event,
+    job,
+    pod,
+    stored,
+    terminated,
+    unschedulable,
+    waiting,
+)
+
+Object = dict[str, Any]
+KINDS = ("PyTorchJob", "JAXJob", "TrainJob", "JobSet", "Job")
+QUEUED = {"labels": {"kueue.x-k8s.io/queue-name": "lq"}, "suspend": True}
+NO_NODE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+REFUSED = (
+    'pods "r1-worker-0" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false '
+    '(container "init-pytorch" must set securityContext.allowPrivilegeEscalation=false)'
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    job: Object | None
+    phase: states.Phase
+    says: str = ""
+    pods: tuple[Object, ...] = ()
+    events: tuple[Object, ...] = ()
+    workload: Object | None = None
+    hopeless: bool = False
+    exit_code: int | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def done(kind: str) -> Object:
+    name = {"Job": "Complete", "TrainJob": "Complete", "JobSet": "Completed"}.get(kind, "Succeeded")
+    return stored(job(kind, status={"conditions": [condition("Created"), condition(name)]}))
+
+
+def failed(kind: str, message: str = "", reason: str = "") -> Object:
+    return stored(job(kind, status={"conditions": [condition("Failed", "True", reason, message)]}))
+
+
+def workload(*conditions: Object) -> Object:
+    return {"metadata": {"name": "pytorchjob-r1-1a2b3"}, "status": {"conditions": list(conditions)}}
+
+
+LIVE = stored(job())
+BAD = terminated(2, "data.source: no such folder")
+CASES = [
+    Case("a job that is not there is gone", None, "gone", "no such job"),
+    *(Case(f"a {kind} that has ended well has succeeded", done(kind), "succeeded", exit_code=0) for kind in KINDS),
+    *(
+        Case(f"a failed {kind} tells the words of the stage", failed(kind), "failed", "loss is not finite", (
+            pod(0, state=terminated(1, "loss is not finite"), phase="Failed"),
+            pod(1, state=terminated(77, "rank 0 is lost"), phase="Failed"),
+        ), exit_code=1)
+        for kind in KINDS
+    ),
+    Case(
+        "a failed job without pods tells the operator's message",
+        failed("PyTorchJob", "PyTorchJob r1 is failed because 1 Worker replica(s) failed."),
+        "failed",
+        "1 Worker replica(s) failed",
+    ),
+    Case(
+        "a job over its time limit names the option",
+        failed("Job", "Job was active longer than specified deadline", "DeadlineExceeded"),
+        "failed",
+        "launch.time_limit_hours",
+    ),
+    Case("a job that is being deleted is stopped", {
+        **LIVE, "metadata": {**LIVE["metadata"], "deletionTimestamp": "2026-11-21T00:00:00Z"}
+    }, "stopped", "time to save", (pod(0), pod(1))),
+    Case("a new job without pods is pending", LIVE, "pending"),
+    *(
+        Case(f"a {kind} with all pods running runs", stored(job(kind)), "running", pods=(pod(0), pod(1)))
+        for kind in KINDS
+    ),
+    Case("a job whose first pod is done and whose second runs is running", LIVE, "running", pods=(
+        pod(0, state=terminated(0, "", "Completed"), phase="Succeeded"), pod(1),
+    )),
+    Case("a job whose pods are all done runs until its operator says so", LIVE, "running", pods=(
+        pod(0, state=terminated(0, "", "Completed"), phase="Succeeded"),
+        pod(1, state=terminated(0, "", "Completed"), phase="Succeeded"),
+    )),
+    Case("a pod that makes its container is starting", LIVE, "starting", pods=(
+        pod(0), pod(1, state=waiting("ContainerCreating"), phase="Pending"),
+    )),
+    Case("an unschedulable pod quotes the scheduler", LIVE, "pending", NO_NODE, (
+        unschedulable(0, NO_NODE), unschedulable(1, NO_NODE),
+    )),
+    Case("several unschedulable pods are one sentence", LIVE, "pending", "and 1 other pod", (
+        unschedulable(0, NO_NODE), unschedulable(1, NO_NODE),
+    )),
+    *(
+        Case(f"{reason} names the image and is hopeless", LIVE, "starting", says, (
+            pod(0, state=waiting(reason, "image not present"), phase="Pending"), pod(1),
+        ), hopeless=True)
+        for reason, says in (
+            ("ImagePullBackOff", "registry.example/podscale:1"),
+            ("ErrImagePull", "image_pull_secrets"),
+            ("ErrImageNeverPull", "image_pull_policy"),
+            ("InvalidImageName", "launch.image"),
+        )
+    ),
+    Case("a missing secret is quoted", LIVE, "starting", 'secret "s" not found', (
+        pod(0, state=waiting("CreateContainerConfigError", 'secret "s" not found'), phase="Pending"), pod(1),
+    ), hopeless=True),
+    Case("a volume that cannot be mounted is told from the pod's event", LIVE, "starting", 'claim "w" not found', (
+        pod(0, state=waiting("ContainerCreating"), phase="Pending"), pod(1),
+    ), (event("r1-worker-0", "FailedMount", 'claim "w" not found'),)),
+    Case("pods that Pod Security refuses are told from the job's event", LIVE, "pending", "Pod Security", events=(
+        event("r1", "FailedCreatePod", f"Error creating: {REFUSED}"),
+    ), hopeless=True),
+    Case("the operator's init container is named as the cause", LIVE, "pending", "workers alone", events=(
+        event("r1", "FailedCreatePod", f"Error creating: {REFUSED}"),
+    ), hopeless=True),
+    Case("pods over the quota are not hopeless", LIVE, "pending", "exceeded quota: q", events=(
+        event("r1", "FailedCreatePod", 'Error creating: pods "r1-worker-1" is forbidden: exceeded quota: q'),
+    )),
+    Case("a crash loop tells how the container ended", LIVE, "restarting", "CUDA error", (
+        pod(0, state=waiting("CrashLoopBackOff", "back-off 20s"), last=terminated(1, "CUDA error"), restarts=3),
+        pod(1, restarts=2),
+    ), exit_code=1),
+    Case("a container out of memory names the option", LIVE, "restarting", "launch.resources.memory_gib", (
+        pod(0, state=waiting("CrashLoopBackOff"), last=terminated(137, None, "OOMKilled"), restarts=1), pod(1),
+    ), exit_code=137),
+    Case("all pods running again after a restart is running", LIVE, "running", pods=(
+        pod(0, last=terminated(77, "rank 1 is lost"), restarts=1), pod(1, last=terminated(137), restarts=1),
+    ), exit_code=137),
+    Case("a restarting JobSet says so", stored(job("JobSet", status={
+        "restarts": 1, "conditions": [condition("RestartingJobSet")]
+    })), "restarting", pods=(pod(0),)),
+    Case("an evicted pod tells the node's words", LIVE, "restarting", "low on resource", (
+        pod(0, phase="Failed", state=terminated(137), status={
+            "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."
+        }), pod(1),
+    ), exit_code=1),
+    Case("a container that has just failed is restarting before it counts", LIVE, "restarting", "peer lost", (
+        pod(0, state=terminated(77, "peer lost")), pod(1),
+    ), exit_code=77),
+    Case("bad input is found while the operator still restarts", LIVE, "restarting", "no such folder", (
+        pod(0, last=BAD, state=waiting("CrashLoopBackOff"), restarts=1), pod(1, last=terminated(77, "peer lost")),
+    ), exit_code=2),
+    Case("a suspended job of a queue is queued with Kueue's words", stored(job(**QUEUED)), "queued", "1 more needed",
+         workload=workload(condition("QuotaReserved", "False", "Pending", "insufficient quota: 1 more needed"))),
+    Case("a preempted job of a queue tells that Kueue took it out", stored(job(**QUEUED)), "queued", "taken out again",
+         workload=workload(condition("Evicted", "True", "Preempted", "Preempted to accommodate a workload"))),
+    Case("a job that waits for an admission check is queued", stored(job(**QUEUED)), "queued", "waits for admission",
+         workload=workload(
+             condition("QuotaReserved"), condition("Admitted", "False", "UnsatisfiedAdmissionChecks", "no capacity")
+         )),
+    Case("a job that Kueue ignores asks whether it manages the kind", stored(job(**QUEUED)), "queued", "manage"),
+    *(
+        Case(f"a {kind} suspended by a person is stopped", stored(job(kind, suspend=True)), "stopped", "spec.suspend")
+        for kind in KINDS
+    ),
+    Case("pods of an earlier job of the same name do not count", stored(job(), created="2999-01-01T00:00:00Z"),
+         "pending", pods=(pod(0, state=BAD), pod(1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_job_is_told_as_it_stands(case: Case) -> None:
+    found = states.read(case.job, case.pods, case.events, case.workload)
+    assert found.phase == case.phase, str(found)
+    assert case.says in found.reason
+    assert found.hopeless == case.hopeless
+    assert (found.ending.exit_code if found.ending else None) == case.exit_code
+
+
+def test_the_first_cause_explains_the_others() -> None:
+    ends = [(77, "peer lost"), (76, "hang"), (1, "loss is not finite"), (2, "bad document")]
+    for number in range(len(ends)):
+        pods = [pod(index, state=terminated(*end)) for index, end in enumerate(ends[: number + 1])]
+        found = states.read(LIVE, pods).ending
+        assert found is not None
+        assert (found.exit_code, found.error) == ends[number]
+
+
+def test_an_error_of_many_lines_is_one_line_in_a_state() -> None:
+    pods = [pod(0, state=terminated(1, "loss is not finite\n  at update 12\nlower the rate"), phase="Failed")]
+    assert str(states.read(failed("Job"), pods)) == "failed: loss is not finite"
+
+
+def test_the_line_for_people_counts_pods_and_restarts() -> None:
+    found = states.read(LIVE, [pod(0, restarts=2), pod(1, state=waiting("ContainerCreating"), phase="Pending")])
+    assert str(found) == "restarting, 1 of 2 pods, 2 restarts"
+
+
+@pytest.mark.parametrize(
+    ("status", "pods", "ran"),
+    [
+        ({}, [], False),
+        ({}, [pod(0, state=waiting("ErrImagePull"))], False),
+        ({}, [pod(0)], True),
+        ({}, [pod(0, state=waiting("ErrImagePull"), last=terminated(1))], True),
+        ({}, [pod(0, state=waiting("RunContainerError"), last=terminated(128, reason="StartError"))], False),
+        ({"conditions": [condition("Created"), condition("Running", "False")]}, [], True),
+        ({"failed": 1}, [pod(0, state=waiting("ErrImagePull"))], True),
+        ({"restarts": 1}, [], True),
+    ],
+)
+def test_whether_a_job_ever_ran_is_told_by_its_pods_and_its_status(
+    status: dict[str, Any], pods: list[dict[str, Any]], ran: bool
+) -> None:
+    assert states.read(stored(job(status=status), created="2026-01-01T00:00:00Z"), pods).ran is ran

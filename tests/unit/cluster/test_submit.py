@@ -1,0 +1,227 @@
+"""Submitting: one job whatever happens, of this document, and nothing left behind where it is refused."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from podscale.errors import InputError
+from podscale.launch.cluster import companions
+from podscale.launch.cluster import submit as submitting
+from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.connection import Choice
+from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.submit import Submission, check, submit
+from podscale.launch.render import Manifests
+from tests.support.cluster_objects import LABELS, condition, job
+from tests.support.fake_cluster import Answer, FakeCluster, Seen
+
+POLICY: dict[str, Any] = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "r1", "labels": LABELS},
+    "spec": {},
+}
+RUNTIME = {**POLICY, "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
+MANIFESTS = Manifests(job(), (POLICY,))
+
+
+def jobs(cluster: FakeCluster) -> list[str]:
+    return [made["metadata"]["uid"] for made in cluster.all("pytorchjobs")]
+
+
+def finish(cluster: FakeCluster, kind: str, plural: str = "pytorchjobs") -> None:
+    made = cluster.get(plural, "r1")
+    assert made is not None
+    cluster.put(plural, {**made, "status": {"conditions": [condition(kind)]}})
+
+
+def test_the_server_is_asked_without_effect_before_anything_is_made(api: Api, cluster: FakeCluster) -> None:
+    assert submit(api, MANIFESTS, print).action == "created"
+    posts = [seen for seen in cluster.seen if seen.method == "POST" and seen.path.endswith("pytorchjobs")]
+    assert ["dryRun" in seen.query for seen in posts] == [True, False]
+
+
+def test_companions_go_with_their_job(api: Api, cluster: FakeCluster) -> None:
+    found = submit(api, MANIFESTS, print)
+    (policy,) = cluster.all("networkpolicies")
+    (owner,) = policy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("PyTorchJob", found.job["metadata"]["uid"])
+    assert owner["blockOwnerDeletion"] is True  # else an old one may still be there when the next job is made
+    cluster.remove("pytorchjobs", "r1")
+    assert cluster.all("networkpolicies") == []
+
+
+@pytest.mark.parametrize("labels", [{}, {**LABELS, "podscale.dev/run": "other"}])
+@pytest.mark.parametrize("running", [False, True], ids=["new job", "adopted job"])
+def test_an_object_of_somebody_else_is_neither_used_nor_taken_over(
+    api: Api, cluster: FakeCluster, labels: dict[str, str], running: bool
+) -> None:
+    foreign = cluster.put("networkpolicies", {**POLICY, "metadata": {"name": "r1", "labels": labels}})
+    if running:
+        cluster.put("pytorchjobs", job())
+    with pytest.raises(InputError, match=r"NetworkPolicy r1 exists and was not made for this job.*another run\.id"):
+        submit(api, MANIFESTS, print)
+    assert cluster.all("networkpolicies") == [foreign]
+    assert len(jobs(cluster)) == running
+
+
+def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: Api, cluster: FakeCluster) -> None:
+    api.create(submitting.resource_of(RUNTIME), {**RUNTIME, "spec": {"of": "an older document"}})
+    submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print)
+    (made,) = cluster.all("trainingruntimes")
+    assert made["spec"] == RUNTIME["spec"]
+    finish(cluster, "Failed", "trainjobs")
+    submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print)
+    (again,) = cluster.all("trainingruntimes")
+    assert again["spec"] == RUNTIME["spec"]
+
+
+def test_what_another_submitter_of_this_document_has_just_made_is_used(api: Api, cluster: FakeCluster) -> None:
+    (made,) = companions.prepare(api, (POLICY,))
+    assert companions.prepare(api, (POLICY,)) == []
+    (kept,) = cluster.all("networkpolicies")
+    submit(api, MANIFESTS, print)
+    (owned,) = cluster.all("networkpolicies")
+    assert kept["metadata"]["uid"] == owned["metadata"]["uid"]
+    assert made["metadata"]["name"] == "r1"
+
+
+def test_a_trainjobs_runtime_is_there_before_the_job_is_checked(api: Api, cluster: FakeCluster) -> None:
+    def needs_runtime(plural: str, body: dict[str, Any]) -> Answer | None:
+        there = cluster.get("trainingruntimes", "r1") is not None
+        return None if plural != "trainjobs" or there else Answer(403, "Forbidden", "denied the request: no runtime")
+
+    cluster.admission.append(needs_runtime)
+    assert submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print).action == "created"
+
+
+def test_submitting_again_adopts_the_running_job(api: Api, cluster: FakeCluster) -> None:
+    first = submit(api, MANIFESTS, print)
+    again = submit(api, MANIFESTS, print)
+    assert (again.action, again.job["metadata"]["uid"]) == ("adopted", first.job["metadata"]["uid"])
+
+
+def test_adopting_repairs_what_a_killed_submitter_left_undone(api: Api, cluster: FakeCluster) -> None:
+    api.create(first_resource(), job())
+    submit(api, MANIFESTS, print)
+    (policy,) = cluster.all("networkpolicies")
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == jobs(cluster)[0]
+
+
+def first_resource() -> Any:
+    return submitting.resource_of(job())
+
+
+def test_a_job_that_succeeded_is_left_alone(api: Api, cluster: FakeCluster) -> None:
+    submit(api, MANIFESTS, print)
+    finish(cluster, "Succeeded")
+    before = jobs(cluster)
+    assert submit(api, MANIFESTS, print).action == "finished"
+    assert jobs(cluster) == before
+
+
+def test_a_job_that_failed_is_replaced(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+    submit(api, MANIFESTS, print)
+    finish(cluster, "Failed")
+    before = jobs(cluster)
+    assert submit(api, MANIFESTS, told.append).action == "created"
+    assert len(jobs(cluster)) == 1
+    assert jobs(cluster) != before
+    assert "goes on from the newest checkpoint" in told[0]
+
+
+def test_a_job_that_is_being_deleted_is_waited_for(api: Api, cluster: FakeCluster) -> None:
+    submit(api, MANIFESTS, print)
+    made = cluster.get("pytorchjobs", "r1")
+    assert made is not None
+    made["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
+    cluster.put("pytorchjobs", made)
+    threading.Timer(1.0, cluster.remove, ("pytorchjobs", "r1")).start()
+    again = submit(api, MANIFESTS, print)
+    assert again.action == "created"
+    assert again.job["metadata"]["uid"] != made["metadata"]["uid"]
+
+
+def test_another_document_under_the_same_id_is_refused(api: Api, cluster: FakeCluster) -> None:
+    submit(api, MANIFESTS, print)
+    with pytest.raises(InputError, match=r"belongs to another document.*podscale stop r1"):
+        submit(api, Manifests(job(identity="other")), print)
+
+
+def test_a_job_of_somebody_else_is_refused(api: Api, cluster: FakeCluster) -> None:
+    foreign = job()
+    foreign["metadata"]["annotations"] = {}
+    cluster.put("pytorchjobs", foreign)
+    with pytest.raises(InputError, match="not made by Podscale"):
+        submit(api, MANIFESTS, print)
+
+
+def test_the_same_run_as_another_kind_of_job_is_refused(api: Api, cluster: FakeCluster) -> None:
+    cluster.put("jobsets", job("JobSet"))
+    with pytest.raises(InputError, match="JobSet r1 already carries this out"):
+        submit(api, MANIFESTS, print)
+    assert jobs(cluster) == []
+
+
+def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
+    """All look, see nothing, and create at the same time: the API server lets one win."""
+    looked = threading.Barrier(4)
+
+    def both_have_looked(seen: Seen) -> Answer | None:
+        if seen.method == "POST" and seen.path.endswith("pytorchjobs") and "dryRun" in seen.query:
+            looked.wait(10)
+        return None
+
+    cluster.faults.append(both_have_looked)
+    found: list[Submission] = []
+    clients = [connect(Choice(), patience=Patience(10)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda api=api: found.append(submit(api, MANIFESTS, print))) for api in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(one.action for one in found) == ["adopted", "adopted", "adopted", "created"]
+    assert len({one.job["metadata"]["uid"] for one in found}) == len(jobs(cluster)) == 1
+
+
+def test_an_answer_that_is_lost_makes_no_second_job(api: Api, cluster: FakeCluster) -> None:
+    """The job is made, but the connection breaks before the answer: the repeated request finds it."""
+
+    def make_and_cut(seen: Seen) -> Answer | None:
+        if seen.method == "POST" and seen.path.endswith("pytorchjobs") and "dryRun" not in seen.query:
+            cluster.faults.clear()
+            cluster.put("pytorchjobs", seen.body)
+            raise ConnectionError
+        return None
+
+    cluster.faults.append(make_and_cut)
+    assert submit(api, MANIFESTS, print).action == "adopted"
+    assert len(jobs(cluster)) == 1
+
+
+@pytest.mark.parametrize("status", [403, 422])
+def test_a_refused_job_leaves_nothing_behind(api: Api, cluster: FakeCluster, status: int) -> None:
+    cluster.admission.append(
+        lambda plural, body: Answer(status, "Invalid", "denied the request") if plural == "pytorchjobs" else None
+    )
+    with pytest.raises(InputError, match="denied the request"):
+        submit(api, MANIFESTS, print)
+    assert cluster.all("networkpolicies") == []
+    assert jobs(cluster) == []
+
+
+def test_a_missing_operator_is_told_and_leaves_nothing_behind(api: Api, cluster: FakeCluster) -> None:
+    cluster.kinds["kubeflow.org/v1"].clear()
+    with pytest.raises(InputError, match="install Kubeflow Training Operator"):
+        submit(api, MANIFESTS, print)
+    assert cluster.all("networkpolicies") == []
+
+
+def test_checking_makes_nothing(api: Api, cluster: FakeCluster) -> None:
+    check(api, MANIFESTS)
+    check(api, Manifests(job("TrainJob"), (RUNTIME,)))
+    assert [seen.query.get("dryRun") for seen in cluster.seen if seen.method == "POST"] == ["All"] * 3
+    cluster.admission.append(lambda *_: Answer(403, "Forbidden", "exceeded quota: few"))
+    with pytest.raises(InputError, match="exceeded quota"):
+        check(api, MANIFESTS)

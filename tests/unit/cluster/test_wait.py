@@ -1,0 +1,295 @@
+"""Accompanying a job: what people are told, and every way in which it may end; tests play operator and kubelet."""
+
+import io
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from podscale import config as documents
+from podscale.errors import ExitCode
+from podscale.launch.cluster import carry, logs, mirror, observe
+from podscale.launch.cluster.carry import Carried, carry_out
+from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.wait import JobVanished, Limits
+from podscale.stopping import Stopped, raise_on_stop
+from tests.support.cluster_objects import condition, event, pod, terminated, unschedulable, waiting
+from tests.support.fake_cluster import FakeCluster
+from tests.support.polling import until
+
+LIMITS = Limits(look=0.1, rest=0.01, hopeless=1.0, log=5.0)
+DOCUMENT = (
+    "run.id=r1",
+    "run.workspace=/work",
+    "launch.backend=pytorchjob",
+    "launch.nodes=2",
+    "launch.cluster.workspace_claim=w",
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(observe, "ASIDE_SECONDS", 0.1)
+    monkeypatch.setattr(carry.patience, "LONG", Patience(20.0))
+
+
+class Waiting:
+    """A launcher in a thread; what it printed and how it came back."""
+
+    def __init__(self, *changes: str) -> None:
+        self.out = io.StringIO()
+        self.result: Carried | BaseException | None = None
+        self._changes = (*DOCUMENT, *changes)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = carry_out(documents.load(None, self._changes), "train", out=self.out, limits=LIMITS)
+        except BaseException as error:
+            self.result = error
+
+    @property
+    def text(self) -> str:
+        return self.out.getvalue()
+
+    def sees(self, *words: str) -> None:
+        until(lambda: all(word in self.text for word in words) or self.result is not None)
+        assert all(word in self.text for word in words), f"{self.text}\n{self.result!r}"
+
+    def end(self) -> Any:
+        self._thread.join(20)
+        assert self.result is not None, self.text
+        return self.result
+
+
+@pytest.fixture
+def operator(cluster: FakeCluster) -> "Operator":
+    return Operator(cluster)
+
+
+class Operator:
+    """The training operator and the kubelets, by hand."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def job(self) -> dict[str, Any]:
+        until(lambda: self.cluster.get("pytorchjobs", "r1") is not None)
+        made = self.cluster.get("pytorchjobs", "r1")
+        assert made is not None
+        return made
+
+    def condition(self, kind: str) -> None:
+        self.cluster.put("pytorchjobs", {**self.job(), "status": {"conditions": [condition(kind)]}})
+
+    def pods(self, *pods: dict[str, Any]) -> None:
+        self.job()
+        for made in pods:
+            del made["metadata"]["creationTimestamp"]  # the server's: after that of the job
+            self.cluster.put("pods", made)
+
+    def succeed(self) -> None:
+        for index in range(2):
+            self.cluster.hang_up(f"r1-worker-{index}")
+        self.pods(*(pod(index, state=terminated(0, "", "Completed"), phase="Succeeded") for index in range(2)))
+        self.condition("Succeeded")
+
+
+def test_a_job_is_told_from_submission_to_its_end_with_the_log_in_between(
+    operator: Operator, cluster: FakeCluster
+) -> None:
+    launcher = Waiting()
+    launcher.sees("PyTorchJob r1 in namespace train: submitted", "pending")
+    operator.pods(unschedulable(0, "0/1 nodes are available: 1 Insufficient cpu."))
+    launcher.sees("no node for it: 0/1 nodes are available")
+    operator.pods(pod(0), pod(1))
+    cluster.say("r1-worker-0", "epoch 1")
+    launcher.sees("running, 2 of 2 pods", "epoch 1")
+    cluster.say("r1-worker-0", "epoch 2")
+    operator.succeed()
+    assert launcher.end() == Carried("train", 0)
+    assert launcher.text.count("epoch 1") == launcher.text.count("epoch 2") == 1
+
+
+def test_a_job_that_succeeded_before_is_not_run_again(operator: Operator, cluster: FakeCluster) -> None:
+    first = Waiting()
+    operator.pods(pod(0), pod(1))
+    operator.succeed()
+    first.end()
+    again = Waiting()
+    assert again.end() == Carried("train", 0, reused=True)
+    assert "what it made is not looked at: if that is gone, `podscale stop r1 --delete`" in again.text
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_the_job_of_a_pipeline_says_so(operator: Operator, cluster: FakeCluster, pipeline: bool) -> None:
+    document = documents.load(None, DOCUMENT)
+    options: dict[str, Any] = {"out": io.StringIO(), "pipeline": pipeline, "limits": LIMITS}
+    threading.Thread(target=carry_out, args=(document, "train"), kwargs=options, daemon=True).start()
+    annotations = operator.job()["metadata"]["annotations"]
+    assert ("podscale.dev/launcher" in annotations) is pipeline
+    operator.pods(pod(0), pod(1))
+    operator.succeed()
+    until(lambda: "succeeded" in options["out"].getvalue())
+
+
+def test_a_launcher_that_comes_again_adopts(operator: Operator) -> None:
+    first = Waiting()
+    operator.pods(pod(0), pod(1))
+    first.sees("running")
+    second = Waiting()
+    second.sees("runs on as it was submitted", "running")
+    operator.succeed()
+    assert first.end() == second.end() == Carried("train", 0)
+
+
+def test_bad_input_ends_the_job_although_its_operator_would_restart_it(
+    operator: Operator, cluster: FakeCluster
+) -> None:
+    launcher = Waiting()
+    operator.pods(
+        pod(1, last=terminated(2, "data.source: no such folder"), restarts=1, state=waiting("CrashLoopBackOff"))
+    )
+    assert launcher.end() == Carried("train", int(ExitCode.BAD_INPUT), "data.source: no such folder")
+    assert cluster.all("pytorchjobs") == []
+    assert "no restart can help" in launcher.text
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (75, 75), (76, 76), (77, 77), (137, 1)])
+def test_a_failed_job_gives_the_exit_code_of_its_stage(operator: Operator, code: int, expected: int) -> None:
+    launcher = Waiting()
+    operator.pods(pod(0, state=terminated(code, "why it failed"), phase="Failed"), pod(1))
+    operator.condition("Failed")
+    assert launcher.end() == Carried("train", expected, "why it failed")
+
+
+def test_an_image_that_is_missing_is_given_up_with_its_name(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    operator.pods(pod(0, state=waiting("ImagePullBackOff", "not found"), phase="Pending"))
+    result = launcher.end()
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "registry.example/podscale:1" in result.error
+    assert cluster.all("pytorchjobs") == []
+
+
+def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_start(
+    operator: Operator, cluster: FakeCluster
+) -> None:
+    launcher = Waiting()
+    operator.pods(pod(0), pod(1))
+    launcher.sees("running, 2 of 2 pods")
+    cluster.remove("pods", "r1-worker-0")
+    cluster.remove("pods", "r1-worker-1")  # nothing that is there now has run
+    for index in range(2):
+        operator.pods(pod(index, uid=f"new-{index}", state=waiting("ErrImagePull", "registry down"), phase="Pending"))
+    launcher.sees("ErrImagePull")
+    time.sleep(LIMITS.hopeless + 0.5)
+    assert launcher.result is None, launcher.text
+    operator.pods(pod(0, uid="new-0"), pod(1, uid="new-1"))
+    operator.succeed()
+    assert launcher.end() == Carried("train", 0)
+
+
+def test_pods_that_are_refused_are_told_from_the_jobs_events(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    operator.job()
+    cluster.put("events", event("r1", "FailedCreatePod", 'Error creating: violates PodSecurity "restricted"'))
+    assert "Pod Security refuses its pods" in launcher.end().error
+
+
+def test_a_job_in_a_queue_is_told_with_kueues_words(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting("launch.cluster.queue=lq")
+    made = operator.job()
+    made["spec"]["runPolicy"]["suspend"] = True
+    cluster.put("pytorchjobs", made)
+    message = "couldn't assign flavors: insufficient unused quota for cpu, 1 more needed"
+    workload = {
+        "metadata": {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": made["metadata"]["uid"]}},
+        "status": {"conditions": [condition("QuotaReserved", "False", "Pending", message)]},
+    }
+    cluster.put("workloads", workload)
+    launcher.sees("queued: waits for quota (queue lq): couldn't assign flavors")
+    del made["spec"]["runPolicy"]["suspend"]
+    cluster.put("pytorchjobs", made)
+    operator.pods(pod(0), pod(1))
+    operator.succeed()
+    assert launcher.end().done
+
+
+def test_a_deleted_job_is_one_message(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    operator.pods(pod(0), pod(1))
+    launcher.sees("running")
+    cluster.remove("pytorchjobs", "r1")
+    result = launcher.end()
+    assert isinstance(result, JobVanished)
+    assert "was deleted by somebody" in str(result)
+    assert cluster.all("pytorchjobs") == []
+
+
+def test_a_deleted_namespace_is_one_message(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    operator.pods(pod(0), pod(1))
+    launcher.sees("running")
+    cluster.put("namespaces", {"metadata": {"name": "train"}, "status": {"phase": "Terminating"}})
+    cluster.remove("pytorchjobs", "r1")
+    assert "namespace train was deleted" in str(launcher.end())
+
+
+def test_a_job_that_somebody_replaced_is_not_taken_for_ours(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    made = operator.job()
+    launcher.sees("pending")
+    cluster.cut()
+    cluster.remove("pytorchjobs", "r1")
+    made["metadata"]["uid"] = "another"
+    cluster.put("pytorchjobs", made)
+    assert "submitted anew by somebody else" in str(launcher.end())
+
+
+def test_an_outage_and_forgotten_history_lose_nothing(
+    operator: Operator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry.patience, "QUIET_SECONDS", 0.2)
+    launcher = Waiting()
+    operator.pods(pod(0), pod(1))
+    cluster.say("r1-worker-0", "epoch 1")
+    launcher.sees("running", "epoch 1")
+    cluster.down()
+    cluster.say("r1-worker-0", "epoch 2")
+    launcher.sees("does not answer")
+    cluster.forget_history()
+    cluster.up()
+    launcher.sees("answers again", "epoch 2")
+    operator.succeed()
+    assert launcher.end() == Carried("train", 0)
+    assert (
+        launcher.text.count("does not answer") == launcher.text.count("epoch 1") == launcher.text.count("epoch 2") == 1
+    )
+    assert len([seen for seen in cluster.seen if seen.method == "POST" and "dryRun" not in seen.query]) == 2  # + policy
+
+
+@pytest.fixture
+def sigterm() -> Iterator[Callable[[], None]]:
+    before = raise_on_stop()
+    yield lambda: signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_signal_leaves_the_job_or_stops_it(
+    operator: Operator, cluster: FakeCluster, sigterm: Callable[[], None], stop: bool
+) -> None:
+    """The main thread waits here, because signals reach it alone."""
+    out = io.StringIO()
+    threading.Thread(target=lambda: (until(lambda: "pending" in out.getvalue()), sigterm()), daemon=True).start()
+    with pytest.raises(Stopped):
+        carry_out(documents.load(None, DOCUMENT), "train", out=out, stop_on_signal=stop, limits=LIMITS)
+    assert (cluster.all("pytorchjobs") == []) is stop
+    assert ("is deleted" if stop else "takes it up again") in out.getvalue()

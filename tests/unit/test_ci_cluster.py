@@ -1,0 +1,106 @@
+"""tools/ci_cluster.sh: what it runs in which order, what is a failure, and what is only not run."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "ci_cluster.sh"
+CANNOT, TIMED_OUT = 69, 124
+
+# Stands for the interpreter: notes its arguments, and ends as told for the first argument list with that word in it.
+PYTHON = """#!/bin/bash
+echo "$*" >> calls
+[[ "$*" == *kubeconfig ]] && echo {kubeconfig}
+[[ -n "{word}" && "$*" == *"{word}"* ]] && exit {status}
+exit 0
+"""
+
+
+class Script:
+    """The script in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "tools").mkdir()
+        shutil.copy(SCRIPT, folder / "tools")
+        (folder / ".venv" / "bin").mkdir(parents=True)
+        self.kubeconfig = folder / "admin.kubeconfig"
+
+    def run(self, word: str = "", status: int = 0, minutes_left: float = 55) -> tuple[int, str, list[str]]:
+        """Exit status, what it said, and the last argument or two of every call."""
+        python = self.folder / ".venv" / "bin" / "python"
+        python.write_text(PYTHON.format(word=word, status=status, kubeconfig=self.kubeconfig))
+        python.chmod(0o755)
+        started = int(time.time() - (55 - minutes_left) * 60)
+        done = subprocess.run(
+            ["bash", str(self.folder / "tools" / SCRIPT.name)],
+            env={**os.environ, "CI_STARTED": str(started), "CI_SECONDS": "3300"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        calls = self.folder / "calls"
+        made = calls.read_text().splitlines() if calls.exists() else []
+        short = [call.removeprefix("-m ").replace("pytest -p no:cacheprovider --durations=10 ", "") for call in made]
+        return done.returncode, done.stdout + done.stderr, [call.replace("tests.cluster.lab ", "") for call in short]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+def test_everything_runs_in_order_and_the_cluster_ends(script: Script) -> None:
+    status, said, calls = script.run()
+    assert (status, said) == (0, "")
+    tests = ["tests/cluster -m cluster_ci", "tests/images -k not two_builds"]
+    assert calls == ["build", "tests/chart", "kubeconfig", "up", "images", *tests, "down"]
+
+
+def test_a_cluster_that_was_there_before_stays(script: Script) -> None:
+    script.kubeconfig.touch()
+    assert "down" not in script.run()[2]
+
+
+@pytest.mark.parametrize("minutes", [-3, 0, 20])
+def test_without_time_nothing_is_begun(script: Script, minutes: float) -> None:
+    status, said, calls = script.run(minutes_left=minutes)
+    assert (status, calls) == (0, [])
+    assert said.startswith("cluster tests: NOT RUN: it takes 27 minutes, and ")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(TIMED_OUT, "too slow: Kubernetes was not compiled"), (CANNOT, "this machine cannot carry")]
+)
+def test_a_machine_too_slow_or_too_small_to_compile_is_no_failure(script: Script, status: int, reason: str) -> None:
+    ended, said, calls = script.run("lab build", status)
+    assert (ended, calls) == (0, ["build"])
+    assert f"cluster tests: NOT RUN: {reason}" in said
+
+
+STEPS = ["lab up", "lab images", "tests/chart", "tests/cluster -m", "tests/images"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_anything_else_that_fails_is_a_failure(script: Script, step: str) -> None:
+    ended, said, calls = script.run(step, 1)
+    assert ended == 1
+    assert "failed with 1" in said
+    assert step == "tests/chart" or calls[-1] == "down"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_takes_too_long_is_not_run_to_its_end(script: Script, step: str) -> None:
+    """On a slow machine; a test that hangs fails by its own time limit."""
+    ended, said, calls = script.run(step, TIMED_OUT)
+    assert ended == 0
+    assert "NOT RUN: too slow: no end after" in said
+    assert step == "tests/chart" or calls[-1] == "down"
+
+
+def test_a_compiler_that_fails_is_a_failure(script: Script) -> None:
+    assert script.run("lab build", 1)[0] == 1

@@ -1,0 +1,59 @@
+"""`podscale render` as people use it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podscale.cli import main
+
+VOLUME = ["--set", "run.workspace=/workspace", "--set", "launch.cluster.workspace_claim=w"]
+
+
+def kinds(text: str) -> list[str]:
+    return [one["kind"] for one in yaml.safe_load_all(text)]
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "digits", *VOLUME]) == 0
+    assert kinds(capsys.readouterr().out) == ["NetworkPolicy", "PyTorchJob"]
+    assert main(["render", "digits", *VOLUME, "--set", "launch.backend=trainjob", "--stage", "all"]) == 0
+    printed = kinds(capsys.readouterr().out)
+    assert [kind for kind in printed if kind != "NetworkPolicy"] == ["Job", "TrainingRuntime", "TrainJob", "Job", "Job"]
+
+
+def test_hardware_has_a_likely_kind_of_job(capsys: pytest.CaptureFixture[str]) -> None:
+    tpu = ["--set", "launch.hardware=tpu-v5e-2x2", "--set", "launch.processes=1", "--set", "launch.backend=auto"]
+    assert main(["render", "digits", *VOLUME, *tpu]) == 0
+    printed = capsys.readouterr()
+    assert kinds(printed.out)[-1] == "JobSet"
+    assert "note: launch.hardware tpu-v5e-2x2: the PyTorch engine" in printed.err
+    counted = ["--set", "launch.resources.accelerator=google.com/tpu", "--set", "launch.resources.accelerators=4"]
+    assert main(["render", "digits", *VOLUME, *counted, "--set", "launch.processes=1"]) == 0
+    assert kinds(capsys.readouterr().out)[-1] == "JobSet"
+
+
+def test_defaults_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    defaults, output = tmp_path / "defaults.yaml", tmp_path / "job.yaml"
+    defaults.write_text("run: {workspace: /ws}\nlaunch: {cluster: {workspace_claim: theirs}}\n")
+    assert main(["render", "digits", "--defaults", str(defaults), "-o", str(output)]) == 0
+    assert capsys.readouterr().out == ""
+    assert "claimName: theirs" in output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stage", "trian"], "choose one of shard, train, evaluate, report, all"),
+        (["--backend", "local"], "choose one of pytorchjob, jaxjob, trainjob, jobset, job"),
+        (["--defaults", "/no/such/file"], "/no/such/file: cannot read the run document"),
+        (["--output", "/no/such/folder/x"], "cannot be written: No such file or directory"),
+        (["--set", "launch.hardware=tpu-v5e-3x3"], "it has 1x1, 2x2"),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "digits", *VOLUME, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""

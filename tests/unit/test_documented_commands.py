@@ -1,0 +1,81 @@
+"""Every `podscale ...` command line of README.md and docs/ is one that the command line takes; none is carried out."""
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from podscale.cli import WrongUsage, app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+SPAN = re.compile(r"`(podscale [^`]+)`")
+IN_CONTAINERS = ("podman", "docker")
+
+
+def documented(text: str) -> Iterator[str]:
+    """The command lines of a page: those of its blocks, and those between backticks, which may go over two lines."""
+    for block in FENCE.findall(text):
+        yield from block.replace("\\\n", " ").splitlines()[1:-1]
+    yield from (" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", text)))
+
+
+def arguments(line: str) -> list[str] | None:
+    """What follows `podscale` on a line, up to a pipe or a comment; None where it starts another program."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split = True
+    try:
+        found = list(itertools.takewhile(lambda word: word[0] not in "|;&<>", (word or " " for word in lexer)))
+    except ValueError:  # a quotation that goes over several lines: no command of ours
+        return None
+    if found and found[0] in IN_CONTAINERS and "podscale" in found:
+        return found[len(found) - found[::-1].index("podscale") :]
+    return found[1:] if found and Path(found[0]).name == "podscale" else None
+
+
+def parse(words: list[str]) -> None:
+    """Raises WrongUsage where the command line would refuse them; a group of commands may be named without one.
+
+    Options of `podscale` itself are only looked up: some act while they are parsed, as --install-completion does.
+    """
+    command: Any = typer.main.get_command(app)
+    if words[0].startswith("-"):
+        assert any(words[0] in option.opts for option in command.params), words
+        return
+    context = command.make_context("podscale", list(words))
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        if hasattr(command, "resolve_command") and not rest:
+            return
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_commands_parse(page: Path) -> None:
+    refused = []
+    for line in documented(page.read_text(encoding="utf-8")):
+        words = arguments(line)
+        if not words:
+            continue
+        try:
+            parse(words)
+        except WrongUsage as error:
+            refused.append(f"{line}: {error.format_message()}")
+    assert not refused
+
+
+def test_commands_are_found_and_wrong_ones_refused() -> None:
+    found = [arguments(line) for page in PAGES for line in documented(page.read_text(encoding="utf-8"))]
+    assert len([words for words in found if words]) > 60
+    assert arguments("podscale run digits --set a='b c' | less  # see") == ["run", "digits", "--set", "a=b c"]
+    assert arguments("podman run --rm image podscale doctor --json") == ["doctor", "--json"]
+    assert arguments("helm install podscale charts/podscale") is None
+    for wrong in (["rnu"], ["render", "digits", "--namespace", "x"], ["pipeline", "run", "--defaults"]):
+        with pytest.raises(WrongUsage):
+            parse(wrong)

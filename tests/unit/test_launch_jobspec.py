@@ -1,0 +1,156 @@
+"""From run document to job: counts, amounts, documents of pods, and what is refused with which words."""
+
+import re
+
+import pytest
+
+from podscale.config import loads
+from podscale.errors import InputError
+from podscale.launch.jobspec import METRICS_PORT, job_spec
+from podscale.pipelines import presets
+from tests.support.rendering import TWO, document, spec
+
+EIGHT = ("launch.hardware=nvidia-h100-80gb x8", "launch.processes=8", "launch.nodes=2")
+
+
+def test_the_pods_are_given_a_document_of_their_own() -> None:
+    made = spec(*TWO, "launch.backend=pytorchjob", "telemetry.port=9400")
+    inside = loads(made.document)
+    assert inside.launch.backend == "local"
+    assert (inside.telemetry.address, inside.telemetry.port) == ("0.0.0.0", METRICS_PORT)
+    assert (inside.launch.nodes, inside.launch.processes) == (2, 1)
+    assert inside.train == document("digits").train
+
+
+def test_processes_are_one_for_each_accelerator_unless_said_otherwise() -> None:
+    assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=0").processes == 4
+    assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=2").processes == 2
+    assert spec("launch.processes=0").processes == 1
+    counted = spec(
+        "launch.processes=0", "launch.resources.accelerator=nvidia.com/gpu", "launch.resources.accelerators=2"
+    )
+    assert (counted.processes, counted.hardware.resource, counted.hardware.node_selector) == (2, "nvidia.com/gpu", {})
+
+
+def test_names_and_stages() -> None:
+    assert spec().name == "digits"
+    for stage in ("shard", "evaluate", "report"):
+        assert spec(stage=stage).name == f"digits-{stage}"
+    assert spec("launch.shard_pods=3", stage="shard").nodes == 3
+    assert spec(*TWO, stage="evaluate").nodes == 1
+    assert spec("launch.shard_pods=3", stage="shard").command[-2:] == ("--of", "3")
+    assert spec(stage="shard").command == ("podscale", "shard")
+
+
+def test_the_identity_is_of_what_changes_the_numbers() -> None:
+    same = {spec(*changes).identity for changes in [(), TWO, ("launch.hardware=nvidia-l4", "launch.processes=1")]}
+    assert len(same) == 1
+    others = [
+        spec("train.epochs=3").identity,
+        spec(stage="evaluate").identity,
+        job_spec(document("digits"), "train", "/workspace/other").identity,
+    ]
+    assert len({*same, *others}) == 4
+    assert re.fullmatch(r"[0-9a-f]{64}", spec().identity)
+
+
+def test_amounts_are_the_documents_else_the_hardwares_share() -> None:
+    asked = spec(*EIGHT, preset="mlperf-8xh100").demand
+    assert (asked.cpus, asked.memory, asked.accelerators) == (96, 512, 8)
+    share = spec(*EIGHT, "launch.resources.cpus=0", "launch.resources.memory_gib=0", preset="mlperf-8xh100").demand
+    assert 150 < share.cpus < 208
+    assert 1400 < share.memory < 1872
+    assert spec().demand.memory == 0, "nothing is asked for where nothing is known"
+
+
+def test_shared_memory_holds_the_batches_in_flight() -> None:
+    needed = 8 * (2 + 12) * 204 * 3 * 224**2 / 2**30  # processes x (prefetch + workers) x images of a rank x bytes
+    assert spec(*EIGHT, preset="mlperf-8xh100").demand.shm >= 2 * needed
+    assert spec("launch.resources.shm_gib=5").demand.shm == 5
+
+
+def test_remote_shards_are_kept_on_the_nodes_disk() -> None:
+    made = job_spec(document("digits", "input.cache_bytes=21474836480"), "train", "gs://bucket/shards")
+    assert made.cache_path == "/cache"
+    assert made.demand.cache == 20
+    assert loads(made.document).input.cache_dir == "/cache"
+    assert spec().cache_path is None
+    assert spec("launch.cluster.local_ssd=true").cache_path == "/cache"
+
+
+def test_tpu_slices_say_how_many_pods() -> None:
+    tpu = ("launch.processes=1", "train.global_batch=512")
+    assert spec("launch.hardware=tpu-v5e-4x4", *tpu).nodes == 4
+    slices = spec("launch.hardware=tpu-v5e-4x4", "launch.cluster.slices=2", *tpu)
+    assert (slices.nodes, slices.slices, slices.security) == (8, 2, "privileged")
+    assert spec("launch.hardware=tpu-v5e-4x4", *tpu, stage="evaluate").nodes == 4
+    assert spec("launch.hardware=tpu-v5e-4x4", *tpu, stage="report").nodes == 1
+
+
+def test_gpudirect_where_it_is_asked_for_or_allowed() -> None:
+    assert spec(*EIGHT, preset="mlperf-8xh100").direct is None
+    assert spec(*EIGHT, "launch.cluster.network=gpudirect", preset="mlperf-8xh100").direct == "tcpx"
+    assert spec(*EIGHT, "launch.cluster.security=privileged", preset="mlperf-8xh100").direct == "tcpx"
+    plain = spec(*EIGHT, "launch.cluster.security=privileged", "launch.cluster.network=plain", preset="mlperf-8xh100")
+    assert plain.direct is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("run.workspace=.",), "is relative"),
+        (("launch.cluster.workspace_claim=null",), "no volume is mounted there; name a PersistentVolumeClaim"),
+        (
+            (
+                "launch.cluster.workspace_claim=null",
+                "launch.cluster.volumes=[{path: /workspace, claim: c, read_only: true}]",
+            ),
+            "the volume there is read-only",
+        ),
+        (("launch.cluster.volumes=[{path: /workspace, claim: other}]",), "leave one of them out"),
+        (("run.workspace=gs://bucket",), "needs a local or mounted file system"),
+        (("launch.hardware=nvidia-l4", "launch.resources.cpus=12"), "lower it, or set it to 0 for 10"),
+        (("launch.hardware=nvidia-l4", "launch.resources.memory_gib=64"), "set it to 0 for 40"),
+        (("launch.hardware=nvidia-l4",), "nvidia-l4 x1 gives each pod 1; set it to 1, or 0"),
+        (("launch.hardware=tpu-v5e-4x4",), "one process drives all chips"),
+        (("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "launch.nodes=2"), "1 x tpu-v5e-4x4 are 4 machines"),
+        (("launch.cluster.slices=2",), "only TPU slices of several machines go together"),
+        (("launch.resources.memory_gib=1",), "shared memory for the batches in flight is part of it and takes 2"),
+        (("launch.cluster.network=gpudirect",), "has none; it comes with whole machines"),
+        (("launch.cluster.volumes=[{path: /n, nfs: 'host:/export'}]",), "allows no NFS volume"),
+        (("launch.nodes=3", "launch.processes=1"), "train.global_batch 64 is not divisible"),
+        (("launch.nodes=4", "launch.processes=1", "launch.cluster.min_nodes=2"), "(with 3 of launch.nodes=4 nodes)"),
+        (("launch.hardware=nvidia-h10",), "did you mean nvidia-h100-80gb?"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_submitted(changes: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        spec(*changes)
+
+
+def test_all_misfits_are_told_at_once() -> None:
+    with pytest.raises(InputError, match="3 things to change") as refused:
+        spec("launch.hardware=nvidia-l4", preset="mlperf-8xh100")
+    assert str(refused.value).count("\n  - ") == 3
+
+
+def test_what_pods_read_must_be_on_a_volume() -> None:
+    with pytest.raises(InputError, match=r"data\.source /data/ILSVRC2012: no volume"):
+        spec(preset="goyal2017-8k", stage="shard")
+    assert spec("launch.cluster.volumes=[{path: /data, bucket: b}]", preset="goyal2017-8k", stage="shard").nodes == 1
+    with pytest.raises(InputError, match="shard set /shards: no volume"):
+        job_spec(document("digits"), "train", "/shards")
+    assert job_spec(document("digits"), "train", "s3://bucket/shards").nodes == 1
+    assert job_spec(document("digits", "run.workspace=."), "train", mounted=False).nodes == 1
+
+
+def test_a_document_that_no_variable_can_hold_is_refused() -> None:
+    classes = ", ".join(f"{number:0>40}x" for number in range(4000))
+    with pytest.raises(InputError, match=r"shorten it: leave out data\.classes"):
+        spec(f"data.classes=[{classes}]")
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_is_a_job(name: str) -> None:
+    launch = document(name).launch
+    assert spec(preset=name).world_size == launch.nodes * max(1, launch.processes)

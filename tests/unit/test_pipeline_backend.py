@@ -1,0 +1,180 @@
+"""Uploading, running, scheduling and following against an in-process KFP API, through kfp's own client."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from podscale.config import load
+from podscale.errors import InputError, PodscaleError
+from podscale.pipelines import backend as backends
+from podscale.pipelines import presets
+from podscale.pipelines.backend import Backend, Progress, connect
+from podscale.pipelines.endpoint import Endpoint
+from podscale.pipelines.package import compiled
+from podscale.pipelines.training import training_pipeline
+from tests.support.kfp_api import KfpApi, kfp_api
+
+NAME = "podscale-training"
+
+
+@pytest.fixture(scope="module")
+def package() -> str:
+    return compiled(training_pipeline(load(presets.resolve(None), ["run.workspace=/workspace"])))
+
+
+@pytest.fixture
+def api() -> Iterator[KfpApi]:
+    with kfp_api() as running:
+        yield running
+
+
+@pytest.fixture
+def backend(api) -> Backend:
+    return connect(Endpoint(api.url))
+
+
+def test_the_first_upload_makes_the_pipeline_and_the_next_a_version(api, backend, package):
+    first = backend.upload(package, NAME, "digits", "d")
+    second = backend.upload(f"{package}\n# changed\n", NAME, "digits", "d")
+    assert [pipeline["name"] for pipeline in api.store.pipelines.values()] == [NAME]
+    assert first.new
+    assert second.new
+    assert first.pipeline_id == second.pipeline_id
+    assert first.version_id != second.version_id
+    assert [v["name"] for v in api.store.versions.values()] == [first.name, second.name]
+    assert first.link == f"{api.url}/#/pipelines/details/{first.pipeline_id}/version/{first.version_id}"
+
+
+def test_the_same_package_is_sent_once(api, backend, package):
+    first = backend.upload(package, NAME, "digits", "d")
+    again = backend.upload(package, NAME, "digits", "d")
+    assert not again.new
+    assert again.version_id == first.version_id
+    assert len(api.store.packages) == 1
+
+
+def test_a_package_that_the_server_does_not_take(backend, package):
+    with pytest.raises(
+        InputError, match=r"could not upload pipeline .*invalid v2 pipeline spec.*need KFP 2.15 or newer"
+    ):
+        backend.upload(
+            package.replace("schemaVersion: 2.1.0", "schemaVersion: 2.1.0\nnonsense: 1"), NAME, "digits", "d"
+        )
+
+
+def test_a_run_belongs_to_its_version_and_experiment(api, backend, package):
+    version = backend.upload(package, NAME, "digits", "d")
+    started = backend.run(version, "digits", "experiments", {"run_id": "other"}, "launcher")
+    (run,) = api.store.runs.values()
+    assert run["display_name"] == "digits"
+    assert run["pipeline_version_reference"] == {
+        "pipeline_id": version.pipeline_id,
+        "pipeline_version_id": version.version_id,
+    }
+    assert run["runtime_config"]["parameters"] == {"run_id": "other"}
+    assert run["service_account"] == "launcher"
+    assert [e["display_name"] for e in api.store.experiments.values()] == ["experiments"]
+    assert started.link == f"{api.url}/#/runs/details/{run['run_id']}"
+    backend.run(version, "again", "experiments", {}, None)
+    assert len(api.store.experiments) == 1
+
+
+def test_a_parameter_that_the_pipeline_does_not_have(backend, package):
+    version = backend.upload(package, NAME, "digits", "d")
+    with pytest.raises(InputError, match="parameter epochs is not defined in the pipeline"):
+        backend.run(version, "digits", "podscale", {"epochs": 3}, None)
+
+
+def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, package):
+    version = backend.upload(package, NAME, "digits", "d")
+
+    def schedule(cron: str, *, replace: bool = False) -> str:
+        parameters = {"run_id": "digits-[[ScheduledTime]]"}
+        return backend.schedule(version, "nightly", "podscale", cron, parameters, None, replace=replace).link
+
+    link = schedule("0 0 2 * * *")
+    (made,) = api.store.recurringruns.values()
+    assert made["trigger"]["cron_schedule"]["cron"] == "0 0 2 * * *"
+    assert made["max_concurrency"] in (1, "1")
+    assert made["no_catchup"] is True
+    assert made["mode"] == "ENABLE"
+    assert link.endswith(f"/#/recurringrun/details/{made['recurring_run_id']}")
+    with pytest.raises(InputError, match="give --replace or another --name"):
+        schedule("0 0 3 * * *")
+    schedule("0 0 3 * * *", replace=True)
+    assert [run["trigger"]["cron_schedule"]["cron"] for run in api.store.recurringruns.values()] == ["0 0 3 * * *"]
+
+
+def test_a_schedule_whose_replacement_is_refused_stays(api, backend, package):
+    version = backend.upload(package, NAME, "digits", "d")
+    backend.schedule(version, "nightly", "podscale", "0 0 2 * * *", {}, None)
+    with pytest.raises(InputError, match="parameter epochs is not defined"):
+        backend.schedule(version, "nightly", "podscale", "0 0 3 * * *", {"epochs": 3}, None, replace=True)
+    assert [run["trigger"]["cron_schedule"]["cron"] for run in api.store.recurringruns.values()] == ["0 0 2 * * *"]
+
+
+def test_following_shows_every_change_and_ends_with_the_run(api, backend, package):
+    started = backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
+    api.store.script = [
+        ("RUNNING", {"shard": "RUNNING"}),
+        ("RUNNING", {"shard": "RUNNING"}),
+        ("RUNNING", {"shard": "SUCCEEDED", "train": "RUNNING"}),
+        ("FAILED", {"shard": "SUCCEEDED", "train": "FAILED"}),
+    ]
+    seen: list[Progress] = []
+    assert backend.follow(started.id, seen.append, poll_seconds=0) == "FAILED"
+    assert [progress.tasks for progress in seen] == [
+        {"shard": "RUNNING"},
+        {"shard": "SUCCEEDED", "train": "RUNNING"},
+        {"shard": "SUCCEEDED", "train": "FAILED"},
+    ]
+
+
+def test_following_outlasts_an_outage_but_not_for_ever(api, backend, package, monkeypatch):
+    started = backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
+    api.store.script = [("SUCCEEDED", {})]
+    api.store.failures = 4
+    assert backend.follow(started.id, lambda _: None, poll_seconds=0) == "SUCCEEDED"
+    monkeypatch.setattr(backends, "OUTAGE_SECONDS", 0.0)
+    api.close()
+    with pytest.raises(PodscaleError, match="the run itself goes on"):
+        backend.follow(started.id, lambda _: None, poll_seconds=0)
+
+
+@pytest.mark.parametrize(("status", "says"), [(401, "does not let us in"), (403, "does not allow it")])
+def test_credentials_that_are_refused_later(api, backend, package, status, says):
+    api.store.refuse = status
+    with pytest.raises(InputError, match=says):
+        backend.upload(package, NAME, "digits", "d")
+
+
+def test_a_token_that_is_renewed_reaches_every_request(api, package, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("one")
+    api.store.token = "one"
+    backend = connect(Endpoint(api.url, token_file=token))
+    backend.upload(package, NAME, "digits", "d")
+    token.write_text("two")
+    api.store.token = "two"
+    assert not backend.upload(package, NAME, "digits", "d").new
+
+
+def test_a_shared_backend_wants_a_namespace_and_is_asked_in_it(api, package):
+    api.store.multi_user = True
+    with pytest.raises(InputError, match="--namespace"):
+        connect(Endpoint(api.url))
+    backend = connect(Endpoint(api.url, namespace="ada"))
+    version = backend.upload(package, NAME, "digits", "d")
+    backend.run(version, "digits", "podscale", {}, None)
+    assert [pipeline["namespace"] for pipeline in api.store.pipelines.values()] == ["ada"]
+    assert [experiment["namespace"] for experiment in api.store.experiments.values()] == ["ada"]
+
+
+def test_the_client_neither_prints_nor_silences_others(api, package, capfd, caplog):
+    backend = connect(Endpoint(api.url))
+    backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
+    assert capfd.readouterr().out == ""
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("other").info("heard")
+    assert "heard" in caplog.text

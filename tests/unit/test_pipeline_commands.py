@@ -1,0 +1,113 @@
+"""`podscale pipeline upload | run | schedule`, as a person types them, against an in-process KFP API."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale import cli
+from podscale.commands.pipeline import _six_fields
+from podscale.errors import InputError
+from podscale.pipelines.backend import Backend
+from tests.support.kfp_api import KfpApi, kfp_api
+
+ON_CLUSTER = ("digits", "--set", "run.workspace=/workspace")
+
+
+@pytest.fixture
+def api(monkeypatch) -> Iterator[KfpApi]:
+    with kfp_api() as running:
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", running.url)
+        monkeypatch.setattr(Backend.follow, "__kwdefaults__", {"poll_seconds": 0.0})
+        yield running
+
+
+def podscale(*arguments: str) -> int:
+    """Exit code of a command; what it prints is captured by pytest."""
+    try:
+        return cli.main(["pipeline", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_a_run_is_uploaded_started_and_followed(api, capsys):
+    api.store.script = [
+        ("RUNNING", {"root": "RUNNING", "shard": "RUNNING", "shard-driver": "SUCCEEDED"}),
+        ("RUNNING", {"shard": "SUCCEEDED", "train": "RUNNING"}),
+        ("SUCCEEDED", {"shard": "SUCCEEDED", "train": "SUCCEEDED", "summary": "SUCCEEDED"}),
+    ]
+    assert podscale("run", *ON_CLUSTER, "--wait", "--service-account", "launcher") == 0
+    out, err = capsys.readouterr()
+    (run,) = api.store.runs.values()
+    assert out == f"run digits: {api.url}/#/runs/details/{run['run_id']}\n"
+    shown = [line.split()[1:] for line in err.splitlines() if line.strip()[0].isdigit()]
+    assert shown == [
+        ["shard", "running"],
+        ["run", "running"],
+        ["shard", "succeeded"],
+        ["train", "running"],
+        ["train", "succeeded"],
+        ["summary", "succeeded"],
+        ["run", "succeeded"],
+    ]
+    assert "uploaded" in err
+    assert run["service_account"] == "launcher"
+    assert run["runtime_config"]["parameters"] == {"run_id": "digits"}
+    document = json.dumps(api.store.packages[0][0]).replace('\\"', '"')
+    assert '"workspace":"/workspace"' in document
+
+
+def test_a_run_that_fails_fails_the_command(api, capsys):
+    api.store.script = [("FAILED", {"train": "FAILED"})]
+    assert podscale("run", *ON_CLUSTER, "--wait") == 1
+    assert "run digits ended FAILED; its summary task says how each stage ended" in capsys.readouterr().err
+
+
+def test_uploading_prints_the_version_for_machines(api, capsys):
+    assert podscale("upload", *ON_CLUSTER, "--pipeline", "mine", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["new"] is True
+    assert told["link"].startswith(f"{api.url}/#/pipelines/details/")
+    assert [pipeline["name"] for pipeline in api.store.pipelines.values()] == ["mine"]
+
+
+def test_a_schedule_names_each_run_by_its_time(api, capsys):
+    assert podscale("schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--name", "nightly") == 0
+    (made,) = api.store.recurringruns.values()
+    assert made["display_name"] == "nightly"
+    assert made["trigger"]["cron_schedule"]["cron"] == "0 0 2 * * *"
+    assert made["runtime_config"]["parameters"] == {"run_id": "digits-[[ScheduledTime]]"}
+    assert "schedule nightly (0 0 2 * * *):" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "digits"], "run.workspace . is relative"),
+        (["run", *ON_CLUSTER, "--kfp", "1.8"], "--kfp 1.8: one of 2.15, 2.16"),
+        (["schedule", *ON_CLUSTER, "--cron", "daily"], "five fields (minute hour day month weekday)"),
+        (["schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--set", f"run.id={'a' * 26}"], "may have 25 characters"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(api, capsys, arguments, says):
+    assert podscale(*arguments) == 2
+    assert says in capsys.readouterr().err
+    assert not api.store.packages
+
+
+def test_defaults_of_a_file_stand_below_the_document(api, tmp_path: Path):
+    path = tmp_path / "defaults.yaml"
+    path.write_text("run: {workspace: /shared}\nlaunch: {image: 'registry/ours:1', retries: 7}\n")
+    assert podscale("upload", "digits", "--defaults", str(path), "--set", "run.workspace=/shared") == 0
+    text = json.dumps(api.store.packages[0])
+    assert "registry/ours:1" in text
+    assert '"maxRetryCount": 7' in text
+
+
+def test_cron_expressions_have_six_fields_in_the_end():
+    assert _six_fields("0 2 * * *") == "0 0 2 * * *"
+    assert _six_fields("30 0 2 * * *") == "30 0 2 * * *"
+    assert _six_fields("@daily") == "@daily"
+    with pytest.raises(InputError):
+        _six_fields("@every one hour please")

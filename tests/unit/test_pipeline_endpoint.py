@@ -1,0 +1,165 @@
+"""Finding a KFP backend: what is wrong with an address or its credentials is said plainly, before anything is sent."""
+
+import http.server
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.errors import InputError, PodscaleError
+from podscale.pipelines.endpoint import IN_CLUSTER, Endpoint, Unreachable, endpoint, probe
+from tests.support.kfp_api import KfpApi, kfp_api
+
+
+@pytest.fixture
+def api() -> Iterator[KfpApi]:
+    with kfp_api() as running:
+        yield running
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[..., str]]:
+    """server(status, type, body, location) -> address of something that answers everything so."""
+    running = []
+
+    def start(status: int, content_type: str = "text/html", body: bytes = b"", location: str = "") -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if location and self.path.startswith(location):
+                    self.send_response(200)
+                else:
+                    self.send_response(status)
+                if status in (301, 302):
+                    self.send_header("Location", "/login")
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
+        running.append(made)
+        return f"http://127.0.0.1:{made.server_port}"
+
+    yield start
+    for made in running:
+        made.shutdown()
+        made.server_close()
+
+
+def refused(place: Endpoint, error: type[PodscaleError] = InputError) -> str:
+    with pytest.raises(PodscaleError) as raised:
+        probe(place)
+    assert type(raised.value) is error
+    return str(raised.value)
+
+
+def test_a_backend_that_answers_says_whether_it_is_shared(api):
+    assert probe(Endpoint(api.url)) is False
+    api.store.multi_user = True
+    assert probe(Endpoint(api.url)) is True
+
+
+def test_nothing_listens(api):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        text = refused(Endpoint(f"http://127.0.0.1:{held.getsockname()[1]}"), Unreachable)
+    assert "cannot be reached: Connection refused" in text
+    assert "kubectl port-forward" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        (socket.EAI_NONAME, InputError, "no such host is known here"),
+        (socket.EAI_AGAIN, Unreachable, "cannot be reached: try again"),
+    ],
+)
+def test_a_name_that_nobody_knows_is_told_from_name_servers_that_do_not_answer(monkeypatch, code, error, says):
+    def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(code, "try again")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert says in refused(Endpoint("http://kfp.example"), error)
+
+
+def test_plain_http_where_tls_was_meant(api):
+    text = refused(Endpoint(api.url.replace("http://", "https://")))
+    assert "is it an http:// address?" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "body", "says"),
+    [
+        (200, "text/html", b"<html>", "answers HTTP 200 with text/html, which is not KFP's API"),
+        (200, "application/json", b"[1]", "which is not KFP's API"),
+        (404, "text/plain", b"no", "answers HTTP 404 with text/plain, which is not KFP's API"),
+        (302, "text/html", b"", "sends us to a login page (nothing was sent)"),
+        (401, "text/html", b"", "does not let us in"),
+        (403, "text/html", b"", "does not allow it; a shared KFP wants --namespace"),
+    ],
+)
+def test_something_else_answers(server, status, content_type, body, says):
+    assert says in refused(Endpoint(server(status, content_type, body)))
+
+
+def test_a_backend_that_is_not_well_may_become_so(server):
+    assert "KFP is there but not well" in refused(Endpoint(server(502)), Unreachable)
+
+
+def test_an_old_kfp_is_told_from_no_kfp(server):
+    text = refused(Endpoint(server(404, "application/json", b"{}", location="/apis/v1beta1/healthz")))
+    assert "older than 2.0" in text
+    assert "2.15" in text
+
+
+def test_a_token_is_read_again_at_every_use(api, tmp_path):
+    api.store.token = "second"
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    place = Endpoint(api.url, token_file=path)
+    assert "the token was sent" in refused(place)
+    path.write_text("second\n")
+    assert probe(place) is False
+
+
+def test_a_token_file_that_is_not_there(api, tmp_path):
+    assert re.search(
+        r"token for KFP cannot be read: .*No such file", refused(Endpoint(api.url, token_file=tmp_path / "t"))
+    )
+
+
+def test_the_address_comes_from_the_option_then_the_environment_then_the_cluster():
+    given = {"KF_PIPELINES_ENDPOINT": "https://kfp.example.com/pipeline/", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert endpoint("localhost:8888", environment=given).host == "http://localhost:8888"
+    assert endpoint(None, environment=given).host == "https://kfp.example.com/pipeline"
+    assert endpoint(None, environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).host == IN_CLUSTER
+    with pytest.raises(InputError, match="which KFP"):
+        endpoint(None, environment={})
+
+
+@pytest.mark.parametrize("address", ["ftp://kfp", "https://", "kfp:port"])
+def test_an_address_that_is_none(address):
+    with pytest.raises(InputError, match="not the address of a KFP"):
+        endpoint(address, environment={})
+
+
+def test_credentials_come_from_the_environment(tmp_path: Path):
+    found = endpoint("kfp", environment={"PODSCALE_KFP_TOKEN": "t", "PODSCALE_KFP_COOKIES": "authservice_session=x"})
+    assert (found.host, found.bearer(), found.cookies) == ("https://kfp", "t", "authservice_session=x")
+    assert endpoint("kfp", environment={"KF_PIPELINES_SA_TOKEN_PATH": "/t"}).token_file == Path("/t")
+    with pytest.raises(InputError, match="--ca-file"):
+        endpoint("kfp", ca_file=tmp_path / "absent", environment={})
+
+
+def test_links_lead_to_the_user_interface():
+    assert Endpoint("https://api", ui="https://ui/pipeline/").link("runs/details/7") == (
+        "https://ui/pipeline/#/runs/details/7"
+    )
+    assert Endpoint("https://api").link("runs/details/7") == "https://api/#/runs/details/7"

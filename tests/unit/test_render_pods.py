@@ -1,0 +1,213 @@
+"""The pod that every kind of job makes: security, volumes, amounts, and where it goes."""
+
+import json
+from typing import Any
+
+import pytest
+
+from podscale.launch.render import RENDERERS, placement
+from podscale.launch.render.text import to_yaml
+from tests.support.pod_security import violations
+from tests.support.rendering import TWO, pods, rendered, spec
+
+GPU = ("launch.hardware=nvidia-l4", "launch.processes=1")
+DIRECT = ("launch.processes=8", "launch.nodes=2", "launch.cluster.network=gpudirect")
+EVERYTHING = (
+    "launch.cluster.volumes=[{path: /data, bucket: images, read_only: true}, {path: /more, claim: other},"
+    " {path: /keys, secret: keys}, {path: /settings, config_map: settings}, {path: /scratch, empty_gib: 0.5}]",
+    "launch.cluster.env={OMP_NUM_THREADS: 4, NCCL_DEBUG: INFO}",
+    "launch.cluster.local_ssd=true",
+    "launch.cluster.labels.team=vision",
+    "launch.cluster.annotations.note=mine",
+)
+
+
+@pytest.mark.parametrize("backend", RENDERERS)
+@pytest.mark.parametrize("changes", [(), GPU, EVERYTHING], ids=["cpu", "gpu", "everything"])
+def test_pods_are_admitted_where_security_is_restricted(backend: str, changes: tuple[str, ...]) -> None:
+    found = pods(backend, *changes)
+    assert violations(found.spec) == []
+    assert found.spec["automountServiceAccountToken"] is False
+    assert found.container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_check_of_security_is_one() -> None:
+    """Each of these is forbidden; a check that says nothing would prove nothing."""
+    fine = pods("jobset").spec
+    assert violations(fine) == []
+    for changed, said in [
+        ({"hostNetwork": True}, "hostNetwork"),
+        ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, "volume x"),
+        ({"securityContext": {}}, "runAsNonRoot"),
+        ({"initContainers": [{"name": "init-pytorch", "image": "alpine"}]}, "init-pytorch: capabilities"),
+        ({"containers": [{**fine["containers"][0], "securityContext": {"privileged": True}}]}, "privileged"),
+    ]:
+        assert any(said in one for one in violations({**fine, **changed})), said
+
+
+def test_what_pods_may_write() -> None:
+    found = pods("pytorchjob", "launch.resources.ephemeral_gib=3")
+    mounts = {mount["mountPath"]: mount["name"] for mount in found.container["volumeMounts"]}
+    assert mounts == {"/tmp": "tmp", "/dev/shm": "shm", "/workspace": "workspace"}
+    volumes = {volume.pop("name"): volume for volume in json.loads(json.dumps(found.spec["volumes"]))}
+    assert volumes == {
+        "tmp": {"emptyDir": {"sizeLimit": "3Gi"}},
+        "shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+        "workspace": {"persistentVolumeClaim": {"claimName": "podscale"}},
+    }
+    assert found.environment["HOME"] == "/tmp"
+
+
+def test_volumes_of_the_document() -> None:
+    found = pods("pytorchjob", *EVERYTHING)
+    mounts = {mount["mountPath"]: mount for mount in found.container["volumeMounts"]}
+    assert mounts["/data"]["readOnly"] is True
+    assert mounts["/cache"]["name"] == "cache"
+    by_name = {volume["name"]: volume for volume in found.spec["volumes"]}
+    assert set(by_name) == {mount["name"] for mount in mounts.values()}, (
+        "every volume is mounted, and every mount is one"
+    )
+    assert by_name["volume-0"]["csi"]["driver"] == "gcsfuse.csi.storage.gke.io"
+    assert by_name["volume-0"]["csi"]["volumeAttributes"]["mountOptions"] == "implicit-dirs,uid=65532,gid=65532"
+    assert by_name["volume-4"]["emptyDir"] == {"sizeLimit": "512Mi"}
+    assert found.metadata["annotations"]["gke-gcsfuse/volumes"] == "true"
+    assert found.metadata["annotations"]["note"] == "mine"
+    assert found.metadata["labels"]["team"] == "vision"
+    nfs = pods("pytorchjob", "launch.cluster.security=privileged", "launch.cluster.volumes=[{path: /n, nfs: 'h:/e/x'}]")
+    assert nfs.spec["volumes"][-1]["nfs"] == {"server": "h", "path": "/e/x"}
+
+
+def test_the_documents_variables_come_last_and_once() -> None:
+    environment = pods("jobset", *GPU, *TWO, *EVERYTHING).environment
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["NCCL_DEBUG"] == "INFO"
+
+
+def test_requests_are_limits() -> None:
+    asked = ("launch.resources.cpus=1.5", "launch.resources.memory_gib=6.5", "launch.resources.shm_gib=3")
+    resources = pods("pytorchjob", *asked).container["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"] == {"cpu": "1.5", "memory": "6656Mi", "ephemeral-storage": "8Gi"}
+    gpus = pods("jobset", "launch.hardware=nvidia-l4 x4", "launch.processes=4").container["resources"]["limits"]
+    assert gpus["nvidia.com/gpu"] == "4"
+    assert "nvidia.com/gpu" not in str(pods("job", *GPU, stage="report").spec)
+
+
+def test_pods_have_time_to_save() -> None:
+    assert pods("pytorchjob", "launch.grace_seconds=100.5").spec["terminationGracePeriodSeconds"] >= 101 + 10
+
+
+def test_the_end_is_told_where_kubernetes_looks() -> None:
+    container = pods("pytorchjob").container
+    assert pods("pytorchjob").environment["PODSCALE_TERMINATION_LOG"] == container["terminationMessagePath"]
+
+
+def test_metrics_have_a_named_port() -> None:
+    for backend, stage in (("pytorchjob", "train"), ("trainjob", "train"), ("job", "evaluate")):
+        ports = pods(backend, stage=stage).container["ports"]  # type: ignore[arg-type]
+        assert {"name": "metrics", "containerPort": 9464, "protocol": "TCP"} in ports
+    assert "ports" not in pods("job", stage="shard").container
+
+
+def test_hardware_has_its_nodes() -> None:
+    found = pods("pytorchjob", *GPU)
+    assert found.spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in found.spec["tolerations"]
+    tpu = pods("jobset", "launch.hardware=tpu-v6e-2x2", "launch.processes=1")
+    assert tpu.spec["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2"
+    assert tpu.container["resources"]["limits"]["google.com/tpu"] == "4"
+    assert "nodeSelector" not in pods("job", *GPU, stage="shard").spec, "shards are made on any node"
+
+
+@pytest.mark.parametrize(
+    ("change", "selector"),
+    [
+        ("spot=true", {"cloud.google.com/gke-spot": "true"}),
+        (
+            "reservation=mine",
+            {"cloud.google.com/reservation-name": "mine", "cloud.google.com/reservation-affinity": "specific"},
+        ),
+        ("compute_class=fast", {"cloud.google.com/compute-class": "fast"}),
+        ("placement=compact", {"cloud.google.com/gke-placement-group": "digits"}),
+        ("local_ssd=true", {"cloud.google.com/gke-ephemeral-storage-local-ssd": "true"}),
+        ("node_selector={pool: a}", {"pool": "a"}),
+    ],
+)
+def test_options_of_placement(change: str, selector: dict[str, str]) -> None:
+    made = spec(f"launch.cluster.{change}")
+    assert placement.node_selector(made) == selector
+    own = selector if change.startswith("node_selector") else {}
+    assert placement.node_selector(spec(f"launch.cluster.{change}", stage="shard")) == own, "of the accelerators alone"
+    tainted = [taint["key"] for taint in placement.tolerations(made)]
+    assert ("cloud.google.com/gke-spot" in tainted) == change.startswith("spot")
+    assert ("cloud.google.com/compute-class" in tainted) == change.startswith("compute")
+
+
+def test_further_fields() -> None:
+    changes = ("service_account=trainer", "priority_class=high", "runtime_class=gvisor", "image_pull_secrets=[a, b]")
+    found = pods("pytorchjob", *(f"launch.cluster.{change}" for change in changes)).spec
+    assert found["serviceAccountName"] == "trainer"
+    assert found["priorityClassName"] == "high"
+    assert found["runtimeClassName"] == "gvisor"
+    assert found["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    taint = "launch.cluster.tolerations=[{key: k, operator: Equal, value: v, effect: NoExecute, seconds: 5}]"
+    wanted = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
+    assert wanted in pods("pytorchjob", taint).spec["tolerations"]
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jaxjob", "trainjob", "jobset"])
+def test_kueue_is_told_queue_and_topology(backend: str) -> None:
+    queued = ("launch.cluster.queue=team", "launch.cluster.topology=required")
+    assert rendered(backend, *queued).job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    annotations = pods(backend, *queued).metadata["annotations"]
+    assert annotations["kueue.x-k8s.io/podset-required-topology"] == "cloud.google.com/gce-topology-block"
+    assert "kueue.x-k8s.io/queue-name" not in rendered(backend).job["metadata"]["labels"]
+    assert "kueue.x-k8s.io/queue-name" not in rendered("job", *queued, stage="report").job["metadata"]["labels"]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "networks", "daemon"),
+    [
+        ("nvidia-h100-80gb x8", 5, "tcpx-daemon"),
+        ("nvidia-h100-mega-80gb x8", 9, "tcpxo-daemon"),
+        ("nvidia-h200-141gb x8", 10, None),
+        ("nvidia-b200 x8", 10, None),
+    ],
+)
+def test_gpudirect(hardware: str, networks: int, daemon: str | None) -> None:
+    found = pods("jobset", f"launch.hardware={hardware}", *DIRECT)
+    assert len(json.loads(found.metadata["annotations"]["networking.gke.io/interfaces"])) == networks
+    assert [one["name"] for one in found.spec.get("initContainers", [])] == ([daemon] if daemon else [])
+    declared = {volume["name"] for volume in found.spec["volumes"]}
+    used: set[Any] = set()
+    for container in (*found.spec["containers"], *found.spec.get("initContainers", [])):
+        used |= {mount["name"] for mount in container["volumeMounts"]}
+    assert declared == used
+    assert found.container["command"][-4:-2] == ["podscale", "train"]
+    networks_of_ours = "launch.cluster.annotations={networking.gke.io/interfaces: '[]'}"
+    other = pods("jobset", f"launch.hardware={hardware}", *DIRECT, networks_of_ours)
+    assert other.metadata["annotations"]["networking.gke.io/interfaces"] == "[]"
+
+
+def test_all_stages_of_a_privileged_run_have_one_user() -> None:
+    """What root writes into the run directory no other user could replace."""
+    tpu = ("launch.hardware=tpu-v5e-2x2", "launch.processes=1")
+    users = {
+        pods("job", *tpu, stage=stage).spec["securityContext"]["runAsUser"]
+        for stage in ("shard", "train", "evaluate", "report")
+    }
+    assert users == {0}
+    assert pods("jobset", *tpu).container["securityContext"]["privileged"] is True
+    assert pods("job", *tpu, stage="report").container["securityContext"].get("privileged") is not True
+
+
+def test_yaml_says_the_same(tmp_path: object) -> None:
+    import yaml
+
+    made = rendered("trainjob", *GPU, *EVERYTHING).all
+    text = to_yaml(made)
+    assert list(yaml.safe_load_all(text)) == list(made)
+    assert "&id" not in text
+    assert "\n              value: |\n" in text or "value: |" in text, (
+        "the run document is a block that people can read"
+    )

@@ -1,0 +1,94 @@
+"""How a stage in a pod tells its end: the file that Kubernetes puts into the pod's status."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from podscale.config import RunConfig, dumps, load
+from podscale.config.document import RUN_DOCUMENT
+from podscale.errors import InputError, Preempted
+from podscale.launch import termination
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "termination-log"
+    path.touch()
+    monkeypatch.setenv(termination.VARIABLE, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (InputError("no such thing"), 2, "no such thing"),
+        (Preempted("saved"), 75, "saved"),
+        (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_the_end_of_a_stage(log: Path, error: BaseException, code: int, text: str) -> None:
+    with pytest.raises(type(error)), termination.told("train"):
+        raise error
+    assert termination.read(log.read_text()) == {"stage": "train", "exit_code": code, "error": text}
+
+
+def test_a_stage_that_is_done(log: Path) -> None:
+    with termination.told("shard"):
+        pass
+    assert json.loads(log.read_text()) == {"stage": "shard", "exit_code": 0, "error": ""}
+
+
+def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(termination.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with termination.told("train"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(termination.VARIABLE, "/proc/no/such/file")
+    with pytest.raises(InputError, match="the reason"), termination.told("train"):
+        raise InputError("the reason")
+
+
+@pytest.mark.parametrize("error", ["x" * 10_000, "\u00e9" * 4096, '"\\\n' * 3000, "\U0001f600" * 2000, "x" * 4040])
+def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
+    message = termination.message("train", 1, error)
+    assert len(message) <= 4096
+    found = termination.read(message.decode())
+    assert found is not None
+    assert found["error"].rstrip(".") == error[: len(found["error"].rstrip("."))], "the beginning is kept"
+    assert len(message) > 4096 - 16 or found["error"] == error
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "not json", '{"stage": "x"}', "[1]", '{"stage":"t","exit_code":"a","error":""}']
+)
+def test_messages_of_others_are_none_of_ours(text: str) -> None:
+    assert termination.read(text) is None
+
+
+def test_a_command_tells_even_what_is_wrong_with_its_document(
+    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from podscale.cli import main
+
+    monkeypatch.setenv(RUN_DOCUMENT, "launch: {nodez: 2}")
+    assert main(["train"]) == 2
+    found = termination.read(log.read_text())
+    assert found is not None
+    assert found["exit_code"] == 2
+    assert found["error"] == "PODSCALE_RUN_DOCUMENT:1: unknown key launch.nodez; did you mean launch.nodes?"
+
+
+def test_a_stage_reads_its_document_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from podscale.commands import documents
+
+    given: RunConfig = load(None, ["run.id=from-the-environment"])
+    monkeypatch.setenv(RUN_DOCUMENT, dumps(given))
+    assert documents.load(None, []) == given
+    assert documents.load(None, ["run.seed=5"]).run.seed == 5
+    assert documents.load("digits", []).run.id == "digits", "a document that is named comes first"
