@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # usage: tools/lock.sh [--upgrade]
-# Writes requirements/{build,run,dev}.txt from pyproject.toml: names, versions and hashes for every platform, and no
-# index address. Needs uv, from the development set or the PATH.
+# Writes requirements/*.txt from pyproject.toml: names, versions and hashes for every platform, and no index address.
+# build, run and dev are for this machine, the others are what each image holds (see images/).
+# Needs uv, from the development set or the PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=.venv/bin/uv
@@ -16,3 +17,18 @@ compile requirements/build.txt requirements/build.in "${upgrade[@]}"
 compile requirements/run.txt --extra torch --extra gpu --extra cluster pyproject.toml "${upgrade[@]}"
 compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
   pyproject.toml "${upgrade[@]}"
+
+# An image holds the versions of run.txt and nothing that its pods never import: --no-deps installs exactly these files.
+image() {
+  local name=$1 unwanted=$2
+  shift 2
+  local leave_out=() package
+  while read -r package; do leave_out+=(--no-emit-package "$package"); done \
+    < <(grep -oE "^($unwanted)[a-z0-9-]*" requirements/run.txt | sort -u)
+  compile "requirements/$name.txt" --constraint requirements/run.txt "${leave_out[@]}" "$@" pyproject.toml "${upgrade[@]}"
+}
+digits='scikit-learn|scipy|joblib|threadpoolctl|narwhals'
+cuda='nvidia-|cuda-|triton'
+image base "$cuda" --extra torch --extra cluster
+image tpu none --extra cluster requirements/tpu.in
+image tools "$digits" --extra cluster

@@ -1,0 +1,37 @@
+#!/bin/bash
+# usage: images/build.sh [NAME...]       base, gpu, tpu, tools; default: all four
+# Builds podscale-NAME:TAG with podman or docker (ENGINE). Used by `make images`. From the environment:
+#   BASE_IMAGE           instead of docker.io/library/debian:bookworm-slim; images/debian.sh makes one without a registry
+#   PIP_INDEX_URL        package index, PIP_EXTRA_INDEX_URL a second one; PIP_CERT certificates of a private one
+#   REQUIREMENTS         another hash-pinned file than the image's own, for instance with an index's CPU build of torch
+#   REGISTRY, TAG        default localhost and dev
+#   ARCHIVES             folder for NAME.tar, docker archives
+#   CACHE=no             takes over nothing from earlier builds
+set -euo pipefail
+cd "$(dirname "$0")/.."
+engine=${ENGINE:-$(command -v podman || command -v docker)} ||
+  { echo "make images needs podman or docker; name one with ENGINE=" >&2; exit 2; }
+registry=${REGISTRY:-localhost} tag=${TAG:-dev}
+version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' podscale/version.py)
+revision=$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)
+created=$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1980-01-01T00:00:00Z)
+epoch=315532800 # 1980, the time of every file: one that moved would make new layers of unchanged packages
+
+arguments=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE_DATE_EPOCH=$epoch"
+  --build-arg "CREATED=$created")
+for name in BASE_IMAGE PIP_INDEX_URL PIP_EXTRA_INDEX_URL REQUIREMENTS; do
+  if [ -n "${!name:-}" ]; then arguments+=(--build-arg "$name=${!name}"); fi
+done
+if [ -n "${PIP_CERT:-}" ]; then arguments+=(--secret "id=ca_bundle,src=$PIP_CERT"); fi
+if [ "${CACHE:-}" = no ]; then arguments+=(--no-cache); fi
+case $("$engine" --version) in
+  podman* | buildah*) arguments+=(--timestamp "$epoch" --layers) ;;
+esac
+
+for name in ${@:-base gpu tpu tools}; do
+  image=$registry/podscale-$name:$tag
+  echo "building $image"
+  DOCKER_BUILDKIT=1 "$engine" build --quiet "${arguments[@]}" --file "images/$name.Containerfile" --tag "$image" .
+  "$engine" image inspect --format "{{.Size}}" "$image" | awk -v image="$image" '{printf "%s: %.0f MB\n", image, $1 / 1e6}'
+  if [ -n "${ARCHIVES:-}" ]; then mkdir -p "$ARCHIVES" && "$engine" save --output "$ARCHIVES/podscale-$name.tar" "$image"; fi
+done

@@ -1,0 +1,141 @@
+"""Makes a shared library smaller by what a process never reads of it (ELF, 64 bit, little endian).
+
+System V ABI, chapters 4 and 5; the fields keep the names they have there.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+PT_LOAD = 1
+PT_NOTE = 4
+PT_GNU_PROPERTY = 0x6474E553
+SHT_NOBITS = 8
+
+Range = tuple[int, int]
+"""Start and end in the file."""
+
+
+class Header(NamedTuple):
+    e_ident: bytes
+    e_type: int
+    e_machine: int
+    e_version: int
+    e_entry: int
+    e_phoff: int
+    e_shoff: int
+    e_flags: int
+    e_ehsize: int
+    e_phentsize: int
+    e_phnum: int
+    e_shentsize: int
+    e_shnum: int
+    e_shstrndx: int
+
+
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+SEGMENT = struct.Struct("<IIQQQQQQ")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+
+
+@dataclass(frozen=True)
+class Segment:
+    p_type: int
+    p_flags: int
+    p_offset: int
+    p_vaddr: int
+    p_paddr: int
+    p_filesz: int
+    p_memsz: int
+    p_align: int
+
+    @property
+    def p_end(self) -> int:
+        return self.p_offset + self.p_filesz
+
+    def pack(self) -> bytes:
+        return SEGMENT.pack(*self.__dict__.values())
+
+
+def cut(image: bytes, unused: str = "") -> bytes:
+    """The library without section `unused`, without symbol tables for debuggers and without section headers.
+
+    Whole pages go, so that segments keep their addresses and their alignment in the file. Where `unused` was, the
+    segment ends early and the loader maps zeros, as for .bss; what follows it becomes a segment of its own.
+    """
+    header = Header(*HEADER.unpack_from(image))
+    segments = [
+        Segment(*SEGMENT.unpack_from(image, header.e_phoff + number * SEGMENT.size)) for number in range(header.e_phnum)
+    ]
+    page = max((segment.p_align for segment in segments if segment.p_type == PT_LOAD), default=1)
+    sections = dict(_sections(image, header))
+    unwanted = _inside(sections.get(unused, (0, 0)), page)
+    segments = [part for segment in segments for part in _split(segment, unwanted)]
+    holes = list(_unloaded(segments, page))
+    if len(segments) > header.e_phnum:  # the table grows by what is left of the room behind it, else by the notes'
+        room = min(start for start, _ in sections.values()) - header.e_phoff
+        if len(segments) * SEGMENT.size > room:
+            segments = [segment for segment in segments if segment.p_type not in (PT_NOTE, PT_GNU_PROPERTY)]
+        if len(segments) * SEGMENT.size > room:
+            raise ValueError("there is no room for another program header")
+    end_of_table = header.e_phoff + len(segments) * SEGMENT.size
+    small = bytearray(_without(image, holes, max(segment.p_end for segment in segments)))
+    HEADER.pack_into(small, 0, *header._replace(e_phnum=len(segments), e_shoff=0, e_shnum=0, e_shstrndx=0))
+    small[header.e_phoff : end_of_table] = b"".join(_moved(segment, holes).pack() for segment in segments)
+    return bytes(small)
+
+
+def _sections(image: bytes, header: Header) -> Iterator[tuple[str, Range]]:
+    """Names and places of the sections that take room in the file."""
+    table = [SECTION.unpack_from(image, header.e_shoff + number * SECTION.size) for number in range(header.e_shnum)]
+    for sh_name, sh_type, _, _, sh_offset, sh_size, *_ in table:
+        if sh_type != SHT_NOBITS and sh_size:
+            start = table[header.e_shstrndx][4] + sh_name
+            yield image[start : image.index(b"\0", start)].decode(), (sh_offset, sh_offset + sh_size)
+
+
+def _inside(place: Range, page: int) -> Range:
+    """The whole pages of a place in the file; start = end where there is none."""
+    start = -(-place[0] // page) * page
+    return start, max(start, place[1] // page * page)
+
+
+def _split(segment: Segment, hole: Range) -> list[Segment]:
+    """A loaded segment that spans the hole becomes two: one that ends in zeros, and what comes after them."""
+    start, end = hole
+    if segment.p_type != PT_LOAD or not segment.p_offset < start < end < segment.p_end:
+        return [segment]
+    before, skipped = start - segment.p_offset, end - segment.p_offset
+    return [
+        replace(segment, p_filesz=before, p_memsz=skipped),
+        replace(
+            segment,
+            p_offset=end,
+            p_vaddr=segment.p_vaddr + skipped,
+            p_paddr=segment.p_paddr + skipped,
+            p_filesz=segment.p_filesz - skipped,
+            p_memsz=segment.p_memsz - skipped,
+        ),
+    ]
+
+
+def _unloaded(segments: Sequence[Segment], page: int) -> Iterator[Range]:
+    """Whole pages between loaded segments."""
+    loaded = sorted((segment.p_offset, segment.p_end) for segment in segments if segment.p_type == PT_LOAD)
+    for (_, end), (start, _) in pairwise(loaded):
+        between = _inside((end, start), page)
+        if between[0] < between[1]:
+            yield between
+
+
+def _without(image: bytes, holes: Sequence[Range], end: int) -> bytes:
+    """The image up to `end`, holes left out."""
+    edges = [0, *(edge for hole in holes for edge in hole), end]
+    return b"".join(image[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True))
+
+
+def _moved(segment: Segment, holes: Sequence[Range]) -> Segment:
+    gone = sum(end - start for start, end in holes if end <= segment.p_offset)
+    return replace(segment, p_offset=segment.p_offset - gone)

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Makes a CPU build out of the published PyTorch wheel for CUDA, at an eighth of the size with its dependencies.
+
+usage: slim_torch.py SITE_PACKAGES
+
+torch must be installed there without its dependencies (pip --no-deps). Nothing that runs on a CPU is changed:
+
+- the device code of PyTorch's CUDA library is cut out of the file (see elf.py), with the symbol tables for debuggers;
+- libraries that are only loaded once a GPU is used are removed;
+- the CUDA libraries that PyTorch's are linked to become stubs, whose functions answer cudaErrorNoDevice as the real
+  ones do on a machine without a GPU.
+
+In a CPU build from another index there is none of these; only symbol tables go. Needs gcc and binutils.
+"""
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import elf
+
+LOADED_WITH_A_GPU = ("libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so")
+CUDA_LIBRARY = re.compile(r"lib(cu|nv|nccl)")
+"""Sonames of the CUDA packages that torch depends on."""
+CUDA_FUNCTION = re.compile(r"_?(cu|nccl|nv)")
+NO_DEVICE = 100
+"""cudaErrorNoDevice and CUDA_ERROR_NO_DEVICE, https://docs.nvidia.com/cuda/cuda-runtime-api, cudaError."""
+DEVICE_CODE = ".nv_fatbin"
+"""Section that nvcc's programs keep the code for GPUs in."""
+
+Stubs = dict[str, dict[str, set[str]]]
+"""soname -> symbol version ("" where there is none) -> symbols."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The dynamic section of one shared library; undefined symbols are written name@version, or name alone."""
+
+    name: str
+    needed: tuple[str, ...]
+    undefined: frozenset[str]
+    defined: frozenset[str]
+    versions: dict[str, str] = field(default_factory=dict)
+    """Symbol version -> soname of the library that it is required from."""
+
+
+def main(site: Path) -> int:
+    """Slims torch in place and tells what was done; 2 where there is none."""
+    folder = site / "torch" / "lib"
+    if not folder.is_dir():
+        print(f"{folder} is not there: install torch into {site} first", file=sys.stderr)
+        return 2
+    for name in LOADED_WITH_A_GPU:
+        (folder / name).unlink(missing_ok=True)
+    for soname, versions in sorted(plan([read(path) for path in _libraries(folder)]).items()):
+        build(soname, versions, folder)
+        print(f"{soname}: {sum(map(len, versions.values()))} stubs")
+    for path in _libraries(folder):
+        whole = path.read_bytes()
+        smaller = elf.cut(whole, DEVICE_CODE)
+        _replace(path, smaller)
+        print(f"{path.name}: {len(whole) / 1e6:.1f} MB, now {len(smaller) / 1e6:.1f}")
+    return 0
+
+
+def plan(libraries: Iterable[Library]) -> Stubs:
+    """The stubs that the libraries need: for each missing CUDA library, the symbols that are expected from it.
+
+    A symbol without a version is CUDA's by its name, and may be in any of them: the loader looks through all.
+    """
+    libraries = list(libraries)
+    here = {library.name for library in libraries}
+    missing = {name for library in libraries for name in library.needed if CUDA_LIBRARY.match(name)} - here
+    stubs: Stubs = {name: defaultdict(set) for name in missing}
+    defined = frozenset().union(*(library.defined for library in libraries))
+    for library in libraries:
+        for symbol in library.undefined:
+            name, _, version = symbol.partition("@")
+            soname = library.versions.get(version) if version else min(missing, default=None)
+            if soname in stubs and name not in defined and (version or CUDA_FUNCTION.match(name)):
+                stubs[soname][version].add(name)
+    return stubs
+
+
+def read(path: Path) -> Library:
+    """The dynamic section of a shared library, by nm and readelf."""
+    versions: dict[str, str] = {}
+    for part in _output("readelf", "-VW", path).split("File: ")[1:]:
+        soname = part.split()[0]
+        versions |= dict.fromkeys(re.findall(r"Name: (\S+)", part), soname)
+    return Library(
+        name=path.name,
+        needed=tuple(re.findall(r"\(NEEDED\).*\[(.*)\]", _output("readelf", "-dW", path))),
+        undefined=_symbols(path, "--undefined-only"),
+        defined=frozenset(symbol.partition("@")[0] for symbol in _symbols(path, "--defined-only")),
+        versions=versions,
+    )
+
+
+def build(soname: str, versions: dict[str, set[str]], folder: Path) -> None:
+    """Compiles a stub library; its symbols carry the versions that the other libraries ask for."""
+    functions = sorted(set().union(*versions.values()))
+    source = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in functions)
+    named = {version: names for version, names in sorted(versions.items()) if version}
+    script = folder / "stub.map"
+    script.write_text("".join(f"{version} {{ {'; '.join(sorted(names))}; }};\n" for version, names in named.items()))
+    command = ["gcc", "-w", "-Os", "-fno-builtin", "-nostdlib", "-shared", "-fPIC", "-s"]
+    command += [f"-Wl,-soname,{soname},--build-id=none", *([f"-Wl,--version-script={script}"] if named else [])]
+    try:
+        subprocess.run([*command, "-x", "c", "-", "-o", folder / soname], input=source, text=True, check=True)
+    finally:
+        script.unlink()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """A new file under the name: installers link one file into many environments, and those keep theirs."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.chmod(path.stat().st_mode)
+    part.replace(path)
+
+
+def _libraries(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.so*") if not path.is_symlink())
+
+
+def _symbols(path: Path, which: str) -> frozenset[str]:
+    return frozenset(line.split()[0] for line in _output("nm", "-D", "-P", which, path).splitlines())
+
+
+def _output(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,34 @@
+#!/bin/sh
+# usage: triton.sh PREFIX
+# Triton compiles kernels itself, but asks a C compiler for one library of its own, driver.c, in every new cache. The
+# image has no compiler: the library is made here, and PREFIX/bin/triton-cc hands it out. (Environment: CC.)
+set -eu
+prefix=$1 python=$1/bin/python work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+backend=$("$python" -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("triton").origin))')/backends/nvidia
+include=$("$python" -c 'import sysconfig; print(sysconfig.get_paths(scheme="posix_prefix")["include"])')
+if [ ! -e "$include/Python.h" ]; then apt-get install -qq -y --no-install-recommends libpython3-dev >/dev/null; fi
+mkdir -p "$prefix/lib/triton"
+# The driver comes from the node; here only its name is needed.
+gcc -shared -nostdlib -x c /dev/null -Wl,-soname,libcuda.so.1 -o "$work/libcuda.so.1"
+gcc "$backend/driver.c" -O3 -shared -fPIC -Wno-psabi -s -Wl,--build-id=none -I"$backend/include" -I"$include" \
+  -L"$work" -l:libcuda.so.1 -o "$prefix/lib/triton/driver.so"
+cp "$backend/driver.c" "$prefix/lib/triton/driver.c"
+cat >"$prefix/bin/triton-cc" <<'END'
+#!/bin/sh
+# In place of a compiler, for Triton: the library that it would compile (see images/steps/triton.sh).
+set -eu
+made=$(dirname "$(dirname "$(readlink -f "$0")")")/lib/triton
+source='' target=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    -o) target=$2 && shift ;;
+    *.c) source=$1 ;;
+  esac
+  shift
+done
+if [ -n "$source" ] && [ -n "$target" ] && cmp -s "$source" "$made/driver.c"; then exec cp "$made/driver.so" "$target"; fi
+echo "there is no compiler in this image, and none was needed for Triton's own kernels: $source is something else" >&2
+exit 1
+END
+chmod +x "$prefix/bin/triton-cc"

@@ -1,0 +1,32 @@
+"""The container engine, and the images where they were built."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.containers import Engine, find_engine
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return find_engine(tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(params=["base", "tools", "gpu", "tpu"])
+def name(request: pytest.FixtureRequest) -> str:
+    """Each of our images in turn, without `podscale-`."""
+    return str(request.param)
+
+
+@pytest.fixture
+def image(engine: Engine, name: str) -> str:
+    return engine.image(name)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A folder that the user of the images may write."""
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder

@@ -1,0 +1,194 @@
+"""The built images: what is in them, what is not, and that they train under the restrictions that pods have."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from podscale.version import VERSION
+from tests.support.commands import SMALL_DIGITS
+from tests.support.containers import HARDENED, Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = {
+    "base": {"torch", "torchvision"},
+    "gpu": {"torch", "torchvision", "nvidia.dali"},
+    "tpu": {"jax"},
+    "tools": set(),
+}
+MEGABYTES = {"base": 1350, "gpu": 9000, "tpu": 1500, "tools": 450}
+"""An image that grows beyond this has got something that it does not need; see docs/images.md for what they measure."""
+
+
+def test_doctor_finds_nothing_missing(engine: Engine, image: str):
+    ended = engine.inside(image, "podscale doctor --json", "--user=65532:65532")
+    verdicts = {finding["subject"]: finding["verdict"] for finding in json.loads(ended.stdout)}
+    assert "missing" not in verdicts.values()
+    assert verdicts["kfp"] == "ok"
+
+
+def test_only_its_own_framework_is_inside(engine: Engine, image: str, name: str):
+    modules = sorted(set().union(*FRAMEWORKS.values()))
+    found = engine.inside(image, f'for m in {" ".join(modules)}; do python3 -c "import $m" && echo $m; done; true')
+    assert set(found.stdout.split()) == FRAMEWORKS[name]
+
+
+def test_kfp_can_run_components(engine: Engine, image: str):
+    """What the backend starts is `sh -c ... python3 -m kfp.dsl.executor_main`."""
+    assert "--component_module_path" in engine.inside(image, "python3 -m kfp.dsl.executor_main --help").stdout
+
+
+def test_nothing_inside_builds_installs_or_raises_privileges(engine: Engine, image: str):
+    tools = "gcc cc g++ c++ clang ld make pip pip3 curl wget git"
+    found = engine.inside(image, f"for tool in {tools}; do command -v $tool; done; true").stdout
+    assert found.split() == []
+    privileged = engine.inside(image, "find / -xdev -type f -perm /6000 2>/dev/null; true").stdout
+    assert privileged.split() == []
+    unwanted = "find / -xdev ( -path '*/.cache/pip*' -o -name '*.whl' -o -path '/var/lib/apt/lists/*' -o -name '*.a' )"
+    assert (
+        engine.inside(image, f"{unwanted} 2>/dev/null; true".replace("( ", r"\( ").replace(" )", r" \)")).stdout == ""
+    )
+
+
+def test_nothing_is_writable_but_tmp(engine: Engine, image: str):
+    """Read-only is not only asked of the run time: the user owns nothing."""
+    owned = engine(
+        "run", "--rm", "--network=none", image, "sh", "-c", "find / -xdev -writable -not -type l -print; true"
+    ).stdout
+    elsewhere = {
+        line for line in owned.split() if not line.startswith(("/proc", "/dev", "/sys", "/tmp", "/var/tmp", "/run"))
+    }
+    assert elsewhere == set()
+
+
+def test_labels_user_and_environment(engine: Engine, image: str, name: str):
+    config = engine.inspect(image)["Config"]
+    labels = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
+    assert labels["title"] == f"podscale-{name}"
+    assert labels["version"] == VERSION
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", labels["revision"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", labels["created"])
+    assert config["User"] == "65532:65532"
+    assert config["Cmd"] == ["podscale", "--help"]
+    assert not config.get("Entrypoint")
+    variables = dict(entry.split("=", 1) for entry in config["Env"])
+    assert variables["PODSCALE_COMMIT"] == labels["revision"]
+    assert variables["HOME"] == "/tmp"
+
+
+def test_its_size_is_kept_down(engine: Engine, image: str, name: str):
+    assert engine.inspect(image)["Size"] / 1e6 < MEGABYTES[name]
+
+
+def test_the_list_of_packages_is_true(engine: Engine, image: str):
+    """The SBOM names exactly what Python finds inside."""
+    document = json.loads(engine.inside(image, "cat /opt/podscale/share/podscale/sbom.spdx.json").stdout)
+    listed = {
+        reference["referenceLocator"].removeprefix("pkg:pypi/").partition("@")[0]
+        for package in document["packages"]
+        for reference in package.get("externalRefs", ())
+        if reference["referenceLocator"].startswith("pkg:pypi/")
+    }
+    script = 'import importlib.metadata as m; print(*{d.metadata["Name"] for d in m.distributions()})'
+    installed = engine.inside(image, f"python3 -c '{script}'").stdout.split()
+    assert listed == {re.sub(r"[-_.]+", "-", found).lower() for found in installed}
+    assert any("pkg:deb/" in json.dumps(package) for package in document["packages"])
+
+
+def shard(engine: Engine, image: str, workspace: Path) -> None:
+    (workspace / "run.yaml").write_text(SMALL_DIGITS)
+    engine.inside(image, "cd /workspace && podscale shard run.yaml", f"--volume={workspace}:/workspace")
+
+
+def test_two_containers_train(engine: Engine, workspace: Path):
+    """As two pods of a job: hardened, in a network of their own that leads nowhere else, met by PET_* variables."""
+    image, network = engine.image("base"), "podscale-test"
+    revision = engine.inspect(image)["Labels"]["org.opencontainers.image.revision"]
+    shard(engine, image, workspace)
+    names = [f"podscale-test-{rank}" for rank in range(2)]
+    engine("network", "create", "--internal", network)
+    try:
+        for rank, name in enumerate(names):
+            meeting = {
+                "NNODES": 2,
+                "NODE_RANK": rank,
+                "NPROC_PER_NODE": 1,
+                "MASTER_ADDR": names[0],
+                "MASTER_PORT": 29500,
+            }
+            variables = [f"--env=PET_{key}={value}" for key, value in meeting.items()]
+            options = ["--detach", f"--name={name}", f"--network={network}", *HARDENED, "--shm-size=256m", *variables]
+            command = ["sh", "-c", "cd /workspace && exec podscale train run.yaml --set launch.processes=1"]
+            engine("run", *options, f"--volume={workspace}:/workspace", image, *command)
+        codes = engine("wait", *names).stdout.split()
+        log = engine("logs", names[0], check=False)
+        assert codes == ["0", "0"], log.stdout + log.stderr
+    finally:
+        engine("rm", "--force", *names, check=False)
+        engine("network", "rm", "--force", network, check=False)
+    run = workspace / "runs" / "small"
+    assert (run / "model" / "model.safetensors").stat().st_uid == 65532
+    started = json.loads((run / "metrics.jsonl").read_text().partition("\n")[0])
+    assert (started["event"], started["ranks"]) == ("start", 2)
+    assert json.loads((run / "environment.json").read_text())["commit"] == revision
+
+
+def test_too_little_shared_memory_is_explained(engine: Engine, workspace: Path):
+    """A container has 64 MiB unless one asks for more; loader processes need more for large batches."""
+    image = engine.image("base")
+    shard(engine, image, workspace)
+    options = [
+        "--set input.image_size=224",
+        "--set input.prefetch=8",
+        "--set launch.processes=1",
+        "--set train.global_batch=64",
+    ]
+    script = f"cd /workspace && podscale train run.yaml {' '.join(options)}"
+    ended = engine.inside(image, script, f"--volume={workspace}:/workspace", check=False)
+    assert ended.returncode == 2
+    assert "/dev/shm has" in ended.stderr
+    assert "--shm-size" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_slimmed_torch_says_that_it_has_no_gpu(engine: Engine):
+    """As PyTorch on any machine without one: no crash, and the usual error."""
+    script = 'import torch; assert not torch.cuda.is_available(); torch.zeros(1, device="cuda")'
+    ended = engine.inside(engine.image("base"), f"python3 -c '{script}'", check=False)
+    assert ended.returncode == 1
+    assert "No CUDA GPUs are available" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_builds_have_the_same_files(engine: Engine):
+    """The launcher's image again, with nothing taken over from the first build."""
+    if "PODSCALE_TEST_BUILDS" not in os.environ:
+        pytest.skip("builds an image again, minutes with the package index: set PODSCALE_TEST_BUILDS=1")
+    first = engine.image("tools")
+    labels = engine.inspect(first)["Labels"]
+    state = subprocess.check_output(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], cwd=ROOT, text=True
+    )
+    if labels["org.opencontainers.image.revision"] != state.strip():
+        pytest.skip(f"{first} is of another commit than this checkout: make images IMAGES=tools")
+    variables = {"TAG": "again", "CACHE": "no", "BASE_IMAGE": labels["org.opencontainers.image.base.name"]}
+    subprocess.run([ROOT / "images/build.sh", "tools"], check=True, env={**os.environ, **engine.variables, **variables})
+    second = f"{first.rpartition(':')[0]}:again"
+    try:
+        assert files(engine, second) == files(engine, first)
+    finally:
+        engine("image", "rm", "--force", second, check=False)
+
+
+def files(engine: Engine, image: str) -> dict[str, str]:
+    """Hashes of all files of an image, by name."""
+    script = "find / -xdev -type f -exec sha256sum {} +"
+    lines = engine("run", "--rm", "--network=none", "--user=0", image, "sh", "-c", script).stdout.splitlines()
+    made_at_run_time = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/.containerenv")
+    return {
+        name: digest for digest, _, name in (line.partition("  ") for line in lines) if name not in made_at_run_time
+    }
