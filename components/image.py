@@ -1,3 +1,3 @@
 """The container image that the components name unless a run document says otherwise (launch.image)."""
 
-IMAGE = "podscale:latest"
+IMAGE = "podscale-base:latest"

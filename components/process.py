@@ -20,6 +20,9 @@ from podscale.launch.orphans import LAUNCHER
 from podscale.rundir.outcome import Stage
 from podscale.stopping import stoppable
 
+LIFELINE = "PODSCALE_LIFELINE"
+"""Environment: a file that the launcher holds locked as long as it lives, for stages in containers, where its process
+id means nothing."""
 SIGNPOST = "PODSCALE_STAGE_FILE"
 """Environment: file in which the running stage names itself, so that the launcher can forward signals to it. Beside it
 a stage that fails says why (`last_words`): the run directory may be on a disk that is full."""
@@ -30,6 +33,8 @@ def stage_process(stage: Stage | str) -> Iterator[None]:
     """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
     if LAUNCHER in os.environ:
         processes.die_with(int(os.environ[LAUNCHER]))
+    if LIFELINE in os.environ:
+        processes.die_with_holder(Path(os.environ[LIFELINE]))
     try:
         with stoppable():
             if SIGNPOST in os.environ:

@@ -7,28 +7,38 @@ artifact before user code runs, so large data never is an artifact.
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from podscale import progress, resume, stages
 from podscale.components.process import stage_process
-from podscale.config import RunConfig
+from podscale.config import RunConfig, loads
 from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import write_json
-from podscale.rundir import RunDirectory
+from podscale.rundir import Outcome, RunDirectory
 
 WORKERS = "PODSCALE_SHARD_WORKERS"
 """Environment: packing processes. Not an input of the component, because the number changes nothing in the shards."""
 
+SUCCEEDED = ("SUCCEEDED", "COMPLETE")
+"""The state of a pipeline that went well; the second is the word of backends with ML Metadata (KFP up to 2.17)."""
+
+
+def pack(data: str, workspace: str, index: int, of: int) -> None:
+    """Packs part `index` of `of` of a shard set; whichever part ends last completes it."""
+    with stage_process("shard"):
+        stages.shard(DataSection.model_validate_json(data), workspace, workers=_workers(), index=index, of=of)
+
 
 def shard(data: str, workspace: str, shard_set: Any) -> None:
-    """Makes the shard set; `shard_set` is a dsl.Dataset artifact."""
+    """Makes the shard set, or what is missing of it; `shard_set` is a dsl.Dataset artifact."""
     with stage_process("shard"):
         result = stages.shard(
             DataSection.model_validate_json(data),
             workspace,
-            workers=int(os.environ.get(WORKERS, "0")),
+            workers=_workers(),
             progress=progress.from_environment(),
         )
         assert result is not None, "a component packs the whole set"
@@ -52,11 +62,12 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
         shard_set.metadata.update({**{f"{name}_images": count for name, count in counts.items()}, **_flat(content)})
 
 
-def train(document: str, shard_set: Any, model: Any) -> None:
-    """Trains; `model` is a dsl.Model artifact: the directory with weights, description and model card."""
+def train(document: str, run_id: str, shard_set: Any, model: Any) -> None:
+    """Trains here, or has a job of the cluster train (launch.backend); `model` is a dsl.Model artifact: the directory
+    with weights, description and model card."""
     with stage_process("train"):
-        config = _config(document)
-        outcome = stages.train(config, _location(shard_set))
+        config = _config(document, run_id)
+        outcome = _trainer(config)(config, _location(shard_set))
         directory = RunDirectory.of(config).model
         shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
         model.metadata.update(
@@ -68,12 +79,12 @@ def train(document: str, shard_set: Any, model: Any) -> None:
         )
 
 
-def evaluate(document: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
+def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
     """Evaluates; `metrics` is a dsl.Metrics artifact, `confusion` dsl.ClassificationMetrics."""
     from podscale.evaluate import evaluation as evaluations
 
     with stage_process("evaluate"):
-        config = _config(document)
+        config = _config(document, run_id)
         stages.evaluate(config, _location(shard_set))
         evaluation = evaluations.read(RunDirectory.of(config).evaluation)
         for name, value in evaluations.kfp_metrics(evaluation).items():
@@ -83,34 +94,43 @@ def evaluate(document: str, shard_set: Any, metrics: Any, confusion: Any) -> Non
             confusion.log_confusion_matrix(*matrix)
 
 
-def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
+def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> None:
     """Builds the report; `page` is a dsl.HTML artifact, `card` the model card as dsl.Markdown."""
     with stage_process("report"):
-        config = _config(document)
+        config = _config(document, run_id)
         stages.report(config, _location(shard_set))
         run = RunDirectory.of(config)
         shutil.copyfile(run.report, page.path)
         shutil.copyfile(run.model / "README.md", card.path)
 
 
-def summarize(document: str, status: Any, page: Any) -> None:
-    """Writes what happened to <run>/summary.md and to `page`, a dsl.Markdown artifact, whatever happened.
+def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
+    """Stops what is left of a run that did not succeed, and writes what happened to <run>/summary.md and to `page`, a
+    dsl.Markdown artifact, whatever happened.
 
     status: dsl.PipelineTaskFinalStatus. Its error message is empty on a real backend, so the stages' own outcomes
-    are told.
+    are told; a cancelled run arrives with the state RUNNING, its launcher killed and its job still at work.
     """
     with stage_process("summary"):
-        config = _config(document)
-        text = summary(config, str(status.state))
+        config = _config(document, run_id)
+        stopped, failure = "", None
+        try:
+            stopped = "" if status.state in SUCCEEDED else _stop(config)
+        except Exception as error:  # whatever it is, it must not hide how the stages ended
+            stopped, failure = str(error), error
+        text = summary(config, str(status.state), stopped)
         Path(page.path).write_text(text, encoding="utf-8")
         run = RunDirectory.of(config)
         if run.path.is_dir():
             (run.path / "summary.md").write_text(text, encoding="utf-8")
+        if failure is not None:
+            raise failure
 
 
-def summary(config: RunConfig, state: str) -> str:
-    """The run in Markdown: how each stage ended, how long it took, what to do next."""
+def summary(config: RunConfig, state: str, stopped: str = "") -> str:
+    """The run in Markdown: how each stage ended, how long it took, what to do next; stopped: what became of its job."""
     found = stages.outcomes(config)
+    state = SUCCEEDED[0] if state in SUCCEEDED else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
     for stage in resume.STAGES:
         outcome = found.get(stage)
@@ -122,12 +142,37 @@ def summary(config: RunConfig, state: str) -> str:
     for failed in found.values():
         if not failed.done:
             lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]
+    if stopped:
+        lines += ["", stopped]
     lines += ["", f"Everything of this run is under `{RunDirectory.of(config).path}`.", ""]
     return "\n".join(lines)
 
 
-def _config(document: str) -> RunConfig:
-    return RunConfig.model_validate_json(document)
+def _trainer(config: RunConfig) -> Callable[[RunConfig, str], Outcome]:
+    """Training here, or by a job of the cluster."""
+    if config.launch.backend == "local":
+        return stages.train
+    from podscale import launched
+
+    return launched.train
+
+
+def _stop(config: RunConfig) -> str:
+    if config.launch.backend == "local":
+        return ""
+    from podscale import launched
+
+    return launched.stop(config)
+
+
+def _config(document: str, run_id: str) -> RunConfig:
+    """The document of this run; raises InputError where `run_id` is not usable as run.id."""
+    config = RunConfig.model_validate_json(document)
+    return config if run_id in ("", config.run.id) else loads(document, "document", [f"run.id={run_id}"])
+
+
+def _workers() -> int:
+    return int(os.environ.get(WORKERS, "0"))
 
 
 def _location(shard_set: Any) -> str:

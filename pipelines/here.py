@@ -29,7 +29,7 @@ from podscale import progress, resume, stages
 from podscale.components import process, work
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.launch.orphans import LAUNCHER
+from podscale.pipelines.runners import Processes, Runner
 from podscale.rundir import Lease, Outcome, RunDirectory
 from podscale.rundir.outcome import INTERRUPTED
 from podscale.stopping import CONTINUES, ECHO_SECONDS
@@ -46,6 +46,7 @@ class Launch:
     config: RunConfig
     lease: Lease
     scratch: Path
+    runner: Runner
     stage: str | None = None
     """The stage that is running, or was the last to run."""
     task: str | None = None
@@ -81,19 +82,28 @@ class Ended:
     log: Path | None = None
 
 
-def run_here(config: RunConfig, lease: Lease, *, watch: Callable[[Launch], None], verbose: bool = False) -> Ended:
+def run_here(
+    config: RunConfig,
+    lease: Lease,
+    *,
+    watch: Callable[[Launch], None],
+    runner: Runner | None = None,
+    verbose: bool = False,
+) -> Ended:
     """Carries out the whole pipeline; returns however it ends.
 
     lease: of the run directory; nothing is written there without it, by this process or by the stages'.
+    runner: what the stages are; default: processes.
     watch: called about ten times a second, and once more after the end. verbose: show kfp's and the stages' output.
     """
     started = time.monotonic()
     run = RunDirectory.of(config)
     log = run.path / "pipeline.log"
     with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
-        launch = Launch(config, lease, Path(scratch))
+        launch = Launch(config, lease, Path(scratch), runner or Processes())
         begun = datetime.now(UTC)
-        with _environment(launch), _output_to(sys.stdout if verbose else log):
+        stages_know = launch.runner.prepared(_variables(launch), launch.scratch)
+        with stages_know, _output_to(sys.stdout if verbose else log):
             stopped_by = _carry_out(launch, run.path / "pipeline", watch, begun)
         _observe(launch, begun)
         watch(launch)
@@ -119,22 +129,28 @@ def _carry_out(launch: Launch, root: Path, watch: Callable[[Launch], None], begu
 def _execute(launch: Launch, root: Path) -> None:
     """What kfp does; its exception is only "a task failed", which the outcomes tell better."""
     from podscale.pipelines.kfp_quickly import local
-    from podscale.pipelines.training import training_pipeline
+    from podscale.pipelines.training import Options, training_pipeline
 
     shutil.rmtree(root, ignore_errors=True)  # artifacts of the former launch: copies of what the run directory holds
+    root.mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resources and images mean nothing here
         local.init(
-            runner=local.SubprocessRunner(use_venv=False),
+            runner=launch.runner.kfp(),
             pipeline_root=str(root),
             workspace_root=str(launch.scratch / "workspace"),  # else kfp leaves one behind
             raise_on_error=True,
         )
         try:
-            training_pipeline(launch.config, retries=0)()
+            training_pipeline(_in_place(launch.config), Options(place=launch.runner.place))()
         except Exception:
             launch.failed = True
             traceback.print_exc(file=sys.stdout)  # into the log
+
+
+def _in_place(config: RunConfig) -> RunConfig:
+    """The document with its stages carried out by this machine, whatever launcher it names for a cluster."""
+    return config.model_copy(update={"launch": config.launch.model_copy(update={"backend": "local"})})
 
 
 def _observe(launch: Launch, begun: datetime) -> None:
@@ -185,28 +201,15 @@ def _last_words(log: Path, stage: str) -> str:
     return "\n".join(lines[-LOG_TAIL:])
 
 
-@contextlib.contextmanager
-def _environment(launch: Launch) -> Iterator[None]:
-    """What the stages' processes need to know about this launch."""
-    ours = {
+def _variables(launch: Launch) -> dict[str, str]:
+    """What a stage needs to know about this launch."""
+    return {
         **launch.lease.variables,
-        LAUNCHER: str(os.getpid()),
         process.SIGNPOST: str(launch.signpost),
         progress.VARIABLE: str(launch.progress),
         work.WORKERS: str(launch.config.launch.shard_workers),
-        "TMPDIR": str(launch.scratch),  # kfp leaves a directory behind for each task
         "PYTHONUNBUFFERED": "1",
     }
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -243,7 +246,7 @@ class _Signals:
         self.insisted = False
         self._since = 0.0
         self._launch = launch
-        self._told: set[int] = set()
+        self._told: set[tuple[str | None, int]] = set()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Signals":
@@ -265,19 +268,14 @@ class _Signals:
 
     def forward(self) -> None:
         """Stops each stage that runs after the signal came, once."""
-        pid = self._launch.pid
-        if self.received is not None and pid is not None and pid not in self._told:
-            self._told.add(pid)
-            if self._launch.task in resume.STAGES:
-                _send(pid, signal.SIGTERM)
+        task, pid = self._launch.task, self._launch.pid
+        if self.received is not None and pid is not None and (task, pid) not in self._told:
+            self._told.add((task, pid))  # two stages in two containers may have the same pid
+            if task in resume.STAGES:
+                self._launch.runner.send(pid, signal.SIGTERM)
 
     def kill(self) -> bool:
         """Ends the running stage at once; what it started dies with it."""
         if self._launch.pid is not None:
-            _send(self._launch.pid, signal.SIGKILL)
+            self._launch.runner.send(self._launch.pid, signal.SIGKILL)
         return True
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

@@ -9,21 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig, load
+from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.pipelines.kfp_quickly import compiler
-from podscale.pipelines.training import evaluate, report, shard, summary, train, training_pipeline
+from podscale.pipelines.placement import placed
+from podscale.pipelines.training import Options, evaluate, pack, report, shard, summary, train, training_pipeline
 
-COMPONENTS = {"shard": shard, "train": train, "evaluate": evaluate, "report": report, "summary": summary}
+COMPONENTS = {"pack": pack, "shard": shard, "train": train, "evaluate": evaluate, "report": report, "summary": summary}
 
 
-def package(config: RunConfig) -> str:
-    """The pipeline of a run document as a KFP package (YAML)."""
-    return _compiled(training_pipeline(config))
+KFP_VERSIONS = ("2.15", "2.16")
+"""What packages can be made for; 2.16 means that and newer. 2.15 does not know a task's security context."""
+
+
+def package(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1]) -> str:
+    """The pipeline of a run document as a KFP package (YAML).
+
+    cache: the backend may reuse the shard stage's result. kfp: one of KFP_VERSIONS. Raises InputError for what a task
+    of KFP cannot have.
+    """
+    if kfp not in KFP_VERSIONS:
+        raise InputError(f"--kfp {kfp}: one of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)")
+    place = placed(config, security=kfp != "2.15")
+    options = Options(place=place, parts=config.launch.shard_pods, cache=cache)
+    return compiled(training_pipeline(config, options))
 
 
 def component_package(name: str) -> str:
     """One component as a KFP package (YAML)."""
-    return _compiled(COMPONENTS[name])
+    return compiled(COMPONENTS[name])
 
 
 def committed() -> dict[Path, str]:
@@ -37,7 +51,7 @@ def committed() -> dict[Path, str]:
     }
 
 
-def _compiled(what: Any) -> str:
+def compiled(what: Any) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "package.yaml"
         compiler.Compiler().compile(what, str(path))

@@ -3,12 +3,15 @@
 The same function compiles for a cluster and runs here.
 """
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from podscale.config import RunConfig
 from podscale.pipelines.kfp_quickly import dsl
 
 from podscale.components.evaluate.component import evaluate  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.pack.component import pack  # isort: skip
 from podscale.components.report.component import report  # isort: skip
 from podscale.components.shard.component import shard  # isort: skip
 from podscale.components.summary.component import summary  # isort: skip
@@ -17,64 +20,68 @@ from podscale.components.train.component import train  # isort: skip
 NAME = "podscale-training"
 """One name for all runs: a backend shares its cache between the runs of one pipeline name."""
 
+Role = Literal["shard", "train", "evaluate", "report", "launcher", "summary"]
+Place = Callable[[Any, Role], None]
+"""Says of a task where and on what it runs; the role is that of its pod."""
 
-def training_pipeline(config: RunConfig, *, retries: int | None = None) -> Any:
+
+@dataclass(frozen=True)
+class Options:
+    """How the pipeline is made: tasks are placed by `place`; parts: pods that share the packing; cache: whether the
+    backend may reuse the shard stage's result."""
+
+    place: Place = lambda task, role: None
+    parts: int = 1
+    cache: bool = True
+
+
+def training_pipeline(config: RunConfig, options: Options = Options()) -> Any:
     """The pipeline of a run document, as kfp's pipeline object.
 
-    retries: how often a failed stage is started again; default: launch.retries. (Here, kfp would repeat bad input.)
+    Its parameter `run_id` is run.id, so that one uploaded package makes runs of several names.
     """
     document = config.model_dump_json()
-    attempts = config.launch.retries if retries is None else retries
+    launched = config.launch.backend != "local"
 
     @dsl.pipeline(name=NAME, description=f"Podscale run {config.run.id}: images to a trained, evaluated classifier.")
-    def pipeline() -> None:
-        finish = _placed(summary(document=document), config, retries=0)
+    def pipeline(run_id: str = config.run.id) -> None:
+        finish = _ready(summary(document=document, run_id=run_id), "summary", options)
         with dsl.ExitHandler(exit_task=finish, name="stages"):
-            shards = _placed(
-                shard(data=config.data.model_dump_json(), workspace=config.run.workspace), config, retries=attempts
+            shards = _sharded(config, options)
+            trained = _ready(
+                train(document=document, run_id=run_id, shard_set=shards),
+                "launcher" if launched else "train",
+                options,
             )
-            shards.set_caching_options(enable_caching=True)
-            trained = _placed(
-                train(document=document, shard_set=shards.outputs["shard_set"]),
-                config,
-                retries=attempts,
-                accelerated=True,
+            evaluated = _ready(
+                evaluate(document=document, run_id=run_id, shard_set=shards, model=trained.outputs["model"]),
+                "evaluate",
+                options,
             )
-            evaluated = _placed(
-                evaluate(document=document, shard_set=shards.outputs["shard_set"], model=trained.outputs["model"]),
-                config,
-                retries=attempts,
-                accelerated=True,
-            )
-            _placed(
-                report(document=document, shard_set=shards.outputs["shard_set"], metrics=evaluated.outputs["metrics"]),
-                config,
-                retries=attempts,
+            _ready(
+                report(document=document, run_id=run_id, shard_set=shards, metrics=evaluated.outputs["metrics"]),
+                "report",
+                options,
             )
 
     return pipeline
 
 
-def _placed(task: Any, config: RunConfig, *, retries: int, accelerated: bool = False) -> Any:
-    """Image, resources and retries from the document. Nothing is cached unless a stage says so afterwards, because a
-    switch given at submission does not reach tasks inside an exit handler."""
-    launch = config.launch
-    task.set_container_image(launch.image)
-    task.set_caching_options(enable_caching=False)
-    if launch.resources.cpus:
-        task.set_cpu_request(f"{launch.resources.cpus:g}").set_cpu_limit(f"{launch.resources.cpus:g}")
-    if launch.resources.memory_gib:
-        amount = f"{round(launch.resources.memory_gib * 1024)}Mi"
-        task.set_memory_request(amount).set_memory_limit(amount)
-    if accelerated and launch.resources.accelerators:
-        task.set_accelerator_type(launch.resources.accelerator).set_accelerator_limit(launch.resources.accelerators)
-    if retries:
-        # backoff_max_duration is the total time since the first attempt: with less than a stage may take, a stage
-        # that ran for long and then failed would never be retried.
-        task.set_retry(
-            retries,
-            backoff_duration="60s",
-            backoff_factor=2.0,
-            backoff_max_duration=f"{round(launch.time_limit_hours * 3600)}s",
-        )
+def _sharded(config: RunConfig, options: Options) -> Any:
+    """The shard set; where several pods share the packing, they pack and the shard stage completes."""
+    data, workspace = config.data.model_dump_json(), config.run.workspace
+    packed = []
+    if options.parts > 1:
+        with dsl.ParallelFor(items=list(range(options.parts)), name="pack-parts", parallelism=options.parts) as index:
+            part = pack(data=data, workspace=workspace, index=index, of=options.parts)
+            packed.append(_ready(part, "shard", options, cached=True))
+    whole = _ready(shard(data=data, workspace=workspace), "shard", options, cached=True)
+    return whole.after(*packed).outputs["shard_set"]
+
+
+def _ready(task: Any, role: Role, options: Options, *, cached: bool = False) -> Any:
+    """The task in its place. What may be cached is said of each, because a switch given at submission does not reach
+    tasks inside an exit handler."""
+    task.set_caching_options(enable_caching=cached and options.cache)
+    options.place(task, role)
     return task

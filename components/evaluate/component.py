@@ -12,6 +12,7 @@ def evaluate(
     model: dsl.Input[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     confusion: dsl.Output[dsl.ClassificationMetrics],
+    run_id: str = "",
 ) -> None:
     """Evaluates the trained model on every validation image exactly once.
 
@@ -21,7 +22,8 @@ def evaluate(
         model: The trained model, for lineage; the weights are read from the run directory.
         metrics: Top-1, top-5, loss, calibration error, images/s.
         confusion: The confusion matrix, up to 20 classes; the report shows larger ones.
+        run_id: Takes the place of run.id in the document; empty: as the document says.
     """
     from podscale.components import work
 
-    work.evaluate(document, shard_set, metrics, confusion)
+    work.evaluate(document, run_id, shard_set, metrics, confusion)

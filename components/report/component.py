@@ -12,6 +12,7 @@ def report(
     metrics: dsl.Input[dsl.Metrics],
     page: dsl.Output[dsl.HTML],
     card: dsl.Output[dsl.Markdown],
+    run_id: str = "",
 ) -> None:
     """Writes the self-contained report and the model card.
 
@@ -21,7 +22,8 @@ def report(
         metrics: The figures of the evaluation, for lineage; the page is made from the run directory.
         page: The report: one file, no remote asset.
         card: The model card.
+        run_id: Takes the place of run.id in the document; empty: as the document says.
     """
     from podscale.components import work
 
-    work.report(document, shard_set, page, card)
+    work.report(document, run_id, shard_set, page, card)

@@ -6,14 +6,20 @@ from podscale.components.image import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-def summary(document: str, status: dsl.PipelineTaskFinalStatus, page: dsl.Output[dsl.Markdown]) -> None:
-    """Writes how each stage ended.
+def summary(
+    document: str,
+    status: dsl.PipelineTaskFinalStatus,
+    page: dsl.Output[dsl.Markdown],
+    run_id: str = "",
+) -> None:
+    """Stops the training job of a run that failed or was cancelled, and writes how each stage ended.
 
     Args:
         document: The resolved run document as JSON.
         status: State of the pipeline, filled in by KFP.
         page: The summary.
+        run_id: Takes the place of run.id in the document; empty: as the document says.
     """
     from podscale.components import work
 
-    work.summarize(document, status, page)
+    work.summarize(document, run_id, status, page)

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 STANDINS = {
     "podscale.shards.build": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
+    "podscale.launch.cluster.carry": HERE / "standin_carry.py",
     "podscale.evaluate.card": HERE / "standin_card.py",
     "podscale.evaluate.evaluation": HERE / "standin_evaluation.py",
     "podscale.evaluate.report": HERE / "standin_report.py",

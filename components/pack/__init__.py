@@ -1,0 +1,1 @@
+"""The component that packs one part of a shard set."""

@@ -1,0 +1,280 @@
+"""Talking to a KFP backend through kfp's own client: upload, run, schedule, follow.
+
+What the client prints and logs is kept quiet, and what it raises becomes one sentence for people.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podscale.errors import InputError, PodscaleError
+from podscale.pipelines.endpoint import Endpoint, Unreachable, probe, refusal
+
+OUTAGE_SECONDS = 600.0
+"""A backend that cannot be asked for so long while a run is followed is given up; the run itself goes on."""
+ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+_EQUALS = 1
+_ALREADY_THERE = 409
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a pipeline in the backend; `new` unless the same package was there before."""
+
+    pipeline_id: str
+    version_id: str
+    name: str
+    link: str
+    new: bool
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run, or a schedule, that the backend has accepted."""
+
+    id: str
+    name: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known of a run: its own state, and those of the tasks that have begun, by name."""
+
+    state: str
+    tasks: dict[str, str]
+
+
+class Backend:
+    """A KFP backend that answers; made by `connect`."""
+
+    def __init__(self, place: Endpoint, client: Any) -> None:
+        self.place = place
+        self._client = client  # kfp.client.Client, whose generated parts have no types
+
+    def upload(self, package: str, pipeline: str, version: str, description: str) -> Version:
+        """Makes `package` (YAML) a version of the pipeline, which is made where there is none.
+
+        The version's name ends in a hash of the package, so that the same package is found and never sent twice.
+        """
+        name = f"{version}-{hashlib.sha256(package.encode()).hexdigest()[:8]}"
+        with self._told(f"upload pipeline {pipeline}"):
+            pipeline_id = self._pipeline_id(pipeline, description)
+            found = self._version_id(pipeline_id, name)
+            version_id = found or self._send(package, pipeline_id, name, description)
+        link = self.place.link(f"pipelines/details/{pipeline_id}/version/{version_id}")
+        return Version(pipeline_id, version_id, name, link, new=found is None)
+
+    def run(
+        self, version: Version, name: str, experiment: str, parameters: dict[str, Any], service_account: str | None
+    ) -> Started:
+        """Starts a run of an uploaded version."""
+        with self._told(f"start run {name}"):
+            run = self._client.run_pipeline(
+                self._experiment_id(experiment),
+                name,
+                params=parameters,
+                pipeline_id=version.pipeline_id,
+                version_id=version.version_id,
+                service_account=service_account,
+            )
+        return Started(run.run_id, name, self.place.link(f"runs/details/{run.run_id}"))
+
+    def schedule(
+        self,
+        version: Version,
+        name: str,
+        experiment: str,
+        cron: str,
+        parameters: dict[str, Any],
+        service_account: str | None,
+        *,
+        replace: bool = False,
+    ) -> Started:
+        """Starts a run at every time of `cron` (six fields, seconds first), one at a time, missed times left out.
+
+        Raises InputError where there is a schedule of this name, unless it is to be replaced.
+        """
+        with self._told(f"schedule {name}"):
+            experiment_id = self._experiment_id(experiment)
+            former = self._schedules(experiment_id, name)
+            if former and not replace:
+                raise InputError(
+                    f"{name}: there is a schedule of this name in experiment {experiment}: "
+                    f"{self.place.link(f'recurringrun/details/{former[0]}')}; give --replace or another --name"
+                )
+            made = self._client.create_recurring_run(
+                experiment_id,
+                name,
+                cron_expression=cron,
+                max_concurrency=1,
+                no_catchup=True,
+                params=parameters,
+                pipeline_id=version.pipeline_id,
+                version_id=version.version_id,
+                service_account=service_account,
+            )
+            for one in former:  # only now: had the new one been refused, nothing would run any more
+                self._client.delete_recurring_run(one)
+        return Started(made.recurring_run_id, name, self.place.link(f"recurringrun/details/{made.recurring_run_id}"))
+
+    def follow(self, run_id: str, watch: Callable[[Progress], None], *, poll_seconds: float = 5.0) -> str:
+        """Waits for the end of a run and returns its state; `watch` is given every change.
+
+        Raises PodscaleError where the backend cannot be asked for OUTAGE_SECONDS; InputError where it lets us in no
+        longer.
+        """
+        seen: Progress | None = None
+        answered = time.monotonic()
+        while True:
+            try:
+                with self._told("ask for the run"):
+                    now = _progress(self._client.get_run(run_id))
+                answered = time.monotonic()
+                if now != seen:
+                    watch(now)
+                    seen = now
+                if now.state in ENDED:
+                    return now.state
+            except Unreachable as error:
+                if time.monotonic() - answered > OUTAGE_SECONDS:
+                    raise PodscaleError(f"{error}; the run itself goes on: look at it later") from error
+            time.sleep(poll_seconds)
+
+    def _pipeline_id(self, name: str, description: str) -> str:
+        listed = self._client.pipelines.pipeline_service_list_pipelines(
+            filter=_named(name), **({"namespace": self.place.namespace} if self.place.namespace else {})
+        )
+        if listed.pipelines:
+            return str(listed.pipelines[0].pipeline_id)
+        body = self._client.api_models.V2beta1Pipeline(
+            display_name=name, name=name, description=description, namespace=self.place.namespace or None
+        )
+        return str(self._client.pipelines.pipeline_service_create_pipeline(pipeline=body).pipeline_id)
+
+    def _version_id(self, pipeline_id: str, name: str) -> str | None:
+        listed = self._client.list_pipeline_versions(pipeline_id, filter=_named(name))
+        return str(listed.pipeline_versions[0].pipeline_version_id) if listed.pipeline_versions else None
+
+    def _send(self, package: str, pipeline_id: str, name: str, description: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "pipeline.yaml"
+            path.write_text(package, encoding="utf-8")
+            sent = self._client.upload_pipeline_version(
+                str(path), name, pipeline_id=pipeline_id, description=description
+            )
+        return str(sent.pipeline_version_id)
+
+    def _experiment_id(self, name: str) -> str:
+        return str(self._client.create_experiment(name, namespace=self.place.namespace or None).experiment_id)
+
+    def _schedules(self, experiment_id: str, name: str) -> list[str]:
+        listed = self._client.list_recurring_runs(experiment_id=experiment_id, page_size=100, filter=_named(name))
+        return [str(found.recurring_run_id) for found in listed.recurring_runs or ()]
+
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """Turns what the client raises into errors for people, and keeps it from printing."""
+        import urllib3
+        from kfp_server_api import ApiException  # type: ignore[import-untyped]
+
+        try:
+            with _quiet():
+                yield
+        except ApiException as error:
+            raise self._explained(error, doing) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise Unreachable(f"{self.place.host}: no answer while trying to {doing}: {_cause(error)}") from error
+
+    def _explained(self, error: Any, doing: str) -> PodscaleError:
+        words = _message(error.body) or str(error.reason)
+        if error.status in (401, 403):
+            return InputError(f"{refusal(self.place, error.status)}. It said: {words}")
+        if not error.status or error.status >= 500 or error.status == 429:
+            trouble: PodscaleError = Unreachable(f"{self.place.host}: could not {doing}: HTTP {error.status}: {words}")
+            return trouble
+        hint = {
+            400: "; Podscale's packages need KFP 2.15 or newer",
+            404: "; was it deleted meanwhile?",
+            _ALREADY_THERE: "; somebody else made it at the same moment: start the same command again",
+        }.get(error.status, "")
+        return InputError(f"{self.place.host}: could not {doing}: {words}{hint}")
+
+
+def connect(place: Endpoint) -> Backend:
+    """A client of the backend, which has answered; raises what podscale.pipelines.endpoint.probe raises."""
+    multi_user = probe(place)
+    if multi_user and not place.namespace:
+        raise InputError(f"{place.host}: several users share this KFP: say with --namespace whose namespace to use")
+    with _quiet():
+        from kfp.client import Client
+
+        client = Client(
+            host=place.host,
+            namespace=place.namespace or "kubeflow",
+            cookies=place.cookies or None,
+            ssl_ca_cert=str(place.ca_file) if place.ca_file else None,
+            credentials=_fresh_token(place),
+        )
+    return Backend(place, client)
+
+
+def _fresh_token(place: Endpoint) -> Any:
+    """What makes the client read the token anew before every request; None where there is none."""
+    if not place.token and place.token_file is None:
+        return None
+    from kfp.client.token_credentials_base import TokenCredentialsBase
+
+    class Fresh(TokenCredentialsBase):
+        def refresh_api_key_hook(self, config: Any) -> None:
+            config.api_key["authorization"] = place.bearer()
+
+    return Fresh()
+
+
+def _progress(run: Any) -> Progress:
+    details = (run.run_details.task_details if run.run_details else None) or ()
+    tasks = {str(task.display_name): str(task.state) for task in details if task.display_name and task.state}
+    return Progress(str(run.state or "PENDING"), tasks)
+
+
+def _named(name: str) -> str:
+    """KFP's filter for objects of that display name."""
+    return json.dumps({"predicates": [{"operation": _EQUALS, "key": "display_name", "stringValue": name}]})
+
+
+def _message(body: Any) -> str:
+    """What KFP says went wrong: the first line that is for people."""
+    try:
+        answer = json.loads(body)
+        text = str(answer.get("message") or answer.get("error_message") or answer.get("error") or "")
+    except (ValueError, TypeError, AttributeError):
+        return ""
+    return text.splitlines()[0][:500] if text else ""
+
+
+def _cause(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason if reason is not None else error).partition(": ")[2] or str(error)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the links that the client prints in its own form, its notices and its logged tracebacks."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,201 @@
+"""`podscale run --runner docker`: each stage in a container of its own, by Docker or what answers like it (podman).
+
+kfp's DockerRunner does the work, with one of its functions replaced: it starts containers that are removed as they
+end, and takes one that is gone before it could be asked how it ended for a success (kubeflow/pipelines issue 13332).
+
+Stages see the same paths as outside: the workspace, and the folder of the source for reading. They run as the user
+who started the run, without capabilities, on a root file system that is read-only.
+"""
+
+import codecs
+import contextlib
+import importlib
+import os
+import signal
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from podscale import devices
+from podscale.components.process import LIFELINE
+from podscale.config import RunConfig
+from podscale.config.preflight import local_directory
+from podscale.errors import InputError
+from podscale.launch.environment import COMMAND
+from podscale.pipelines.runners import environment
+from podscale.processes import held
+from podscale.rundir import RunDirectory
+
+HOST = "DOCKER_HOST"
+LABEL = "podscale.dev/lease"
+"""Label of a container: the lease file of its run, by which the containers of a launch that was killed are found."""
+SHARED_MEMORY_GIB = 1.0
+"""/dev/shm of a container where the document does not say; Docker's own 64 MiB are too small for loader processes."""
+
+
+class Containers:
+    """Stages are containers of `launch.image`.
+
+    Raises InputError where no engine answers, or where it has no such image and cannot pull it.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._docker = _library()
+        self._host = _socket()
+        self._client = _connect(self._docker, self._host)
+        self._image = config.launch.image
+        _provide(self._docker, self._client, self._image)
+        self._lease = str(RunDirectory.of(config).lease.absolute())
+        self._variables: Mapping[str, str] = {}
+        self._scratch = Path()
+        self._running = ""
+        """Id of the running container."""
+
+    @contextlib.contextmanager
+    def prepared(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
+        handler = importlib.import_module("kfp.local.docker_task_handler")
+        lifeline = scratch / "lifeline"
+        theirs = handler.run_docker_container
+        self._variables = {**variables, LIFELINE: str(lifeline), COMMAND: os.environ.get(COMMAND, "")}
+        self._scratch = scratch
+        self._remove_leftovers()
+        handler.run_docker_container = self._run  # type: ignore[attr-defined]
+        try:
+            with held(lifeline), environment({HOST: self._host}):
+                yield
+        finally:
+            handler.run_docker_container = theirs  # type: ignore[attr-defined]
+            self._client.close()
+
+    def kfp(self) -> Any:
+        from podscale.pipelines.kfp_quickly import local
+
+        return local.DockerRunner()
+
+    def place(self, task: Any, role: str) -> None:
+        """All stages in one image: here, none is only a launcher."""
+        task.set_container_image(self._image)
+
+    def send(self, pid: int, number: int) -> None:
+        """By a process in the container: what the engine signals is the shell that kfp puts around the stage."""
+        if not self._running:
+            return
+        with contextlib.suppress(self._docker.errors.APIError):
+            container = self._client.containers.get(self._running)
+            if number == signal.SIGKILL:
+                container.remove(force=True)
+            else:
+                container.exec_run(["sh", "-c", f"kill -{number} {pid}"])
+
+    def _run(self, client: Any, image: str, command: list[str], volumes: dict[str, Any], **given: Any) -> int:
+        """Stands in for kfp's run_docker_container: runs one task and returns its exit status."""
+        variables = {**self._variables, **given.pop("environment", {})}
+        container = client.containers.create(
+            image, command, volumes={**volumes, **self._volumes()}, environment=variables, **self._settings(), **given
+        )
+        try:
+            container.start()
+            self._running = container.id
+            for text in _decoded(container.logs(stream=True, follow=True)):
+                print(text, end="")
+            return int(container.wait()["StatusCode"])
+        finally:
+            self._running = ""
+            with contextlib.suppress(self._docker.errors.NotFound):
+                container.remove(force=True)
+
+    def _volumes(self) -> dict[str, dict[str, str]]:
+        """Paths that the stages need, at the same place inside."""
+        source = None if self._config.data.source == "digits" else local_directory(self._config.data.source)
+        workspace = local_directory(self._config.run.workspace)
+        wanted = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
+        paths = {str(path.absolute()): mode for path, mode in wanted if path is not None}
+        return {path: {"bind": path, "mode": mode} for path, mode in paths.items()}
+
+    def _settings(self) -> dict[str, Any]:
+        resources, here = self._config.launch.resources, str(Path.cwd())
+        security = self._client.info().get("SecurityOptions") or []
+        rootless = any("rootless" in option for option in security)  # there, root inside is the user outside
+        gpus = [self._docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if devices.visible_gpus() else []
+        inside = any(Path(here).is_relative_to(path) for path in self._volumes())
+        return {
+            "labels": {"app.kubernetes.io/name": "podscale", LABEL: self._lease},
+            "user": "0:0" if rootless else f"{os.getuid()}:{os.getgid()}",
+            "working_dir": here,  # relative paths of the document mean the same inside
+            "tmpfs": dict.fromkeys(["/tmp", *([] if inside else [here])], "rw,exec,nosuid,nodev,mode=1777"),
+            "read_only": True,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "network_mode": "host",  # so that /metrics is where the stage says
+            "shm_size": round((resources.shm_gib or SHARED_MEMORY_GIB) * 2**30),
+            "device_requests": gpus,
+        }
+
+    def _remove_leftovers(self) -> None:
+        """The lease is ours, so what still stands here of an earlier launch of this run has lost its launcher."""
+        for container in self._client.containers.list(all=True, filters={"label": f"{LABEL}={self._lease}"}):
+            with contextlib.suppress(self._docker.errors.APIError):
+                container.remove(force=True)
+
+
+def _library() -> ModuleType:
+    try:
+        return importlib.import_module("docker")
+    except ImportError:
+        raise InputError("--runner docker needs the docker package: pip install 'podscale[containers]'") from None
+
+
+def _socket() -> str:
+    """The engine's address: DOCKER_HOST, else the first of the usual sockets of Docker and podman."""
+    given = os.environ.get(HOST)
+    if given:
+        return given
+    own = Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"))
+    usual = (
+        Path("/var/run/docker.sock"),
+        own / "docker.sock",
+        own / "podman/podman.sock",
+        Path("/run/podman/podman.sock"),
+    )
+    for path in usual:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.stat().st_mode) and os.access(path, os.R_OK | os.W_OK):
+                return f"unix://{path}"
+    raise InputError(
+        "--runner docker found no container engine: none of its usual sockets is there for you and DOCKER_HOST names "
+        "none. Start Docker, or podman's service (systemctl --user start podman.socket), or set DOCKER_HOST"
+    )
+
+
+def _connect(docker: Any, host: str) -> Any:
+    try:
+        client = docker.DockerClient(base_url=host)
+        client.ping()
+    except (docker.errors.DockerException, OSError) as error:
+        raise InputError(
+            f"--runner docker: no container engine answers at {host} ({error}); start it, or set {HOST}"
+        ) from error
+    return client
+
+
+def _provide(docker: Any, client: Any, image: str) -> None:
+    """Pulls the image where it is missing."""
+    try:
+        client.images.get(image)
+    except docker.errors.ImageNotFound:
+        try:
+            client.images.pull(*docker.utils.parse_repository_tag(image))
+        except docker.errors.APIError as error:
+            raise InputError(
+                f"launch.image {image}: not on this machine, and it cannot be pulled ({error.explanation or error}). "
+                "Build it with `make images`, or name another with --set launch.image=..."
+            ) from error
+
+
+def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Text of a log that comes in pieces, which may end within a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    yield from (decoder.decode(chunk) for chunk in chunks)

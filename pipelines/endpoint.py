@@ -1,0 +1,200 @@
+"""Where a KFP backend is and how to get in; asked once, before anything is sent, so that what is wrong is said plainly.
+
+The host and the credentials come from options or from the environment variables that kfp's own client knows.
+"""
+
+import json
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from podscale.errors import InputError, PodscaleError
+
+HOST = "KF_PIPELINES_ENDPOINT"
+UI = "KF_PIPELINES_UI_ENDPOINT"
+TOKEN_FILE = "KF_PIPELINES_SA_TOKEN_PATH"
+TOKEN = "PODSCALE_KFP_TOKEN"
+COOKIES = "PODSCALE_KFP_COOKIES"
+IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+PROJECTED_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
+"""Where a pod of a multi-user Kubeflow finds the token that KFP's API accepts."""
+SECONDS = 15.0
+PORT_FORWARD = "kubectl port-forward --namespace kubeflow service/ml-pipeline 8888"
+
+
+class Unreachable(PodscaleError):
+    """The backend does not answer now; later it may."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A KFP backend and the credentials for it; namespace: the user's, where several share the backend."""
+
+    host: str
+    namespace: str = ""
+    ui: str = ""
+    token: str = ""
+    token_file: Path | None = None
+    """Read again at every use: such tokens live for an hour."""
+    cookies: str = ""
+    ca_file: Path | None = None
+
+    def link(self, page: str) -> str:
+        """The page of KFP's user interface that shows `page`, a path such as runs/details/<id>."""
+        return f"{(self.ui or self.host).rstrip('/')}/#/{page}"
+
+    def bearer(self) -> str:
+        """The token as it is now; empty where there is none. Raises InputError where its file cannot be read."""
+        if self.token_file is None:
+            return self.token
+        try:
+            return self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.token_file}: the token for KFP cannot be read: {error}") from error
+
+
+def endpoint(
+    host: str | None,
+    *,
+    namespace: str = "",
+    ui: str | None = None,
+    token_file: Path | None = None,
+    ca_file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Endpoint:
+    """The backend that options and environment name; raises InputError where they name none."""
+    found = host or environment.get(HOST) or (IN_CLUSTER if "KUBERNETES_SERVICE_HOST" in environment else "")
+    if not found:
+        raise InputError(
+            f"which KFP? Give its address with --host or in {HOST}. To reach the one of your cluster: `{PORT_FORWARD}` "
+            "in another terminal, then --host http://localhost:8888"
+        )
+    if ca_file is not None and not ca_file.is_file():
+        raise InputError(f"{ca_file}: no such file; --ca-file names the certificate authority of the endpoint (PEM)")
+    return Endpoint(
+        host=_url(found),
+        namespace=namespace,
+        ui=_url(ui or environment.get(UI, "")) if ui or environment.get(UI) else "",
+        token=environment.get(TOKEN, ""),
+        token_file=token_file or _token_file(environment),
+        cookies=environment.get(COOKIES, ""),
+        ca_file=ca_file,
+    )
+
+
+def probe(place: Endpoint) -> bool:
+    """Asks the backend for its health; returns whether it serves several users.
+
+    Raises InputError that tells apart: no such host, behind a login, refused, another program, too old; Unreachable
+    where the backend does not answer, or not well.
+    """
+    status, content_type, body = _get(place, "/apis/v2beta1/healthz")
+    if status == 404 and _get(place, "/apis/v1beta1/healthz")[0] == 200:
+        raise InputError(f"{place.host}: this KFP is older than 2.0; Podscale's pipelines need 2.15 or newer")
+    if status in (401, 403) or 300 <= status < 400:
+        raise InputError(refusal(place, status))
+    if status >= 500:
+        raise Unreachable(f"{place.host}: answers HTTP {status}: KFP is there but not well; look at its pods")
+    try:
+        answer = json.loads(body) if status == 200 else None
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise InputError(
+            f"{place.host}: answers HTTP {status} with {content_type or 'nothing'}, which is not KFP's API; check the "
+            "address (that of the API or of KFP's user interface, with its path if it has one)"
+        )
+    return bool(answer.get("multi_user", False))
+
+
+def refusal(place: Endpoint, status: int) -> str:
+    """What to do where the backend wants other credentials, as one sentence for people."""
+    given = "the token" if place.token or place.token_file else "the cookies" if place.cookies else "nothing"
+    how = (
+        f"give a token by --token-file FILE (or {TOKEN}), or the cookies of a browser that is logged in by {COOKIES}, "
+        f"or go past the login: `{PORT_FORWARD}`"
+    )
+    if status == 403:
+        scope = f" in namespace {place.namespace}" if place.namespace else "; a shared KFP wants --namespace"
+        return f"{place.host}: knows who asks ({given} was sent) but does not allow it{scope}; {how}"
+    if status == 401:
+        return f"{place.host}: does not let us in ({given} was sent; tokens expire after an hour or so); {how}"
+    return f"{place.host}: sends us to a login page ({given} was sent); {how}"
+
+
+def _get(place: Endpoint, path: str) -> tuple[int, str, bytes]:
+    """Status, content type and body; redirects are not followed, since they lead to login pages."""
+    request = Request(f"{place.host}{path}", headers={"Accept": "application/json", **_credentials(place)})
+    context = ssl.create_default_context(cafile=str(place.ca_file) if place.ca_file else None)
+    try:
+        with build_opener(_Stay, HTTPSHandler(context=context)).open(request, timeout=SECONDS) as answer:
+            return answer.status, answer.headers.get_content_type(), answer.read(1 << 20)
+    except HTTPError as error:
+        return error.code, error.headers.get_content_type() if error.headers else "", b""
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        raise _unreachable(place, getattr(error, "reason", error)) from error
+
+
+class _Stay(HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        return None
+
+
+def _credentials(place: Endpoint) -> dict[str, str]:
+    bearer = place.bearer()
+    return {
+        **({"Authorization": f"Bearer {bearer}"} if bearer else {}),
+        **({"Cookie": place.cookies} if place.cookies else {}),
+    }
+
+
+def _unreachable(place: Endpoint, reason: Any) -> PodscaleError:
+    """InputError for what another address or option mends, Unreachable for what may mend itself."""
+    host = place.host
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return InputError(
+            f"{host}: its certificate is not trusted ({reason.verify_message}); name its authority with --ca-file"
+        )
+    if isinstance(reason, ssl.SSLError):
+        return InputError(f"{host}: does not speak TLS as expected ({reason.reason}); is it an http:// address?")
+    if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
+        return InputError(f"{host}: no such host is known here; check the address, or go through `{PORT_FORWARD}`")
+    if isinstance(reason, TimeoutError):
+        return Unreachable(f"{host}: no answer within {SECONDS:.0f} s; a firewall? Go through `{PORT_FORWARD}`")
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return Unreachable(
+        f"{host}: cannot be reached: {text}; is KFP there? `{PORT_FORWARD}` brings a cluster's to localhost"
+    )
+
+
+def _url(address: str) -> str:
+    """With a scheme and without a trailing slash; plain http only where nothing leaves this machine."""
+    if "://" not in address:
+        name = address.partition("/")[0].partition(":")[0]
+        address = f"{'http' if name in ('localhost', '127.0.0.1') else 'https'}://{address}"
+    try:
+        parts = urlsplit(address)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InputError(f"{address}: not the address of a KFP; it looks like https://kfp.example.com/pipeline")
+    return address.rstrip("/")
+
+
+def _token_file(environment: Mapping[str, str]) -> Path | None:
+    if TOKEN in environment:
+        return None
+    if TOKEN_FILE in environment:
+        return Path(environment[TOKEN_FILE])
+    return PROJECTED_TOKEN if PROJECTED_TOKEN.exists() else None

@@ -1,0 +1,158 @@
+"""Where and on what the tasks of a pipeline run: as the pod of the same stage's job, as far as KFP can say it.
+
+The pod is rendered as for `podscale submit` (podscale.launch.render); this module only says it again in kfp-kubernetes'
+words. A pod that launches and waits has the pod of the report, which needs no accelerator, with a small image and
+small resources of its own. KFP gives the service account and the rest of the security context itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from podscale.components import work
+from podscale.config import RunConfig
+from podscale.config.document import RUN_DOCUMENT
+from podscale.errors import InputError
+from podscale.launch import termination
+from podscale.launch.jobspec import Stage, job_spec
+from podscale.launch.render import render
+from podscale.pipelines.training import Place, Role
+
+STAGES: Mapping[Role, Stage] = {
+    "shard": "shard",
+    "train": "train",
+    "evaluate": "evaluate",
+    "report": "report",
+    "launcher": "report",
+    "summary": "report",
+}
+"""The stage whose pod a role has."""
+LAUNCHING: tuple[Role, ...] = ("launcher", "summary")
+LAUNCHER_RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+"""Of a pod that waits: the client and kfp take about 200 MiB."""
+OWN_VARIABLES = (RUN_DOCUMENT, termination.VARIABLE)
+"""What a job's pod is told by environment and a component by its inputs."""
+BACKOFF_SECONDS = 60
+
+
+def placed(config: RunConfig, *, security: bool = True) -> Place:
+    """Places each task of the pipeline by the run document.
+
+    security: say that pods run as a user, not as root; KFP 2.15 does not know the setting. Raises InputError for what
+    a task of KFP cannot have.
+    """
+
+    def place(task: Any, role: Role) -> None:
+        pod = _pod(config, role)
+        _contain(task, pod["spec"]["containers"][0])
+        _kubernetes(task, pod)
+        if security:
+            _run_as(task, pod["spec"])
+        if role == "shard" and config.launch.shard_workers:
+            task.set_env_variable(work.WORKERS, str(config.launch.shard_workers))
+        _limit(task, config, retries=0 if role == "summary" else config.launch.retries)
+
+    return place
+
+
+def _pod(config: RunConfig, role: Role) -> dict[str, Any]:
+    """The pod template of the role."""
+    spec = job_spec(config, STAGES[role], mounted=False)
+    if spec.nodes > 1 and spec.stage != "shard":
+        raise InputError(
+            f"the {spec.stage} task of a pipeline is one pod, and this document asks for {spec.nodes} "
+            f"({spec.hardware.name}); choose hardware of one machine"
+        )
+    job = render(spec, "job").job
+    pod: dict[str, Any] = job["spec"]["template"]
+    if role in LAUNCHING:
+        container = pod["spec"]["containers"][0]
+        container.update(image=config.launch.launcher_image, resources=LAUNCHER_RESOURCES)
+        pod["metadata"]["labels"]["app.kubernetes.io/component"] = "launcher"
+    for name in spec.selector:  # the run is a parameter; and pods of jobs go by these
+        pod["metadata"]["labels"].pop(name, None)
+    return pod
+
+
+def _contain(task: Any, container: Mapping[str, Any]) -> None:
+    """Image, resources and environment."""
+    task.set_container_image(container["image"])
+    resources = container.get("resources", {})
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    for name, sets in (("cpu", "cpu"), ("memory", "memory")):
+        if name in requests:
+            getattr(task, f"set_{sets}_request")(requests[name])
+        if name in limits:
+            getattr(task, f"set_{sets}_limit")(limits[name])
+    for name, amount in limits.items():
+        if "/" in name:  # an extended resource: nvidia.com/gpu, google.com/tpu
+            task.set_accelerator_type(name).set_accelerator_limit(int(amount))
+    for variable in container.get("env", ()):
+        if "value" in variable and variable["name"] not in OWN_VARIABLES:
+            task.set_env_variable(variable["name"], variable["value"])
+
+
+def _kubernetes(task: Any, pod: Mapping[str, Any]) -> None:
+    """Nodes, volumes, labels and how images are pulled."""
+    from kfp import kubernetes  # loads the whole client of Kubernetes: a second that runs here do without
+
+    metadata, spec = pod.get("metadata", {}), pod["spec"]
+    for key, value in spec.get("nodeSelector", {}).items():
+        kubernetes.add_node_selector(task, key, value)
+    for taint in spec.get("tolerations", ()):
+        seconds = taint.get("tolerationSeconds")
+        kubernetes.add_toleration(
+            task, taint.get("key"), taint.get("operator"), taint.get("value"), taint.get("effect"), seconds
+        )
+    for key, value in metadata.get("labels", {}).items():
+        kubernetes.add_pod_label(task, key, value)
+    for key, value in metadata.get("annotations", {}).items():
+        kubernetes.add_pod_annotation(task, key, value)
+    if secrets := [secret["name"] for secret in spec.get("imagePullSecrets", ())]:
+        kubernetes.set_image_pull_secrets(task, secrets)
+    if policy := spec["containers"][0].get("imagePullPolicy"):
+        kubernetes.set_image_pull_policy(task, policy)
+    volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+    for mount in spec["containers"][0].get("volumeMounts", ()):
+        _mount(task, volumes[mount["name"]], mount)
+
+
+def _mount(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> None:
+    """Mounts a volume; raises InputError for a kind that KFP's tasks cannot have."""
+    from kfp import kubernetes
+
+    path = mount["mountPath"]
+    if claim := volume.get("persistentVolumeClaim"):
+        kubernetes.mount_pvc(task, claim["claimName"], path, mount.get("subPath", ""))
+    elif (empty := volume.get("emptyDir")) is not None:
+        kubernetes.empty_dir_mount(task, volume["name"], path, empty.get("medium"), empty.get("sizeLimit"))
+    elif secret := volume.get("secret"):
+        kubernetes.use_secret_as_volume(task, secret["secretName"], path)
+    elif config_map := volume.get("configMap"):
+        kubernetes.use_config_map_as_volume(task, config_map["name"], path)
+    else:
+        kind = next(key for key in volume if key != "name")
+        raise InputError(
+            f"launch.cluster.volumes: {path} is a volume of kind {kind}, which tasks of KFP cannot mount; make a "
+            "PersistentVolume of it with a claim, and name the claim (docs/pipeline-on-kfp.md shows it for a bucket)"
+        )
+
+
+def _run_as(task: Any, spec: Mapping[str, Any]) -> None:
+    from kfp import kubernetes
+
+    context = {**spec.get("securityContext", {}), **spec["containers"][0].get("securityContext", {})}
+    if context.get("runAsNonRoot"):
+        kubernetes.set_security_context(task, context.get("runAsUser"), context.get("runAsGroup"), run_as_non_root=True)
+
+
+def _limit(task: Any, config: RunConfig, *, retries: int) -> None:
+    """Time and retries. KFP's backoff_max_duration is the total time since the first attempt: with less than a stage
+    may take, a stage that ran for long and then failed would never be retried."""
+    from kfp import kubernetes
+
+    seconds = round(config.launch.time_limit_hours * 3600)
+    kubernetes.set_timeout(task, seconds)
+    if retries:
+        task.set_retry(
+            retries, backoff_duration=f"{BACKOFF_SECONDS}s", backoff_factor=2.0, backoff_max_duration=f"{seconds}s"
+        )

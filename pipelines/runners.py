@@ -1,0 +1,63 @@
+"""What carries out a stage of a pipeline on this machine, for podscale.pipelines.here: processes, or containers."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from podscale.launch.orphans import LAUNCHER
+
+
+class Runner(Protocol):
+    """One way to run the tasks of a pipeline; kfp calls it from a thread of its own."""
+
+    def prepared(self, variables: Mapping[str, str], scratch: Path) -> contextlib.AbstractContextManager[None]:
+        """Around the whole pipeline. variables: the environment of each stage; scratch: a directory that lasts as
+        long, which stages can write."""
+
+    def kfp(self) -> Any:
+        """kfp's own runner."""
+
+    def place(self, task: Any, role: str) -> None:
+        """Completes a task of the pipeline."""
+
+    def send(self, pid: int, number: int) -> None:
+        """Sends a signal to the running stage, by the pid that it gave itself; nothing happens where it has ended."""
+
+
+class Processes:
+    """Stages are processes of this machine."""
+
+    @contextlib.contextmanager
+    def prepared(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
+        ours = {**variables, LAUNCHER: str(os.getpid()), "TMPDIR": str(scratch)}  # kfp leaves a directory a task there
+        with environment(ours):
+            yield
+
+    def kfp(self) -> Any:
+        from podscale.pipelines.kfp_quickly import local
+
+        return local.SubprocessRunner(use_venv=False)
+
+    def place(self, task: Any, role: str) -> None:
+        """Images mean nothing here."""
+
+    def send(self, pid: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables of this process, and gives them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

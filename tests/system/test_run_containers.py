@@ -1,0 +1,155 @@
+"""`podscale run --runner docker`: the stages in real containers, and what people are told where there are none."""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.checkpoint.layout import complete_entries
+from podscale.config import load
+from podscale.errors import ExitCode
+from podscale.pipelines.containers import LABEL, Containers
+from podscale.telemetry.events import read_records
+from tests.support.commands import SMALL_DIGITS, Command, different, podscale, result
+from tests.support.containers import Engine, find_engine
+
+pytest.importorskip("docker", reason="the docker package is not installed: pip install 'podscale[containers]'")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return find_engine(tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(scope="module")
+def image(engine: Engine) -> str:
+    return engine.image("base")
+
+
+@pytest.fixture(scope="module")
+def host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with engine.service(tmp_path_factory.mktemp("socket")) as address:
+        yield address
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
+    return tmp_path
+
+
+def start(folder: Path, host: str, image: str, *arguments: str) -> Command:
+    command = ("run", "run.yaml", "--runner", "docker", "--set", f"launch.image={image}", *arguments)
+    return Command(folder, *command, variables={"DOCKER_HOST": host})
+
+
+def left(engine: Engine, folder: Path) -> list[str]:
+    """Containers of the run that are still there, in whatever state."""
+    lease = folder / "runs" / "small" / ".lease"
+    return engine("ps", "--all", "--quiet", f"--filter=label={LABEL}={lease}").stdout.split()
+
+
+def test_no_engine_to_be_found(folder: Path):
+    ended = podscale(
+        folder, "run", "run.yaml", "--runner", "docker", variables={"DOCKER_HOST": f"unix://{folder}/none"}
+    )
+    assert ended.code == ExitCode.BAD_INPUT
+    assert "no container engine answers" in ended.err
+    assert "DOCKER_HOST" in ended.last
+    assert "Traceback" not in ended.err
+    assert not (folder / "runs").exists()
+
+
+def test_another_runner_is_refused(folder: Path):
+    ended = podscale(folder, "run", "run.yaml", "--runner", "podman")
+    assert (ended.code, "--runner podman" in ended.last, "docker" in ended.last) == (2, True, True)
+
+
+def test_an_image_that_is_not_there(folder: Path, host: str):
+    ended = start(folder, host, "localhost/no-such-image:1").end()
+    assert ended.code == ExitCode.BAD_INPUT
+    assert "launch.image localhost/no-such-image:1: not on this machine" in ended.err
+    assert "make images" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_the_same_bits_as_without_containers(folder: Path, calm: Path, host: str, image: str, engine: Engine):
+    ended = start(folder, host, image).end()
+    assert ended.code == 0, ended.err
+    assert "[4/4] report" in ended.err
+    run = folder / "runs" / "small"
+    printed = json.loads(ended.out.splitlines()[-1])
+    assert printed["top1"] == json.loads((run / "evaluation.json").read_text())["figures"]["top1"]
+    assert different(result(run), result(calm / "runs" / "calm")) == []
+    assert json.loads((run / "environment.json").read_text())["commit"]
+    assert (run / "report.html").stat().st_uid == os.getuid()
+    assert left(engine, folder) == []
+
+
+def test_stopping_saves_and_the_same_command_continues(folder: Path, host: str, image: str, engine: Engine):
+    run = folder / "runs" / "small"
+    command = start(folder, host, image)
+    try:
+        command.wait_for_updates(run, 8)
+        command.process.send_signal(signal.SIGTERM)
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.code == ExitCode.PREEMPTED, ended.err
+    assert '"exit_code": 75' in (run / "outcome.json").read_text()
+    assert complete_entries(run / "checkpoints")
+    assert left(engine, folder) == []
+
+    ended = start(folder, host, image).end()
+    assert ended.code == 0, ended.err
+    events = [line["event"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "event"]
+    assert "resumed" in events
+
+
+def test_a_launch_that_is_killed_takes_its_containers_with_it(folder: Path, host: str, image: str, engine: Engine):
+    command = start(folder, host, image)
+    try:
+        command.wait_for_updates(folder / "runs" / "small", 2)
+        command.process.kill()
+        containers = left(engine, folder)
+        assert len(containers) == 1
+        assert engine("wait", *containers).stdout.split() == ["137"]
+    finally:
+        command.kill()
+        engine("rm", "--force", *left(engine, folder), check=False)
+
+
+@pytest.mark.parametrize(("script", "failed"), [("exit 3", True), ("sleep 1; exit 3", True), ("true", False)])
+def test_kfp_learns_how_a_container_ended(
+    script: str, failed: bool, folder: Path, host: str, image: str, monkeypatch: pytest.MonkeyPatch
+):
+    """kfp by itself takes a container that is gone before it was asked for a success."""
+    from podscale.pipelines.kfp_quickly import dsl, local
+
+    monkeypatch.setenv("DOCKER_HOST", host)
+    monkeypatch.chdir(folder)
+
+    @dsl.container_component
+    def component():
+        return dsl.ContainerSpec(image=image, command=["sh", "-c"], args=[script])
+
+    scratch, root = folder / "scratch", folder / "root"
+    scratch.mkdir()
+    root.mkdir()
+    containers = Containers(load(folder / "run.yaml", [f"launch.image={image}"]))
+    with containers.prepared({}, scratch):
+        local.init(containers.kfp(), pipeline_root=str(root), raise_on_error=True)
+        with pytest.raises(RuntimeError, match="FAILURE") if failed else contextlib.nullcontext():
+            component()
+
+
+def test_the_replaced_function_is_still_where_kfp_calls_it():
+    """A later kfp that moves it would bring the false successes back."""
+    handler = importlib.import_module("kfp.local.docker_task_handler")
+    assert callable(handler.run_docker_container)
+    assert "run_docker_container" in handler.DockerTaskHandler.run.__code__.co_names
