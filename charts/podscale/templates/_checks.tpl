@@ -1,0 +1,47 @@
+{{/* What the schema cannot say. Each message: what, why, what to do. */}}
+{{- define "podscale.checks" -}}
+{{- $workspace := .Values.workspace -}}
+{{- if and (eq $workspace.kind "bucket") (not $workspace.bucket) -}}
+{{- fail "workspace.kind is bucket, but workspace.bucket is empty: name the bucket, such as --set workspace.bucket=my-runs" -}}
+{{- end -}}
+{{- if and $workspace.bucket (ne $workspace.kind "bucket") -}}
+{{- fail (printf "workspace.bucket is %q, but workspace.kind is %s, which mounts no bucket: set workspace.kind=bucket, or leave workspace.bucket empty" $workspace.bucket $workspace.kind) -}}
+{{- end -}}
+{{- if and (eq $workspace.kind "existing") (not $workspace.name) -}}
+{{- fail "workspace.kind is existing, but workspace.name is empty: name the claim, such as --set workspace.name=my-claim" -}}
+{{- end -}}
+{{- range $role, $account := .Values.serviceAccounts -}}
+{{- if and (not $account.create) (not $account.name) -}}
+{{- fail (printf "serviceAccounts.%s.create is false, but serviceAccounts.%s.name is empty: name the account that exists" $role $role) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.kueue.enabled -}}
+{{- include "podscale.kueueChecks" . -}}
+{{- end -}}
+{{- if and .Values.directRun.enabled (not .Values.directRun.document) -}}
+{{- fail "directRun.enabled is true, but directRun.document is empty: give the run document, such as --set-file or a values file with directRun.document.run.id" -}}
+{{- end -}}
+{{- if and .Values.directRun.enabled (eq $workspace.kind "none") -}}
+{{- fail "directRun.enabled is true, but workspace.kind is none, so its stages share no directory: choose claim, bucket or existing" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "podscale.kueueChecks" -}}
+{{- if not (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2") -}}
+{{- fail "kueue.enabled is true, but this cluster does not serve kueue.x-k8s.io/v1beta2: install Kueue 0.15 or newer, or set kueue.enabled=false (with `helm template`: --api-versions kueue.x-k8s.io/v1beta2)" -}}
+{{- end -}}
+{{- if and (not .Values.kueue.clusterQueue) (not .Values.kueue.flavors) -}}
+{{- fail "kueue.enabled is true, but there is neither kueue.clusterQueue nor kueue.flavors: name an existing ClusterQueue, or list the flavors of the one to create" -}}
+{{- end -}}
+{{- if and .Values.kueue.clusterQueue .Values.kueue.flavors -}}
+{{- fail (printf "kueue.clusterQueue is %q, so none is created, but kueue.flavors is not empty: drop one of the two" .Values.kueue.clusterQueue) -}}
+{{- end -}}
+{{- $names := "" -}}
+{{- range .Values.kueue.flavors -}}
+{{- $found := keys .quotas | sortAlpha | join ", " -}}
+{{- if and $names (ne $names $found) -}}
+{{- fail (printf "kueue.flavors: %s names the resources %s, the flavors before it %s; Kueue wants the same in all: add the missing ones with quota 0" .name $found $names) -}}
+{{- end -}}
+{{- $names = $found -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,14 @@
+{{/* The partial run document of the namespace: what the chart knows, and over it what the values say. */}}
+{{- define "podscale.defaults" -}}
+{{- $cluster := dict "namespace" .Release.Namespace "service_account" (include "podscale.account" (list . "trainer")) "image_pull_policy" .Values.images.pullPolicy -}}
+{{- with .Values.images.pullSecrets }}{{ $_ := set $cluster "image_pull_secrets" . }}{{ end -}}
+{{- if .Values.kueue.enabled }}{{ $_ := set $cluster "queue" .Values.kueue.localQueue }}{{ end -}}
+{{- with .Values.priorityClasses }}{{ $_ := set $cluster "priority_class" (printf "%s-%s" (include "podscale.clusterName" $) (first .).name) }}{{ end -}}
+{{- $document := dict "launch" (dict "image" (include "podscale.image" (list . "train")) "launcher_image" (include "podscale.image" (list . "launcher")) "cluster" $cluster) -}}
+{{- if ne .Values.workspace.kind "none" -}}
+{{- $_ := set $cluster "workspace_claim" (include "podscale.claim" .) -}}
+{{- $_ := set $document "run" (dict "workspace" .Values.workspace.path) -}}
+{{- end -}}
+{{- if eq .Values.workspace.kind "bucket" }}{{ $_ := set $cluster "annotations" (dict "gke-gcsfuse/volumes" "true") }}{{ end -}}
+{{- mergeOverwrite $document (deepCopy .Values.defaults) | toYaml -}}
+{{- end -}}

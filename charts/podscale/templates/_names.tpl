@@ -1,0 +1,54 @@
+{{/* Name of everything in the namespace. */}}
+{{- define "podscale.fullname" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Prefix of what has no namespace, so that two releases in two namespaces do not meet. */}}
+{{- define "podscale.clusterName" -}}
+{{- $name := include "podscale.fullname" . -}}
+{{- ternary $name (printf "%s-%s" .Release.Namespace $name) (eq .Release.Namespace $name) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Labels of everything that belongs to the release. */}}
+{{- define "podscale.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: podscale
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* Labels that every pod of Podscale carries, whoever created it. */}}
+{{- define "podscale.pods" -}}
+app.kubernetes.io/name: podscale
+{{- end -}}
+
+{{/* Selector of the pods of runs, which are what jobs start. */}}
+{{- define "podscale.ranks" -}}
+matchLabels:
+  {{- include "podscale.pods" . | nindent 2 }}
+matchExpressions:
+  - {key: podscale.dev/run, operator: Exists}
+{{- end -}}
+
+{{/* Name of a role's service account: (list $ "launcher"). */}}
+{{- define "podscale.account" -}}
+{{- $root := first . -}}
+{{- $role := last . -}}
+{{- (get $root.Values.serviceAccounts $role).name | default (printf "%s-%s" (include "podscale.fullname" $root) $role) -}}
+{{- end -}}
+
+{{- define "podscale.claim" -}}
+{{- .Values.workspace.name | default (printf "%s-workspace" (include "podscale.fullname" .)) -}}
+{{- end -}}
+
+{{/* A whole image reference: (list $ "train"). */}}
+{{- define "podscale.image" -}}
+{{- $images := (first .).Values.images -}}
+{{- $name := get $images (last .) -}}
+{{- if not (or (contains "@" $name) (contains ":" $name)) -}}
+{{- $name = printf "%s:%s" $name ($images.tag | default (first .).Chart.AppVersion) -}}
+{{- end -}}
+{{- if $images.registry -}}{{ $images.registry }}/{{- end -}}
+{{ $name }}
+{{- end -}}

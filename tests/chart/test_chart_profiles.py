@@ -1,0 +1,81 @@
+"""The profiles in ci/ name machines as the hardware table does, and their queues admit the jobs that land there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podscale.config import Defaults, RunConfig, loads
+from podscale.hardware import choose
+from podscale.launch.jobspec import job_spec
+from podscale.launch.render import render
+from tests.support import helm
+from tests.support.helm import KUEUE
+
+QUEUED = [path for path in helm.PROFILES if "kueue" in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+def config(profile: Path, *changes: str) -> RunConfig:
+    """The digits, submitted with the defaults that the profile installs."""
+    found = helm.defaults(helm.template(profile, apis=[KUEUE]))
+    preset = (helm.ROOT / "pipelines" / "runs" / "digits.yaml").read_text(encoding="utf-8")
+    document = yaml.safe_load(preset) | {"launch": {}}
+    document["run"].pop("workspace", None)
+    return loads(yaml.safe_dump(document), "digits", changes, Defaults(yaml.safe_dump(found), "podscale-defaults"))
+
+
+def pod(run: RunConfig) -> dict[str, Any]:
+    """The pod template of its training job, wherever the kind of job keeps it."""
+
+    def search(node: Any) -> Any:
+        if isinstance(node, dict) and "containers" in node:
+            return node
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        return next((found for entry in inner if (found := search(entry))), None)
+
+    backend = "jobset" if run.launch.hardware and run.launch.hardware.startswith("tpu") else "pytorchjob"
+    found: dict[str, Any] = search(render(job_spec(run, "train"), backend).job)
+    return found
+
+
+def flavor(profile: Path) -> dict[str, Any]:
+    (found,) = helm.kinds(helm.template(profile, apis=[KUEUE]), "ResourceFlavor")
+    return found
+
+
+@pytest.mark.parametrize("profile", helm.PROFILES, ids=lambda path: path.stem)
+def test_the_hardware_exists(profile: Path) -> None:
+    hardware = choose(str(config(profile).launch.hardware))
+    assert hardware.machine is None or hardware.machine in profile.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("profile", QUEUED, ids=lambda path: path.stem)
+def test_flavors_are_the_nodes_of_the_hardware(profile: Path) -> None:
+    hardware = choose(str(config(profile).launch.hardware))
+    spec = flavor(profile)["spec"]
+    assert spec["nodeLabels"] == hardware.node_selector
+    assert [toleration["key"] for toleration in spec["tolerations"]] == [hardware.resource]
+
+
+@pytest.mark.parametrize("profile", QUEUED, ids=lambda path: path.stem)
+def test_queues_cover_what_jobs_ask_for(profile: Path) -> None:
+    """Kueue admits no job that asks for a resource which its queue does not name, or for more than it has."""
+    hardware = choose(str(config(profile).launch.hardware))
+    nodes = hardware.hosts if hardware.kind == "tpu" else 2
+    (queue,) = helm.kinds(helm.template(profile, apis=[KUEUE]), "ClusterQueue")
+    (group,) = queue["spec"]["resourceGroups"]
+    quota = {entry["name"]: number(entry["nominalQuota"]) for entry in group["flavors"][0]["resources"]}
+    run = config(profile, f"launch.nodes={nodes}", "launch.processes=0", "train.global_batch=64")
+    asked = pod(run)["containers"][0]["resources"]["requests"]
+    assert set(asked) <= set(quota)
+    assert all(nodes * number(amount) <= quota[name] for name, amount in asked.items()), (asked, quota)
+
+
+def number(amount: object) -> float:
+    """A quantity of Kubernetes as a number."""
+    text = str(amount)
+    for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("G", 1e9), ("m", 1e-3)):
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    return float(text)

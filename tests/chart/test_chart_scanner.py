@@ -1,0 +1,45 @@
+"""checkov finds nothing in the rendered chart but what charts/podscale/.checkov.yaml names with its reason."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import helm
+
+PINNED = f"sha256:{'0' * 64}"
+VALUES: dict[str, Any] = helm.EVERYTHING | {
+    # What a careful installation says: images by digest, and asked for each time.
+    "images": {name: f"podscale-{name}@{PINNED}" for name in ("train", "launcher", "test")} | {"pullPolicy": "Always"}
+}
+
+
+def checkov() -> str:
+    found = os.environ.get("PODSCALE_CHECKOV") or shutil.which("checkov")
+    if found is None:
+        pytest.skip("checkov is not on the PATH; install it in an environment of its own (PODSCALE_CHECKOV names it)")
+    return found
+
+
+def findings(objects: list[dict[str, Any]], folder: Path, *more: str | Path) -> set[tuple[str, str]]:
+    """(check, object) of everything found."""
+    target = folder / "chart.yaml"
+    target.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
+    command = [checkov(), "--skip-download", "--framework", "kubernetes", "-o", "json", "-f", str(target)]
+    done = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)["results"]["failed_checks"]
+    return {(finding["check_id"], finding["resource"]) for finding in found}
+
+
+def test_nothing_is_found(tmp_path: Path) -> None:
+    assert not findings(helm.template(None, VALUES), tmp_path, "--config-file", helm.CHART / ".checkov.yaml")
+
+
+def test_every_exception_is_still_needed(tmp_path: Path) -> None:
+    excused = yaml.safe_load((helm.CHART / ".checkov.yaml").read_text(encoding="utf-8"))["skip-check"]
+    assert {check for check, _ in findings(helm.template(None, VALUES), tmp_path)} == set(excused)

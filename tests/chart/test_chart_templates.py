@@ -1,0 +1,307 @@
+"""What the chart creates: valid, restricted, guarded, and refused with a message for people where it cannot be."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from podscale.config import RunConfig, load
+from podscale.launch.cluster import permissions
+from podscale.launch.render.job import CONTAINER
+from tests.support import crds, helm
+from tests.support.helm import EVERYTHING, GOOGLE, KUEUE, OPERATOR, PROFILES
+from tests.support.rendering import rendered
+
+BUILT_IN = {"v1", "batch/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1", "scheduling.k8s.io/v1"}
+VARIANTS: dict[str, tuple[Path | None, dict[str, Any]]] = {
+    "default": (None, {}),
+    "everything": (None, EVERYTHING),
+    "bucket": (None, {"workspace": {"kind": "bucket", "bucket": "my-runs"}}),
+    "existing": (None, {"workspace": {"kind": "existing", "name": "theirs"}}),
+    "nothing": (None, {"workspace": {"kind": "none"}, "networkPolicy": {"enabled": False}, "rbac": {"create": False}}),
+    **{path.stem: (path, {}) for path in PROFILES},
+}
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    profile, values = VARIANTS[request.param]
+    return helm.template(profile, values)
+
+
+@pytest.mark.parametrize("profile", [None, *PROFILES], ids=lambda path: path.stem if path else "default")
+def test_lint(profile: Path | None) -> None:
+    chosen = ("-f", profile) if profile is not None else ()
+    # `helm lint` cannot be told which APIs the cluster has, so the one check that asks for one is left to `template`.
+    done = helm.run(
+        "lint", "--strict", "--kube-version", helm.KUBERNETES, helm.CHART, *chosen, values={"kueue": {"enabled": False}}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_built_in_objects_are_valid(objects: list[dict[str, Any]]) -> None:
+    for item in objects:
+        if item["apiVersion"] in BUILT_IN:
+            kubernetes_validate.validate(item, "1.33", strict=True)
+
+
+def test_custom_objects_are_valid(objects: list[dict[str, Any]]) -> None:
+    """Against the definitions that Kueue and the Prometheus operator ship; Google's are not in a module."""
+    for item in objects:
+        if item["apiVersion"] not in BUILT_IN | {GOOGLE}:
+            crds.validate(item)
+
+
+def test_objects_are_labelled_and_in_the_namespace(objects: list[dict[str, Any]]) -> None:
+    cluster_wide = {"PersistentVolume", "PriorityClass", "ResourceFlavor", "ClusterQueue"}
+    for item in objects:
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "podscale"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert item["metadata"].get("namespace") == (None if item["kind"] in cluster_wide else "podscale")
+
+
+def test_pods_are_restricted(objects: list[dict[str, Any]]) -> None:
+    """Pod Security "restricted", and beyond it a read-only root, limits, and no token but the launcher's."""
+    for spec in helm.pod_specs(objects):
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"] is True
+        assert pod["runAsUser"] == 65532
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert all(
+            {"emptyDir", "configMap", "persistentVolumeClaim", "projected"} & set(volume) for volume in spec["volumes"]
+        )
+        assert spec["automountServiceAccountToken"] is (spec["serviceAccountName"] == "podscale-launcher")
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["limits"])
+
+
+def test_defaults_are_part_of_a_run_document(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+    document = tmp_path / "run.yaml"
+    document.write_text(yaml.safe_dump(helm.defaults(objects)), encoding="utf-8")
+    config: RunConfig = load(document)
+    assert config.launch.cluster.namespace == "podscale"
+    assert config.launch.cluster.service_account == "podscale-trainer"
+
+
+def test_defaults_know_what_the_chart_made() -> None:
+    found = helm.defaults(helm.template(None, EVERYTHING | {"defaults": {"launch": {"hardware": "nvidia-l4"}}}))
+    assert found["run"] == {"workspace": "/workspace"}
+    assert found["launch"]["image"] == "registry.example/podscale/podscale-base:0.1.0"
+    assert found["launch"]["hardware"] == "nvidia-l4"
+    assert found["launch"]["cluster"] == {
+        "namespace": "podscale",
+        "service_account": "podscale-trainer",
+        "workspace_claim": "podscale-workspace",
+        "image_pull_policy": "IfNotPresent",
+        "image_pull_secrets": ["registry"],
+        "queue": "podscale",
+        "priority_class": "podscale-urgent",
+    }
+
+
+def test_users_defaults_win() -> None:
+    values = {"defaults": {"launch": {"image": "mine:1", "cluster": {"queue": "theirs"}}}}
+    found = helm.defaults(helm.template(None, EVERYTHING | values))
+    assert found["launch"]["image"] == "mine:1"
+    assert found["launch"]["cluster"]["queue"] == "theirs"
+
+
+def test_monitors_come_where_the_cluster_has_their_api() -> None:
+    def monitors(provider: str, *apis: str) -> set[str]:
+        made = helm.template(None, {"metrics": {"provider": provider}}, apis=apis)
+        return {item["kind"] for item in made if item["apiVersion"].startswith("monitoring.")}
+
+    assert monitors("auto") == set()
+    assert monitors("auto", OPERATOR) == {"PodMonitor", "PrometheusRule"}
+    assert monitors("auto", GOOGLE) == {"PodMonitoring", "Rules"}
+    assert monitors("none", OPERATOR, GOOGLE) == set()
+    assert monitors("gmp") == {"PodMonitoring", "Rules"}
+
+
+def test_googles_objects_hold_what_its_documentation_lists() -> None:
+    made = helm.template(apis=[GOOGLE])
+    (monitoring,) = helm.kinds(made, "PodMonitoring")
+    assert set(monitoring["spec"]) == {"selector", "endpoints"}
+    assert monitoring["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
+    (rules,) = helm.kinds(made, "Rules")
+    assert set(rules["spec"]) == {"groups"}
+
+
+def test_releases_in_two_namespaces_share_no_name() -> None:
+    """Whatever has no namespace of its own is named after the release's."""
+    values = EVERYTHING | {"workspace": {"kind": "bucket", "bucket": "my-runs"}}
+    first, second = (helm.template(None, values, namespace=name) for name in ("one", "two"))
+    without = [{(item["kind"], item["metadata"]["name"]) for item in made if "namespace" not in item["metadata"]}
+               for made in (first, second)]  # fmt: skip
+    assert len(without[0]) == 4
+    assert not without[0] & without[1]
+
+
+@pytest.mark.parametrize("pipelines", [False, True])
+def test_tokens_come_unasked_only_where_kfp_runs_its_pods(pipelines: bool) -> None:
+    """KFP's pods cannot ask for a token, and its launcher and Argo's container do nothing without."""
+    made = helm.template(None, {"rbac": {"pipelinePods": pipelines}})
+    mounted = {
+        item["metadata"]["name"]: item["automountServiceAccountToken"] for item in helm.kinds(made, "ServiceAccount")
+    }
+    assert mounted == {"podscale-launcher": pipelines, "podscale-trainer": False, "podscale-uploader": False}
+
+
+def test_workload_identity() -> None:
+    google = "podscale-trainer@my-project.iam.gserviceaccount.com"
+    made = helm.template(None, {"serviceAccounts": {"trainer": {"googleServiceAccount": google}}})
+    annotations = {
+        item["metadata"]["name"]: item["metadata"].get("annotations") for item in helm.kinds(made, "ServiceAccount")
+    }
+    assert annotations == {
+        "podscale-trainer": {"iam.gke.io/gcp-service-account": google},
+        "podscale-launcher": None,
+        "podscale-uploader": None,
+    }
+
+
+def granted(role: dict[str, Any]) -> set[tuple[str, str, str, str]]:
+    """(group, resource, only this object, verb) of a Role."""
+    return {
+        (group, resource, only, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for only in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_launchers_role_is_what_launching_takes() -> None:
+    """Nothing is missing, and nothing beyond: `podscale doctor --cluster` and the code go by the same table."""
+    (role,) = helm.kinds(helm.template(), "Role")
+    assert granted(role) == {
+        (rule.group, rule.resource, rule.only, verb) for rule in permissions.RULES for verb in rule.verbs
+    }
+
+
+def test_only_the_launcher_may_do_anything() -> None:
+    made = helm.template(None, {"rbac": {"pipelineRunner": {"serviceAccount": "pipeline-runner"}}})
+    (binding,) = helm.kinds(made, "RoleBinding")
+    assert [(subject["name"], subject["namespace"]) for subject in binding["subjects"]] == [
+        ("podscale-launcher", "podscale"),
+        ("pipeline-runner", "kubeflow"),
+    ]
+
+
+def pipeline_role(**values: Any) -> set[tuple[str, str, str, str]]:
+    made = helm.kinds(helm.template(None, {"rbac": {"pipelinePods": True, **values}}), "Role")
+    (role,) = [item for item in made if item["metadata"]["name"] == "podscale-pipeline-pods"]
+    return granted(role)
+
+
+def test_pods_of_pipelines_read_only_what_kfp_keeps_for_them() -> None:
+    """The names are those of KFP's backend/src/v2/config/env.go."""
+    rest = {
+        ("", "pods", "", "get"),
+        ("", "pods", "", "patch"),
+        ("argoproj.io", "workflowtaskresults", "", "create"),
+        ("argoproj.io", "workflowtaskresults", "", "patch"),
+    }
+    secret, config = ("", "secrets", "mlpipeline-minio-artifact", "get"), ("", "configmaps", "kfp-launcher", "get")
+    assert pipeline_role() == rest | {secret, config}
+    assert pipeline_role(pipelineSecrets=["theirs"]) == rest | {("", "secrets", "theirs", "get"), config}
+    assert pipeline_role(pipelineSecrets=[], pipelineConfigMaps=[]) == rest, "no names: nothing, not everything"
+
+
+def test_jobs_give_up_as_those_of_the_stages_do() -> None:
+    """Bad input ends them at once, pods that were taken away do not count; Kubernetes wants restartPolicy Never."""
+    stage = rendered("job", stage="report").job["spec"]
+    jobs = helm.kinds(helm.template(None, EVERYTHING), "Job")
+    assert len(jobs) == 2
+    for job in jobs:
+        assert job["spec"]["podFailurePolicy"]["rules"] == stage["podFailurePolicy"]["rules"][:2]
+        assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert container["name"] == CONTAINER
+
+
+def test_a_changed_direct_run_is_another_job() -> None:
+    def name(**changes: Any) -> str:
+        run = {"enabled": True, "document": {"run": {"id": "digits"}} | changes.pop("document", {})}
+        made = helm.template(None, {"directRun": run} | changes)
+        return str(next(item["metadata"]["name"] for item in helm.kinds(made, "Job")))
+
+    same = name()
+    assert name() == same
+    assert name(document={"train": {"epochs": 3}}) != same
+    assert name(images={"tag": "other"}) != same
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"images": {"registri": "x"}}, ["/images", "registri", "not allowed"]),
+        ({"workspace": {"kind": "disk"}}, ["/workspace/kind", "claim", "bucket"]),
+        ({"workspace": {"size": "lots"}}, ["/workspace/size", "lots"]),
+        ({"defaults": {"launch": {"nodes": 0}}}, ["/defaults/launch/nodes", "want 1"]),
+        ({"defaults": {"launch": {"hardwar": "x"}}}, ["/defaults/launch", "hardwar"]),
+        ({"directRun": {"document": {"run": {"id": "No Name"}}}}, ["/directRun/document/run/id", "No Name"]),
+        ({"workspace": {"kind": "bucket"}}, ["workspace.bucket is empty", "--set workspace.bucket="]),
+        ({"workspace": {"bucket": "runs"}}, ["mounts no bucket", "set workspace.kind=bucket"]),
+        ({"workspace": {"kind": "existing"}}, ["workspace.name is empty", "--set workspace.name="]),
+        ({"serviceAccounts": {"trainer": {"create": False}}}, ["serviceAccounts.trainer.name is empty"]),
+        ({"kueue": {"enabled": True}}, ["does not serve kueue.x-k8s.io/v1beta2", "install Kueue"]),
+        ({"directRun": {"enabled": True}}, ["directRun.document is empty"]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_values_get_a_message_for_people(values: dict[str, Any], words: list[str]) -> None:
+    message = helm.refused(values)
+    assert all(word in message for word in words), message
+
+
+def test_wrong_queues_get_a_message_for_people() -> None:
+    flavors = [{"name": "a", "quotas": {"cpu": 1}}, {"name": "b", "quotas": {"memory": "1Gi"}}]
+    uneven = helm.refused({"kueue": {"enabled": True, "flavors": flavors}}, apis=[KUEUE])
+    assert "b names the resources memory, the flavors before it cpu" in uneven
+    both = helm.refused({"kueue": {"enabled": True, "clusterQueue": "c", "flavors": flavors[:1]}}, apis=[KUEUE])
+    assert "drop one of the two" in both
+    neither = helm.refused({"kueue": {"enabled": True}}, apis=[KUEUE])
+    assert "neither kueue.clusterQueue nor kueue.flavors" in neither
+
+
+def notes(values: dict[str, Any], tmp_path: Path) -> str:
+    """What NOTES.txt prints; `helm template` leaves it out, so it is rendered as one more template."""
+    chart = shutil.copytree(helm.CHART, tmp_path / "podscale")
+    text = (chart / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    page = f'{{{{ define "notes" }}}}{text}{{{{ end }}}}\ntext: {{{{ include "notes" . | quote }}}}\n'
+    (chart / "templates" / "notes.yaml").write_text(page, encoding="utf-8")
+    arguments = ("--kube-version", helm.KUBERNETES, "--namespace", "lab", "--show-only", "templates/notes.yaml")
+    done = helm.run("template", "podscale", chart, *arguments, values=values)
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["text"])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "kubectl delete pvc podscale-workspace --namespace lab"),
+        ({"workspace": {"keep": False}}, "Uninstalling DELETES it"),
+        ({"workspace": {"kind": "bucket", "bucket": "my-runs"}}, "gs://my-runs at /workspace"),
+        ({"workspace": {"kind": "existing", "name": "theirs"}}, "claim theirs at /workspace"),
+        ({"workspace": {"kind": "none"}}, "Workspace: none"),
+        ({"networkPolicy": {"enabled": False}}, "every pod of the cluster may talk"),
+    ],
+    ids=["claim", "deleted", "bucket", "existing", "none", "open"],
+)
+def test_notes_say_what_to_do_next(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+    text = notes(values, tmp_path)
+    assert "helm test podscale --namespace lab" in text
+    assert "podscale doctor --cluster" in text
+    assert "podscale submit digits --namespace lab" in text
+    assert words in text

@@ -1,0 +1,67 @@
+"""values.yaml, its schema, its reference and its templates say the same."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from podscale.config import RunConfig
+from podscale.version import VERSION
+from tests.support.helm import CHART, ROOT
+from tools.chart_values import README, SCHEMA, VALUES, Value, read, render
+
+TEMPLATES = "\n".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").rglob("*.*"))
+RANGED = {"serviceAccounts": "range $role, $account := .Values.serviceAccounts"}
+
+
+def values() -> list[Value]:
+    return [value for value in read(VALUES.read_text(encoding="utf-8")) if not value.section]
+
+
+@pytest.mark.parametrize("target", [SCHEMA, README], ids=lambda path: path.name)
+def test_generated_files_are_what_values_yaml_says(target: Any) -> None:
+    assert target.read_text(encoding="utf-8") == render()[target], "run: make chart"
+
+
+def test_a_value_that_nothing_describes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"nothing describes images\.new"):
+        read("images:\n  # -- Described.\n  old: 1\n\n  new: 2\n")
+
+
+def test_every_value_is_read() -> None:
+    """Each path appears in the templates: whole, or its last part below one that is bound to a variable."""
+    bound = dict(re.findall(r"(\$\w+) := \.Values\.([\w.]+) ", TEMPLATES))
+    spelled = {f".Values.{value.name}": value for value in values()}
+    spelled |= {
+        f"{variable}{value.name.removeprefix(path)}": value
+        for variable, path in bound.items()
+        for value in values()
+        if value.name.startswith(f"{path}.")
+    }
+    used = {value.name for text, value in spelled.items() if text in TEMPLATES}
+    used |= {f"images.{name}" for name in re.findall(r'podscale\.image" \(list . "(\w+)"\)', TEMPLATES)}
+    used |= {f"images.{name}" for name in ("registry", "tag") if f"$images.{name}" in TEMPLATES}
+    assert all(text in TEMPLATES for text in RANGED.values())
+    unused = [value.name for value in values() if value.name not in used and value.path[0] not in RANGED]
+    assert not unused
+
+
+def test_the_chart_is_of_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["appVersion"] == VERSION
+
+
+def test_every_preset_may_stand_below_defaults() -> None:
+    """The schema of `defaults` is that of run documents: what it refuses, they refuse, and presets pass."""
+    import json
+
+    import jsonschema
+
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    part = {"$ref": "#/$defs/RunConfig", "$defs": schema["$defs"]}
+    for path in sorted((ROOT / "pipelines" / "runs").glob("*.yaml")):
+        jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), part)
+    with pytest.raises(jsonschema.ValidationError, match="hardwar"):
+        jsonschema.validate({"launch": {"hardwar": "nvidia-l4"}}, part)
+    assert set(schema["$defs"]["RunConfig"]["properties"]) == set(RunConfig.model_fields)

@@ -1,0 +1,34 @@
+"""docs/gke.md makes the node pools that the profiles are for."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podscale.hardware import choose
+from podscale.launch.cluster.resources import PROVIDERS
+from tests.support import helm
+
+PAGE = (helm.ROOT / "docs" / "gke.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("profile", helm.PROFILES, ids=lambda path: path.stem)
+def test_the_pool_of_a_profile_is_of_its_machines(profile: Path) -> None:
+    name = yaml.safe_load(profile.read_text(encoding="utf-8"))["defaults"]["launch"]["hardware"]
+    hardware, pool = choose(name), profile.stem.rpartition("-")[2]
+    (command,) = re.findall(rf"gcloud container node-pools create {pool} (?:.*\\\n)*.*\n", PAGE)
+    if hardware.machine is not None:
+        assert f"--machine-type={hardware.machine} " in command
+    if hardware.kind == "gpu":
+        label = hardware.node_selector["cloud.google.com/gke-accelerator"]
+        assert f"--accelerator=type={label},count={hardware.accelerators}," in command
+    if hardware.kind == "tpu":
+        assert f"--tpu-topology={hardware.topology} " in command
+        assert f"--max-nodes={hardware.hosts}\n" in command
+    assert f"| `{profile.stem}`: " in PAGE, "no price"
+
+
+def test_operators_are_installed_as_doctor_says() -> None:
+    for group in ("kubeflow.org", "jobset.x-k8s.io", "kueue.x-k8s.io"):
+        assert PROVIDERS[group].install in PAGE
