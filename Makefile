@@ -8,7 +8,8 @@ RUN ?= digits
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint types check bench bench-network bench-gpu clean lock lock-upgrade
+.PHONY: help run test lint types check bench bench-network bench-gpu chart images clean lock lock-upgrade \
+  cluster-up cluster-images cluster-test cluster-down cluster-clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,11 +39,32 @@ bench-network: .venv/.dev ## all-reduce and scaling over shaped links, about ten
 bench-gpu: ## on a machine with a GPU and PYTHON with torch: its tests, then the sweep of `podscale bench train`
 	@PYTHON="$(PYTHON)" tools/gpu_session.sh
 
+chart: .venv/.run ## write the chart's schema and the table of its README from values.yaml and the run document's model
+	@$(BIN)/python tools/chart_values.py
+
+images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/images.md)
+	@images/build.sh $(IMAGES)
+
 lock: ## resolve the requirement files again, keeping versions that still fit
 	@tools/lock.sh
 
 lock-upgrade: ## resolve the requirement files to the newest versions
 	@tools/lock.sh --upgrade
+
+cluster-up: .venv/.dev ## a real Kubernetes out of processes of this machine, for tests: needs root and Go (FULL=1: all operators)
+	@$(BIN)/python -m tests.cluster.lab up $(if $(FULL),--full)
+
+cluster-images: .venv/.dev ## build podscale-base and podscale-tools, and bring them into that cluster
+	@$(BIN)/python -m tests.cluster.lab images
+
+cluster-test: .venv/.dev ## the tests of tests/cluster, on that cluster or the one that KUBECONFIG names
+	@PODSCALE_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster $(ARGS)
+
+cluster-down: .venv/.dev ## end that cluster and all that it left on the machine, but for programs and images
+	@$(BIN)/python -m tests.cluster.lab down
+
+cluster-clean: .venv/.dev ## remove those too, podman's among them; Go's caches it lists
+	@$(BIN)/python -m tests.cluster.lab clean
 
 clean: ## remove the environment, caches and what `make run` wrote
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets

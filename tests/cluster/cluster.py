@@ -1,0 +1,214 @@
+"""A cluster under test, by the plain client library: nothing of Podscale's own launcher is trusted here."""
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+from kubernetes.stream import stream
+from urllib3.exceptions import HTTPError
+
+from tests.cluster.lab import places
+
+Manifest = dict[str, Any]
+USER = 65532
+PATIENCE = 300.0
+"""Seconds for anything to happen on two busy cores."""
+
+
+def kubeconfig() -> Path | None:
+    """The file of the cluster under test, or None: the one that KUBECONFIG names, or the lab's own.
+
+    Another cluster than the lab's is somebody's: tests touch it only where PODSCALE_TEST_CLUSTER=1 says so, which
+    `make cluster-test` does and `make test` does not.
+    """
+    named, own = os.environ.get("KUBECONFIG"), places.KUBECONFIG
+    if named and (os.environ.get("PODSCALE_TEST_CLUSTER") == "1" or Path(named) == own):
+        return Path(named)
+    return own if os.access(own, os.R_OK) else None
+
+
+def connect(kubeconfig: str) -> "Cluster | None":
+    """The cluster of that file's current context, or None if it does not answer."""
+    configuration = client.Configuration()
+    configuration.retries = 1
+    try:
+        config.load_kube_config(kubeconfig, client_configuration=configuration)
+        return Cluster(client.ApiClient(configuration))
+    except (ApiException, HTTPError, config.ConfigException):
+        return None
+
+
+@dataclass
+class Cluster:
+    """What tests ask of a cluster."""
+
+    api: client.ApiClient
+    core: client.CoreV1Api = field(init=False)
+    dynamic: DynamicClient = field(init=False)
+    groups: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.core = client.CoreV1Api(self.api)
+        self.groups = frozenset(group.name for group in client.ApisApi(self.api).get_api_versions().groups)
+        self.dynamic = DynamicClient(self.api)
+
+    @contextlib.contextmanager
+    def namespace(self, prefix: str, *, security: str = "restricted") -> Iterator[str]:
+        """A namespace that enforces this Pod Security Standard, with a claim named workspace."""
+        name = f"{prefix.replace('_', '-')[:40]}-{uuid.uuid4().hex[:6]}"
+        labels = {"pod-security.kubernetes.io/enforce": security}
+        self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
+        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Gi"}}}
+        try:
+            self.core.create_namespaced_persistent_volume_claim(
+                name, {"metadata": {"name": "workspace"}, "spec": claim}
+            )
+            yield name
+        finally:
+            self.core.delete_namespace(name)
+
+    @property
+    def is_lab(self) -> bool:
+        """Whether it is the one of tests/cluster/lab, whose images are local ones."""
+        return str(self.api.configuration.host) == f"https://{places.NODE_IP}:6443"
+
+    def has_image(self, name: str) -> bool:
+        """Whether some node holds it; a name with a registry is taken to be there for pulling."""
+        if not name.startswith("localhost/"):
+            return True
+        nodes = self.core.list_node().items
+        return any(name in (image.names or ()) for node in nodes for image in node.status.images or ())
+
+    def create(self, namespace: str, manifest: Manifest) -> Any:
+        """Creates an object; no namespace for those of the cluster."""
+        return self._resource(manifest["apiVersion"], manifest["kind"]).create(manifest, namespace=namespace or None)
+
+    def all_of(self, namespace: str, api_version: str, kind: str) -> list[Manifest]:
+        found: list[Manifest] = self._resource(api_version, kind).get(namespace=namespace).to_dict()["items"]
+        return found
+
+    def get(self, namespace: str, api_version: str, kind: str, name: str) -> Any:
+        return self._resource(api_version, kind).get(name, namespace=namespace).to_dict()
+
+    def get_raw(self, path: str, **query: str) -> str:
+        """The body of a GET, or empty where the server refuses: services behind its proxy are not there yet."""
+        try:
+            answer = self.api.call_api(
+                path, "GET", query_params=list(query.items()), auth_settings=["BearerToken"], _preload_content=False
+            )
+        except ApiException:
+            return ""
+        return bytes(answer[0].data).decode()
+
+    def delete(self, namespace: str, api_version: str, kind: str, name: str) -> None:
+        """Deletes the object and waits until it and what it owns are gone."""
+        resource = self._resource(api_version, kind)
+        resource.delete(name, namespace=namespace or None, body={"propagationPolicy": "Foreground"})
+
+        def gone() -> bool:
+            try:
+                resource.get(name, namespace=namespace or None)
+            except ApiException as error:
+                return bool(error.status == 404)
+            return False
+
+        self.wait(f"the end of {kind} {name}", gone)
+
+    def pods(self, namespace: str, selector: str = "") -> list[Any]:
+        """The namespace's pods in the order of their names."""
+        found = self.core.list_namespaced_pod(namespace, label_selector=selector).items
+        return sorted(found, key=lambda pod: str(pod.metadata.name))
+
+    def logs(self, namespace: str, pod: str, **options: Any) -> str:
+        """The pod's log, or as much as there is of it: a pod that has not begun has none."""
+        try:
+            raw = self.core.read_namespaced_pod_log(pod, namespace, _preload_content=False, **options)
+        except ApiException as error:
+            return f"(no log: {error.reason})"
+        return bytes(raw.data).decode("utf-8", "replace")
+
+    def evict(self, namespace: str, pod: str) -> None:
+        """What draining a node does to each pod: SIGTERM, and the pod's own grace period."""
+        self.core.create_namespaced_pod_eviction(pod, namespace, {"metadata": {"name": pod, "namespace": namespace}})
+
+    def kill(self, namespace: str, pod: str) -> None:
+        """What a dead node does to a pod: gone, without a word to its processes."""
+        self.core.delete_namespaced_pod(pod, namespace, grace_period_seconds=0)
+
+    def wait(self, what: str, ready: Callable[[], Any], seconds: float = PATIENCE, poll: float = 0.5) -> Any:
+        """What `ready` returns as soon as it is true; fails after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not (found := ready()):
+            assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+            time.sleep(poll)
+        return found
+
+    def run(self, namespace: str, image: str, *command: str, workspace: str = "/workspace") -> str:
+        """The output of a command in a pod of its own that mounts the claim `workspace`."""
+        name = f"run-{uuid.uuid4().hex[:8]}"
+        self.core.create_namespaced_pod(namespace, plain_pod(name, image, list(command), workspace))
+        ended = ("Succeeded", "Failed")
+        pod = self.wait(f"pod {name}", lambda: self._pod_in(namespace, name, ended))
+        log = self.logs(namespace, name)
+        assert pod.status.phase == "Succeeded", f"{command} failed: {log}"
+        self.core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
+        return log
+
+    def execute(self, namespace: str, pod: str, *command: str) -> str:
+        """The output of a command inside a running pod."""
+        attach = self.core.connect_get_namespaced_pod_exec
+        options = {"stdin": False, "stdout": True, "stderr": True, "tty": False}
+        return str(stream(attach, pod, namespace, command=list(command), **options))
+
+    def events(self, namespace: str) -> str:
+        """The namespace's events as text, for the messages of failed tests."""
+        found = self.core.list_namespaced_event(namespace).items
+        return "\n".join(f"{event.involved_object.name}: {event.reason}: {event.message}" for event in found)
+
+    def _pod_in(self, namespace: str, name: str, phases: tuple[str, ...]) -> Any:
+        pod = self.core.read_namespaced_pod(name, namespace)
+        return pod if pod.status.phase in phases else None
+
+    def _resource(self, api_version: str, kind: str) -> Any:
+        return self.dynamic.resources.get(api_version=api_version, kind=kind)
+
+
+def plain_pod(name: str, image: str, command: list[str], workspace: str = "/workspace") -> Manifest:
+    """A pod that Pod Security "restricted" admits, with the claim `workspace`."""
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "securityContext": security,
+        "volumeMounts": [{"name": "workspace", "mountPath": workspace}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 5,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [
+                {"name": "workspace", "persistentVolumeClaim": {"claimName": "workspace"}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        },
+    }

@@ -1,0 +1,131 @@
+"""A real single-node Kubernetes on this machine, for tests: build, up, down, status, clean, kubeconfig, images.
+
+python -m tests.cluster.lab up            # Kubernetes, DNS, the training operator
+python -m tests.cluster.lab up --full     # JobSet, Trainer, Kueue, Prometheus and fake nodes as well
+python -m tests.cluster.lab image NAME    # an image of podman's, docker's, or a docker-archive, into the cluster
+"""
+
+import argparse
+import fcntl
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.lab import addons, control_plane, images, machine, network, node, pki, places, processes, programs
+from tests.cluster.lab.commands import attempt
+from tests.cluster.lab.errors import LabError, Unavailable
+
+STARTED = time.monotonic()
+CANNOT, FAILED = 69, 1  # sysexits.h: EX_UNAVAILABLE; the difference matters to continuous integration
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
+
+
+def build(tier: str) -> list[Path]:
+    """Packages of the machine, programs and their images: all that takes minutes. Returns the archives of images."""
+    machine.require(machine.RUNNING, say)
+    programs.build(tier, say)
+    return images.make(tier, say)
+
+
+def up(tier: str) -> None:
+    """Brings everything up that is not up; a second time it finds nothing to do."""
+    archives = build(tier)
+    pki.make()
+    network.up()
+    node.configure()
+    control_plane.up()
+    node.start_containers()
+    for archive in archives:
+        images.load(archive)
+    node.start()
+    addons.install(tier, say)
+    say(f"ready: KUBECONFIG={places.KUBECONFIG}")
+
+
+def down() -> None:
+    """Ends every process and container of the cluster, and removes all that it left on the machine but the cache."""
+    machine.require_root()
+    node.stop()
+    control_plane.down()
+    for name in processes.recorded():  # what an add-on started beside them, such as kwok
+        processes.stop(name)
+    network.down()
+    for folder in (places.STATE, places.RUN):
+        shutil.rmtree(folder, ignore_errors=True)
+    say("down")
+
+
+def status() -> None:
+    """Which programs are built, which processes run, which images are there, and what the cache holds."""
+    for entry in programs.sources("full"):
+        print(f"{'built  ' if entry.built() else 'missing'}  {entry.tier}  {entry.name} {entry.version}")
+    for name in processes.recorded():
+        print(f"{'running' if processes.alive(name) else 'ended  '}  {name}")
+    if processes.alive("containerd"):
+        print("\n".join(f"image    {name}" for name in images.listing()))
+    print(_cached())
+
+
+def clean() -> None:
+    """Removes what is kept between clusters; the caches of Go and of podman's builds, shared with others, it lists."""
+    print(_cached())
+    shutil.rmtree(places.cache(), ignore_errors=True)
+    print("\n".join(["removed", *(f"removed  podman's {name}" for name in images.remove_ours())]))
+    for folder in programs.go_caches():
+        print(f"kept     {attempt('du', '-sh', folder).stdout.strip()}")
+    print("Go's caches serve other work too: `go clean -cache -modcache`; layers of builds: `podman image prune`")
+
+
+def _cached() -> str:
+    files = [path for path in places.cache().rglob("*") if path.is_file()]
+    return f"cache    {places.cache()}: {sum(path.stat().st_size for path in files) / 2**30:.1f} GiB"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One `up` or `down` at a time."""
+    machine.require_root()
+    with Path("/run/podscale-cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.lab", description=__doc__.partition("\n")[0])
+    parser.add_argument("action", choices=["build", "up", "down", "status", "clean", "kubeconfig", "image", "images"])
+    parser.add_argument("names", nargs="*", help="for image: names of podman or docker, or docker-archives")
+    parser.add_argument("--full", action="store_true", help="JobSet, Trainer, Kueue, Prometheus and fake nodes as well")
+    arguments = parser.parse_args()
+    try:
+        match arguments.action:
+            case "build" | "up":
+                with _alone():
+                    (build if arguments.action == "build" else up)("full" if arguments.full else "core")
+            case "down":
+                with _alone():
+                    down()
+            case "image":
+                for name in arguments.names:
+                    images.load_image(name)
+            case "images":
+                images.build_ours(say)
+            case "kubeconfig":
+                print(places.KUBECONFIG)
+            case "status":
+                status()
+            case "clean":
+                clean()
+    except LabError as error:
+        print(f"{'cannot' if isinstance(error, Unavailable) else 'failed'}: {error}", file=sys.stderr)
+        return CANNOT if isinstance(error, Unavailable) else FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

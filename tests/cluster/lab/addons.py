@@ -1,0 +1,187 @@
+"""The operators, installed from the manifests and charts of their own modules, with images of our builds."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.lab import images, places, processes, programs
+from tests.cluster.lab.commands import attempt, kubectl, run, wait_for
+
+MANAGER = "controllerManagerConfigYaml"
+QUEUED = (
+    "batch/job",
+    "kubeflow.org/pytorchjob",
+    "kubeflow.org/jaxjob",
+    "jobset.x-k8s.io/jobset",
+    "trainer.kubeflow.org/trainjob",
+)
+FAKE_STAGES = (
+    "node/fast/node-initialize",
+    "node/heartbeat/node-heartbeat",
+    "pod/fast/pod-ready",
+    "pod/fast/pod-delete",
+)
+SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
+"""Of an operator's container: the charts ask for half a core each, which a test machine does not have."""
+
+SMALLEST_JOB = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "metadata": {"name": "smallest", "namespace": "default"},
+    "spec": {
+        "pytorchReplicaSpecs": {
+            "Worker": {"replicas": 1, "template": {"spec": {"containers": [{"name": "pytorch", "image": "none"}]}}}
+        }
+    },
+}
+
+
+def install(tier: str, say: Callable[[str], None]) -> None:
+    """Installs what is missing of the tier's operators, and waits until they are available."""
+    for name, put in ADDONS[tier].items():
+        if not _installed(name):
+            say(f"installing {name}")
+            put()
+            _mark(name).parent.mkdir(parents=True, exist_ok=True)
+            _mark(name).write_text(programs.source(name).pin())
+    if tier == "full":
+        start_fake_kubelet()
+
+
+def training_operator() -> None:
+    """PyTorchJob, JAXJob and their relatives; its webhooks answer when this returns."""
+    folder = _copy("training-operator", "manifests")
+    image, _, tag = images.of_program("training-operator").rpartition(":")
+    container = "/spec/template/spec/containers/0"
+    changes: list[dict[str, Any]] = [{"op": "add", "path": f"{container}/resources", "value": SMALL}]
+    for probe in ("readinessProbe", "livenessProbe"):  # a busy machine is no broken operator
+        changes.append({"op": "replace", "path": f"{container}/{probe}/timeoutSeconds", "value": 20})
+    overlay = {
+        "resources": ["manifests/overlays/standalone"],
+        "images": [{"name": "ghcr.io/kubeflow/training-v1/training-operator", "newName": image, "newTag": tag}],
+        "patches": [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(changes)}],
+    }
+    (folder.parent / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    kubectl("apply", "--server-side", "-k", folder.parent)
+    available("kubeflow", "training-operator")
+    wait_for("the training operator's webhooks", 120, lambda: _accepted(SMALLEST_JOB))
+
+
+def jobset() -> None:
+    chart = _copy("jobset", "charts/jobset")
+    image, _, tag = images.of_program("jobset").rpartition(":")
+    values = {
+        "image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"},
+        "controller": {"resources": SMALL},
+    }
+    _helm("jobset", "jobset-system", chart, values)
+
+
+def trainer() -> None:
+    """Kubeflow Trainer with a TrainingRuntime's operator alone: JobSet is there, and we bring runtimes ourselves."""
+    chart = _copy("trainer", "charts/kubeflow-trainer")
+    definition = yaml.safe_load((chart / "Chart.yaml").read_text())
+    del definition["dependencies"]  # charts of a registry, both switched off below
+    _rewrite(chart / "Chart.yaml", yaml.safe_dump(definition))
+    image, _, tag = images.of_program("trainer-controller-manager").rpartition(":")
+    registry, _, repository = image.partition("/")
+    values = {
+        "image": {"registry": registry, "repository": repository, "tag": tag},
+        "jobset": {"install": False},
+        "dataCache": {"enabled": False, "lws": {"install": False}},
+        "runtimes": {"defaultEnabled": False},
+        "manager": {"resources": SMALL},
+    }
+    _helm("trainer", "kubeflow-system", chart, values)
+
+
+def kueue() -> None:
+    """Kueue for the kinds of job that we make; its chart leaves out those of the training operator."""
+    chart = _copy("kueue", "charts/kueue")
+    image, _, tag = images.of_program("kueue").rpartition(":")
+    configuration = yaml.safe_load(yaml.safe_load((chart / "values.yaml").read_text())["managerConfig"][MANAGER])
+    configuration["integrations"]["frameworks"] = list(QUEUED)
+    manager = {"image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"}, "resources": SMALL}
+    values = {"controllerManager": {"manager": manager}, "managerConfig": {MANAGER: yaml.safe_dump(configuration)}}
+    _helm("kueue", "kueue-system", chart, values)
+    # They answer no discovery here, and an API that answers nothing blocks the deletion of every namespace.
+    found = kubectl("get", "apiservices", "-o", "name").split()
+    for service in (name for name in found if "visibility.kueue" in name):
+        kubectl("delete", service)
+
+
+def prometheus_operator() -> None:
+    """The operator alone, in namespace monitoring; who wants a Prometheus makes a resource of that kind."""
+    bundle = programs.module_files("prometheus-operator") / "bundle.yaml"
+    text = bundle.read_text().replace("namespace: default", "namespace: monitoring")
+    for program in ("prometheus-operator", "prometheus-config-reloader"):
+        version = programs.source_of(program).version
+        text = text.replace(f"quay.io/prometheus-operator/{program}:{version}", images.of_program(program))
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring"}}
+    kubectl("apply", "--server-side", "-f", "-", stdin=f"{yaml.safe_dump(namespace)}---\n{text}")
+    available("monitoring", "prometheus-operator")
+
+
+def start_fake_kubelet() -> None:
+    """kwok plays the kubelet of nodes that carry its annotation, as a process beside the control plane.
+
+    Pods there run until they are deleted: unlike its own default, which ends pods of Jobs at once.
+    """
+    if processes.alive("kwok"):
+        return
+    stages = programs.module_files("kwok") / "kustomize" / "stage"
+    chosen = [(stages / f"{name}.yaml").read_text() for name in FAKE_STAGES]
+    configuration = places.STATE / "kwok.yaml"
+    configuration.write_text("\n---\n".join(chosen))
+    flags = ["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]
+    flags += [f"--kubeconfig={places.KUBECONFIG}", "--cidr=10.119.0.0/16", "--node-ip=10.119.0.1"]
+    processes.start("kwok", "kwok", f"--config={configuration}", "--v=WARN", *flags)
+
+
+def available(namespace: str, deployment: str) -> None:
+    kubectl("-n", namespace, "wait", "--for=condition=Available", f"deployment/{deployment}", "--timeout=180s")
+
+
+Install = Callable[[], None]
+ADDONS: dict[str, dict[str, Install]] = {"core": {"training-operator": training_operator}}
+ADDONS["full"] = ADDONS["core"] | {
+    "jobset": jobset,
+    "trainer": trainer,
+    "kueue": kueue,
+    "prometheus-operator": prometheus_operator,
+}
+
+
+def _mark(name: str) -> Path:
+    return places.STATE / "installed" / name
+
+
+def _installed(name: str) -> bool:
+    return _mark(name).exists() and _mark(name).read_text() == programs.source(name).pin()
+
+
+def _copy(name: str, part: str) -> Path:
+    """A part of a module's files, where our changes may lie beside it."""
+    target = places.STATE / "addons" / name / part
+    shutil.rmtree(target.parent, ignore_errors=True)
+    shutil.copytree(programs.module_directory(programs.source(name)) / part, target)
+    return target
+
+
+def _accepted(manifest: dict[str, Any]) -> bool:
+    """Whether the API server and all webhooks would take this object."""
+    command = ["kubectl", "create", "--dry-run=server", "-f", "-"]
+    return attempt(*command, stdin=yaml.safe_dump(manifest)).returncode == 0
+
+
+def _rewrite(path: Path, text: str) -> None:
+    path.unlink()  # files of the module cache are for reading alone, and so are copies of them
+    path.write_text(text)
+
+
+def _helm(release: str, namespace: str, chart: Path, values: dict[str, Any]) -> None:
+    command = ["helm", "upgrade", "--install", release, chart, "--namespace", namespace, "--create-namespace"]
+    run(*command, "--wait", "--timeout", "4m", "--values", "-", stdin=yaml.safe_dump(values))

@@ -1,0 +1,135 @@
+"""The images the cluster needs, and bringing any image of this machine into it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.lab import archives, machine, node, places, programs
+from tests.cluster.lab.commands import attempt, run
+from tests.cluster.lab.errors import LabError, Unavailable
+from tests.support import podman
+
+OURS = ("podscale-base", "podscale-tools")
+BASE_IMAGE = "localhost/debian:bookworm-slim"
+TAG = "dev"
+IN_PODS = {"core": ("training-operator",)}
+IN_PODS["full"] = (
+    *IN_PODS["core"],
+    "jobset",
+    "trainer-controller-manager",
+    "kueue",
+    "prometheus",
+    "prometheus-operator",
+    "prometheus-config-reloader",
+)
+"""Programs of each tier that run in pods."""
+
+
+def of_program(name: str) -> str:
+    """The local image that holds this program."""
+    return f"localhost/{name}:{programs.source_of(name).version}"
+
+
+def make(tier: str, say: Callable[[str], None]) -> list[Path]:
+    """Writes the archives that are missing or older than their program; all archives of the tier."""
+    places.image_dir().mkdir(parents=True, exist_ok=True)
+    return [_pause(), *(_program(name, say) for name in IN_PODS[tier])]
+
+
+def build_ours(say: Callable[[str], None]) -> None:
+    """Builds the images under test with podman, upon a Debian that needs no registry, and brings them in."""
+    machine.require(machine.BUILDING, say)
+    engine = {"CONTAINERS_CONF": str(podman.write(places.cache())), "BUILDAH_RUNTIME": "runc"}
+    base = os.environ.get("BASE_IMAGE", BASE_IMAGE)
+    if base == BASE_IMAGE and attempt("podman", "image", "exists", base, **engine).returncode:
+        say(f"making {base} with debootstrap")
+        run("nice", "sh", "images/debian.sh", base, cwd=places.ROOT, **engine)
+    say(f"building {' and '.join(OURS)} upon {base}")
+    names = [name.removeprefix("podscale-") for name in OURS]
+    archives = places.image_dir() / "built"
+    options = {"ENGINE": "podman", "BASE_IMAGE": base, "TAG": TAG, "ARCHIVES": str(archives)}
+    run("nice", "bash", "images/build.sh", *names, cwd=places.ROOT, **engine, **options)
+    for name in OURS:
+        archive = archives / f"{name}.tar"
+        load(archive)
+        archive.unlink()  # a GiB, and podman keeps the layers
+    say("the cluster has " + ", ".join(f"localhost/{name}:{TAG}" for name in OURS))
+
+
+def remove_ours() -> list[str]:
+    """Removes what `build_ours` left with podman, by name; images that a container uses stay. Returns the removed."""
+    if shutil.which("podman") is None:
+        return []
+    names = [BASE_IMAGE, *(f"localhost/{name}:{TAG}" for name in OURS)]
+    there = [name for name in names if attempt("podman", "image", "exists", name).returncode == 0]
+    return [name for name in reversed(there) if attempt("podman", "rmi", name).returncode == 0]
+
+
+def load(archive: Path) -> None:
+    """Brings an archive into the cluster, once."""
+    mark = places.STATE / "imported" / archive.name
+    stamp = f"{archive.stat().st_mtime_ns} {archive.stat().st_size}"
+    if mark.exists() and mark.read_text() == stamp:
+        return
+    _import(archive)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(stamp)
+
+
+def load_image(name: str) -> None:
+    """Brings an image of podman's or docker's, or a docker-archive, into the cluster."""
+    if Path(name).is_file():
+        load(Path(name).resolve())
+        return
+    engine = shutil.which("podman") or shutil.which("docker")
+    if engine is None:
+        raise Unavailable(f"neither podman nor docker is here to take the image {name} from")
+    with tempfile.TemporaryDirectory(dir=places.STATE) as scratch:
+        archive = Path(scratch) / "image.tar"
+        run(engine, "save", "--output", archive, name)
+        _import(archive)
+
+
+def listing() -> list[str]:
+    """The names of the images in the cluster."""
+    return [name for name in _digests() if not name.startswith("sha256:")]
+
+
+def _import(archive: Path) -> None:
+    """Brings an archive in, and lets go of images that have lost their name to it."""
+    done = node.ctr("images", "import", archive)
+    if done.returncode:
+        raise LabError(f"{archive} could not be imported: {done.stderr[-1000:]}")
+    digests = _digests()
+    named = {digest for name, digest in digests.items() if not name.startswith("sha256:")}
+    for name in (name for name, digest in digests.items() if digest not in named):
+        node.ctr("images", "remove", name)
+
+
+def _digests() -> dict[str, str]:
+    """Digest by name; the kubelet's interface to containerd has a second name for each, by its content."""
+    rows = [line.split() for line in node.ctr("images", "ls").stdout.splitlines()[1:]]
+    return {row[0]: row[2] for row in rows}
+
+
+def _pause() -> Path:
+    binary, target = places.bin_dir() / "pause", places.image_dir() / "pause.tar"
+    if _older(target, binary):
+        archives.write(target, "localhost/pause:1", archives.executable(binary, "pause"), Entrypoint=["/pause"])
+    return target
+
+
+def _program(name: str, say: Callable[[str], None]) -> Path:
+    binary, target = places.bin_dir() / name, places.image_dir() / f"{name}.tar"
+    if _older(target, binary):
+        say(f"image of {name}")
+        # Their manifests call operators /manager, and Prometheus' operator calls its helper by name.
+        layer = archives.executable(binary, f"bin/{name}", "manager")
+        archives.write(target, of_program(name), layer, Entrypoint=["/manager"], User="65532:65532")
+    return target
+
+
+def _older(target: Path, source: Path) -> bool:
+    return not target.exists() or target.stat().st_mtime < source.stat().st_mtime

@@ -1,0 +1,140 @@
+"""The cluster's programs, built from pinned Go modules (tools/cluster/programs.yaml) and kept between clusters."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.lab import places
+from tests.cluster.lab.commands import attempt
+from tests.cluster.lab.errors import LabError, Unavailable
+
+TOOLS = places.ROOT / "tools" / "cluster"
+UNREACHABLE = ("dial tcp", "no such host", "403 Forbidden", "connection refused", "i/o timeout", "TLS handshake")
+UNREACHABLE += ("module lookup disabled", "requires go >=", "toolchain not available")  # no network wanted, an old Go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One entry of programs.yaml: a pinned module, or a folder here that pins several, and what is built from it."""
+
+    name: str
+    tier: str
+    version: str
+    programs: dict[str, str]  # name -> package
+    module: str = ""
+    sum: str = ""
+    directory: str = ""
+    stamp: tuple[str, ...] = ()  # packages whose gitVersion tells clients which Kubernetes this is
+
+    def pin(self) -> str:
+        """What a built program is known by: it changes exactly when the sources or the way to build them do."""
+        files = [self.folder / name for name in ("go.mod", "go.sum", "main.go")] if self.directory else []
+        content = "".join(file.read_text() for file in files if file.exists())
+        text = json.dumps([self.version, self.sum, self.programs, self.stamp, content])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def folder(self) -> Path:
+        return TOOLS / self.directory
+
+    def built(self) -> bool:
+        marks = [places.bin_dir() / f"{name}.pin" for name in self.programs]
+        return all(mark.exists() and mark.read_text() == self.pin() for mark in marks)
+
+
+def sources(tier: str) -> list[Source]:
+    """Those of the core tier, and with tier "full" the others too."""
+    entries = [
+        Source(**entry | {"stamp": tuple(entry.get("stamp", ()))})
+        for entry in yaml.safe_load((TOOLS / "programs.yaml").read_text())
+    ]
+    return [entry for entry in entries if tier == "full" or entry.tier == "core"]
+
+
+def source(name: str) -> Source:
+    return next(entry for entry in sources("full") if entry.name == name)
+
+
+def source_of(program: str) -> Source:
+    return next(entry for entry in sources("full") if program in entry.programs)
+
+
+def build(tier: str, say: Callable[[str], None]) -> None:
+    """Builds what is missing or was built from other pins; Unavailable without Go or without the modules."""
+    for entry in sources(tier):
+        if not entry.built():
+            started = time.monotonic()
+            say(f"building {entry.name} {entry.version} ({', '.join(entry.programs)})")
+            _build(entry)
+            say(f"built {entry.name} in {time.monotonic() - started:.0f} s")
+
+
+def module_directory(entry: Source) -> Path:
+    """The module's files, its charts and manifests among them; LabError if they are not what was pinned."""
+    if shutil.which("go") is None:
+        raise Unavailable("Go is not installed: the cluster's programs are built from Go modules")
+    done = attempt("go", "mod", "download", "-json", f"{entry.module}@{entry.version}", cwd=TOOLS)
+    found = json.loads(done.stdout or "{}")
+    if done.returncode:
+        raise _failure(entry, found.get("Error", "") + done.stderr)
+    if found["Sum"] != entry.sum:
+        raise LabError(f"{entry.module} {entry.version} has the checksum {found['Sum']}, not {entry.sum} as pinned")
+    return Path(found["Dir"])
+
+
+def module_files(name: str) -> Path:
+    """The files of the module that a source with its own go.mod is built from, at the version that go.mod names."""
+    entry = source(name)
+    if entry.module:
+        return module_directory(entry)
+    package = next(iter(entry.programs.values()))
+    done = attempt("go", "list", "-f", "{{.Module.Dir}}", package, cwd=entry.folder, GOFLAGS="")
+    if done.returncode:
+        raise _failure(entry, done.stderr)
+    return Path(done.stdout.strip())
+
+
+def go_caches() -> list[Path]:
+    """Where Go keeps what it compiled and downloaded, for all that is built on this machine."""
+    if shutil.which("go") is None:
+        return []
+    found = attempt("go", "env", "GOCACHE", "GOMODCACHE").stdout.split()
+    return [path for path in map(Path, found) if path.is_dir()]
+
+
+def _build(entry: Source) -> None:
+    if shutil.which("go") is None:
+        raise Unavailable("Go is not installed: the cluster's programs are built from Go modules")
+    directory = entry.folder if entry.directory else module_directory(entry)
+    places.bin_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=places.bin_dir()) as scratch:
+        # Many packages go into a folder, each under its package's name; a single one into the file that is named.
+        single = len(entry.programs) == 1
+        output = f"{scratch}/{next(iter(entry.programs))}" if single else f"{scratch}/"
+        command = ["go", "build", "-trimpath", "-ldflags", _ldflags(entry), "-o", output, *entry.programs.values()]
+        done = attempt("nice", *command, cwd=directory, CGO_ENABLED="0", GOFLAGS="")
+        if done.returncode:
+            raise _failure(entry, done.stderr)
+        for name, package in entry.programs.items():
+            made = Path(scratch) / (name if single else Path(package).name)
+            made.replace(places.bin_dir() / name)
+            (places.bin_dir() / f"{name}.pin").write_text(entry.pin())
+
+
+def _ldflags(entry: Source) -> str:
+    major, minor = entry.version.removeprefix("v").split(".")[:2] if entry.stamp else ("", "")
+    values = {"gitVersion": entry.version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    stamps = [f"-X {package}.{key}={value}" for package in entry.stamp for key, value in values.items()]
+    return " ".join(["-s", "-w", *stamps])
+
+
+def _failure(entry: Source, said: str) -> LabError:
+    kind = Unavailable if any(sign in said for sign in UNREACHABLE) else LabError
+    return kind(f"{entry.name} {entry.version} could not be built:\n{said[-2000:]}")

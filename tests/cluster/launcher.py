@@ -1,0 +1,71 @@
+"""`podscale` as people type it, in a process of its own, against the cluster under test."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from podscale.config import dumps
+from tests.cluster.cluster import Cluster
+from tests.cluster.training import document
+
+
+class Launcher:
+    """Commands about one run: its document is a file, its namespace the test's."""
+
+    def __init__(self, folder: Path, namespace: str, image: str, run: str, *settings: str) -> None:
+        self.run_id = run
+        self.document = folder / f"{run}.yaml"
+        config = document(image, run, "launch.backend=pytorchjob", *settings)
+        self.document.write_text(dumps(config), encoding="utf-8")
+        self._namespace = namespace
+        self._folder = folder
+
+    def command(self, name: str, *options: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end; returns its exit code and everything it printed."""
+        return subprocess.run(
+            self._arguments(name, options), capture_output=True, text=True, timeout=840, env=_environment(kubeconfig)
+        )
+
+    def start(self, name: str, *options: str) -> "Started":
+        """Starts a command."""
+        log = self._folder / f"{self.run_id}-{name}-{len(list(self._folder.iterdir()))}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self._arguments(name, options), stdout=output, stderr=subprocess.STDOUT, env=_environment(None)
+            )
+        return Started(process, log)
+
+    def _arguments(self, name: str, options: tuple[str, ...]) -> list[str]:
+        named = [] if name == "list" else [str(self.document)]
+        return [sys.executable, "-m", "podscale", name, *named, "--namespace", self._namespace, *options]
+
+
+class Started:
+    """A command at work, and what it has printed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def text(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def sees(self, cluster: Cluster, *words: str) -> None:
+        """Returns when all words were printed; fails where the command ends before."""
+
+        def printed() -> bool:
+            there = all(word in self.text for word in words)
+            assert there or self.process.poll() is None, self.text
+            return there
+
+        cluster.wait(" and ".join(words), printed)
+
+    def end(self) -> int:
+        return self.process.wait(840)
+
+
+def _environment(kubeconfig: Path | None) -> dict[str, str]:
+    named = {"KUBECONFIG": str(kubeconfig)} if kubeconfig is not None else {}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **named}

@@ -1,0 +1,201 @@
+"""The launcher against a real cluster: one job whatever happens to the launcher, and every refusal as one sentence."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podscale.launch.cluster.permissions import RULES
+from tests.cluster.cluster import Cluster
+from tests.cluster.launcher import Launcher
+from tests.cluster.training import steps
+
+pytestmark = pytest.mark.timeout(900)
+PYTORCHJOB = ("kubeflow.org/v1", "PyTorchJob")
+LONG = "train.epochs=500"  # ends by a request alone, however slow the machine is to make it
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, namespace: str, image: str) -> None:
+    """The shard set of all runs here."""
+    made = Launcher(tmp_path_factory.mktemp("shards"), namespace, image, "shards").command("submit", "--stage=shard")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "succeeded" in made.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path, shards: None) -> Path:
+    return tmp_path
+
+
+def jobs(cluster: Cluster, namespace: str) -> list[str]:
+    return [job["metadata"]["uid"] for job in cluster.all_of(namespace, *PYTORCHJOB)]
+
+
+def update(number: int) -> str:
+    """How the log of rank 0 tells of an update."""
+    return f'"step": {number},'
+
+
+@pytest.mark.cluster_ci
+def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line(
+    cluster: Cluster, namespace: str, image: str, folder: Path
+) -> None:
+    launcher = Launcher(folder, namespace, image, "adopted", "train.epochs=40")  # long enough for what happens to it
+    first = launcher.start("submit", "--stage=train")
+    first.sees(cluster, "running, 2 of 2 pods", update(25))
+    first.process.kill()
+    first.end()
+    before = jobs(cluster, namespace)
+
+    second = launcher.start("submit", "--stage=train")
+    second.sees(cluster, "runs on as it was submitted", update(45))
+    cluster.kill(namespace, "adopted-worker-0")
+    assert second.end() == 0, second.text
+    assert jobs(cluster, namespace) == before
+    lines = [line for line in second.text.splitlines() if line.startswith("{")]
+    assert len(set(lines)) == len(lines)
+    (updates,) = {json.loads(line)["total_steps"] for line in lines if '"total_steps"' in line}
+    assert set(steps(second.text)) == set(range(1, updates + 1))
+
+    again = launcher.command("submit", "--stage=train")
+    assert (again.returncode, "nothing to do" in again.stdout) == (0, True)
+
+
+@pytest.mark.cluster_ci
+def test_two_submitters_at_once_make_one_job_which_stop_ends(
+    cluster: Cluster, namespace: str, image: str, folder: Path
+) -> None:
+    launcher = Launcher(folder, namespace, image, "twice", LONG)
+    both = [launcher.start("submit", "--stage=train", "--no-wait") for _ in range(2)]
+    assert [one.end() for one in both] == [0, 0]
+    waiting = launcher.start("submit", "--stage=train")
+    assert len(cluster.all_of(namespace, *PYTORCHJOB)) == len(jobs(cluster, namespace))
+    named = [job["metadata"]["name"] for job in cluster.all_of(namespace, *PYTORCHJOB)]
+    assert named.count("twice") == 1
+    waiting.sees(cluster, "running, 2 of 2 pods")
+    told = json.loads(launcher.command("status", "--json").stdout)
+    assert [(job["phase"], job["running"]) for job in told] == [("running", 2)]
+
+    assert "gone" in launcher.command("stop").stdout
+    assert waiting.end() == 1
+    assert "was deleted by somebody" in waiting.text
+    assert cluster.pods(namespace, "podscale.dev/run=twice") == []
+    assert "no job of run twice" in launcher.command("stop").stdout
+
+
+def test_a_request_to_stop_leaves_the_job_or_takes_it_along(
+    cluster: Cluster, namespace: str, image: str, folder: Path
+) -> None:
+    launcher = Launcher(folder, namespace, image, "asked", LONG)
+    for options, left in (((), 1), (("--stop-on-signal",), 0)):
+        waiting = launcher.start("submit", "--stage=train", *options)
+        waiting.sees(cluster, "of 2 pods")
+        waiting.process.send_signal(signal.SIGTERM)
+        assert waiting.end() == 75, waiting.text
+        at_work = [job for job in cluster.all_of(namespace, *PYTORCHJOB) if job["metadata"]["name"] == "asked"]
+        assert sum("deletionTimestamp" not in job["metadata"] for job in at_work) == left
+
+
+def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
+    cluster: Cluster, namespace: str, image: str, folder: Path
+) -> None:
+    launcher = Launcher(folder, namespace, image, "wrong")
+    ended = launcher.command("submit", "--stage=train", "--shard-set=/workspace/datasets/absent")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "/workspace/datasets/absent" in ended.stderr
+    assert "no restart can help" in ended.stdout
+    assert launcher.command("list").stdout.count("wrong") == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("launch.image=localhost/absent:1", "launch.cluster.image_pull_policy=Never"), "ErrImageNeverPull"),
+        (("launch.resources.cpus=1000",), "Insufficient cpu"),
+    ],
+    ids=["an image that is not there", "more than any node has"],
+)
+def test_status_tells_why_pods_do_not_start(
+    cluster: Cluster, namespace: str, image: str, folder: Path, settings: tuple[str, ...], told: str
+) -> None:
+    launcher = Launcher(folder, namespace, image, "stuck", *settings)
+    assert launcher.command("submit", "--stage=train", "--no-wait").returncode == 0
+    cluster.wait(told, lambda: told in launcher.command("status").stdout, poll=2)
+    launcher.command("stop")
+
+
+def test_a_quota_refuses_the_job_before_anything_is_made(cluster: Cluster, image: str, folder: Path) -> None:
+    with cluster.namespace("quota") as namespace:
+        quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/pytorchjobs.kubeflow.org": "0"}}}
+        cluster.core.create_namespaced_resource_quota(namespace, quota)
+        launcher = Launcher(folder, namespace, image, "many")
+        cluster.wait("the quota", lambda: cluster.core.read_namespaced_resource_quota("none", namespace).status.hard)
+        ended = launcher.command("submit", "--stage=train")
+        assert (ended.returncode, "exceeded quota: none" in ended.stderr) == (2, True), ended.stderr
+        assert cluster.all_of(namespace, "networking.k8s.io/v1", "NetworkPolicy") == []
+
+
+@pytest.fixture
+def account(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
+    """A kubeconfig of a service account that may do nothing yet."""
+    cluster.core.create_namespaced_service_account(namespace, {"metadata": {"name": "limited"}})
+    token = cluster.core.create_namespaced_service_account_token("limited", namespace, {"spec": {}}).status.token
+    configuration = cluster.api.configuration
+    server = {"server": configuration.host, "certificate-authority": configuration.ssl_ca_cert}
+    content = {
+        "clusters": [{"name": "c", "cluster": server}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "limited"
+    path.write_text(yaml.safe_dump(content))
+    yield path
+    cluster.core.delete_namespaced_service_account("limited", namespace)
+
+
+def test_the_table_of_permissions_is_enough_and_without_it_people_are_told(
+    cluster: Cluster, namespace: str, image: str, folder: Path, account: Path
+) -> None:
+    launcher = Launcher(folder, namespace, image, "limited", "train.epochs=2")
+    refused = launcher.command("submit", "--stage=train", "--defaults=/dev/null", kubeconfig=account)
+    assert (refused.returncode, "(RBAC)" in refused.stderr) == (2, True), refused.stderr
+    allow(cluster, namespace)
+    ended = launcher.command("submit", "--stage=train", kubeconfig=account)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(steps(ended.stdout)) >= 22
+    stopped = launcher.command("stop", "--delete", kubeconfig=account)
+    assert stopped.returncode == 0, stopped.stderr
+
+
+def allow(cluster: Cluster, namespace: str) -> None:
+    """A role of exactly what the table says, bound to the account."""
+    rules: list[dict[str, Any]] = [
+        {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)} for rule in RULES
+    ]
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "limited"}}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "limited"}
+    subject = {"kind": "ServiceAccount", "name": "limited", "namespace": namespace}
+    cluster.create(namespace, {**role, "kind": "Role", "rules": rules})
+    cluster.create(namespace, {**role, "kind": "RoleBinding", "roleRef": reference, "subjects": [subject]})
+
+
+def test_a_namespace_deleted_under_the_launcher_is_one_message(cluster: Cluster, image: str, folder: Path) -> None:
+    with cluster.namespace("doomed") as namespace:
+        launcher = Launcher(folder, namespace, image, "doomed", "launch.resources.cpus=1000")
+        waiting = launcher.start("submit", "--stage=train")
+        waiting.sees(cluster, "Insufficient cpu")
+        cluster.core.delete_namespace(namespace)
+        assert waiting.end() == 1, waiting.text
+        assert f"namespace {namespace} was deleted" in waiting.text
+
+
+def test_the_examination_finds_nothing_missing(cluster: Cluster, namespace: str, image: str, folder: Path) -> None:
+    told = json.loads(Launcher(folder, namespace, image, "examined").command("doctor", "--cluster", "--json").stdout)
+    assert [line for line in told if line["verdict"] == "missing"] == []
+    assert {"API server", "kind PyTorchJob", "permissions", "the job itself"} <= {line["subject"] for line in told}

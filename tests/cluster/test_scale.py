@@ -1,0 +1,137 @@
+"""Large jobs on fake nodes labelled as GKE's: 256 pods of a PyTorchJob on H100 machines, 64 hosts of four TPU slices.
+
+kwok plays the kubelets: the API server, the operators and the scheduler are real, and nothing computes. Labels and
+taints are written here as GKE's documentation gives them, not taken from Podscale.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from podscale.config.document import dumps
+from tests.cluster.cluster import Cluster
+from tests.cluster.lab import processes
+from tests.cluster.training import Training, document
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("jobset.x-k8s.io")]
+WATCHED_SECONDS = 60
+GPU_LABELS = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+TPU_LABELS = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+    "cloud.google.com/gke-tpu-topology": "8x8",
+}
+
+# The launcher in a process of its own: what it needs of memory, and how many requests it makes while it waits.
+LAUNCHER = """
+import json, resource, sys, threading, time
+from pathlib import Path
+from podscale.config.document import load
+from podscale.launch.cluster import carry
+from podscale.launch.cluster.api import connect
+from podscale.launch.cluster.wait import wait
+config = load(Path(sys.argv[1]))
+api = connect(config.launch.cluster)
+printer = carry.Printer(sys.stderr)
+found = carry.place(api, config, "train", None, printer)
+waiting = threading.Thread(
+    target=wait, args=(api, found.resource, found.job), kwargs={"show": printer.line, "tell": printer.tell}, daemon=True
+)
+waiting.start()
+time.sleep(20)
+before = api.requests
+time.sleep(float(sys.argv[2]))
+print(json.dumps({
+    "requests": api.requests - before,
+    "mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    "waiting": waiting.is_alive(),
+}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fake_kubelets(cluster: Cluster) -> None:
+    """Skips where nobody plays the kubelets: nodes that no kubelet answers for are no gift to a cluster in use."""
+    if not (cluster.is_lab and processes.alive("kwok")) and os.environ.get("PODSCALE_TEST_KWOK") != "1":
+        pytest.skip("needs kwok: make cluster-up FULL=1 starts it, PODSCALE_TEST_KWOK=1 says that a cluster has it")
+
+
+@contextmanager
+def fake_nodes(
+    cluster: Cluster, count: int, resource: str, amount: int, labels: dict[str, str], pools: int = 1
+) -> Iterator[None]:
+    """Nodes of as many pools, with GKE's taint of such machines."""
+    names = [f"fake-{resource.partition('/')[2]}-{number}" for number in range(count)]
+
+    def add(number: int) -> None:
+        pool = {"cloud.google.com/gke-nodepool": f"pool-{number * pools // count}"}
+        amounts = {"cpu": "208", "memory": "1800Gi", "ephemeral-storage": "6Ti", "pods": "110", resource: str(amount)}
+        metadata = {
+            "name": names[number],
+            "labels": {**labels, **pool, "kubernetes.io/hostname": names[number], "kubernetes.io/os": "linux"},
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+        }
+        taints = [{"key": resource, "value": "present", "effect": "NoSchedule"}]
+        status = {"capacity": amounts, "allocatable": amounts}
+        cluster.core.create_node({"metadata": metadata, "spec": {"taints": taints}, "status": status})
+
+    with ThreadPoolExecutor(8) as several:
+        try:
+            list(several.map(add, range(count)))
+            yield
+        finally:
+            list(several.map(cluster.core.delete_node, names))
+
+
+def test_256_pods_of_a_pytorchjob_are_scheduled_and_watched(cluster: Cluster, image: str, tmp_path: Any) -> None:
+    settings = ["launch.backend=pytorchjob", "launch.hardware=nvidia-h100-80gb x8", "launch.nodes=256"]
+    settings += ["launch.processes=8", "train.global_batch=2048", "launch.resources={}"]
+    with cluster.namespace("scale-gpu") as namespace, fake_nodes(cluster, 256, "nvidia.com/gpu", 8, GPU_LABELS):
+        config = document(image, "large", *settings, f"launch.cluster.namespace={namespace}")
+        (tmp_path / "large.yaml").write_text(dumps(config))
+        command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "large.yaml"), str(WATCHED_SECONDS)]
+        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            nodes = cluster.wait("256 running pods", lambda: _nodes_of_running(cluster, namespace, 256), poll=5)
+            assert set(Counter(nodes).values()) == {1}
+            out, _ = launcher.communicate(timeout=300)
+        finally:
+            launcher.kill()
+            cluster.delete(namespace, "kubeflow.org/v1", "PyTorchJob", "large")  # before the nodes of its pods
+    found = json.loads(out)
+    print(found)
+    assert found["waiting"]
+    assert found["mebibytes"] < 300
+    assert found["requests"] / WATCHED_SECONDS < 2
+
+
+def test_64_hosts_of_four_slices_are_scheduled_each_slice_in_a_pool(cluster: Cluster, image: str) -> None:
+    settings = ["launch.hardware=tpu-v5e-8x8", "launch.cluster.slices=4", "launch.nodes=1", "launch.processes=1"]
+    settings += ["train.global_batch=1024", "launch.resources={}"]
+    with (
+        cluster.namespace("scale-tpu", security="privileged") as namespace,
+        fake_nodes(cluster, 64, "google.com/tpu", 4, TPU_LABELS, pools=4),
+    ):
+        training = Training(cluster, namespace, image, "slices", "jobset", *settings)
+        cluster.wait("64 running pods", lambda: _nodes_of_running(cluster, namespace, 64), poll=5)
+        pools: dict[str, set[str]] = {}
+        for pod in cluster.pods(namespace):
+            node = cluster.core.read_node(pod.spec.node_name)
+            pool = node.metadata.labels["cloud.google.com/gke-nodepool"]
+            pools.setdefault(pod.metadata.labels["jobset.sigs.k8s.io/job-index"], set()).add(pool)
+        training.delete()
+        assert sorted(map(len, pools.values())) == [1, 1, 1, 1]
+        assert len(set.union(*pools.values())) == 4
+
+
+def _nodes_of_running(cluster: Cluster, namespace: str, count: int) -> list[str]:
+    """The nodes of the namespace's running pods, once there are so many."""
+    nodes = [pod.spec.node_name for pod in cluster.pods(namespace) if pod.status.phase == "Running"]
+    return nodes if len(nodes) == count else []

@@ -1,0 +1,3 @@
+module podscale.dev/tools/cluster/pause
+
+go 1.25.0
