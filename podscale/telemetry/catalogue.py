@@ -1,0 +1,320 @@
+"""Every metric there is: its name, type, labels, who exports it, and what it means.
+
+Exporters make their families from these entries and from nothing else, so a series that is not in the table cannot be
+exported; docs/metrics.md, the rules and the dashboards are checked against it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+
+PREFIX = "podscale_"
+Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
+Exporter = Literal["every rank", "rank 0", "sharding", "supervisor"]
+FAMILIES: Mapping[Kind, Callable[..., Metric]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "summary": SummaryMetricFamily,
+    "info": GaugeMetricFamily,  # the text format knows no infos: a gauge that is always 1
+}
+OF_RANKS = ("run", "rank")
+OF_PODS = ("run",)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metric. name: as its family has it, without prefix, and a counter's without `_total`."""
+
+    name: str
+    kind: Kind
+    exporter: Exporter
+    meaning: str
+    unit: str = ""
+    more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Labels beside `labels`' common ones, each with its values (none listed: an open but bounded set)."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        common = OF_RANKS if self.exporter in ("every rank", "rank 0") else OF_PODS
+        return (*common, *self.more)
+
+    @property
+    def series(self) -> str:
+        """The name in PromQL; of histograms and summaries what the suffixes are added to."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    def family(self) -> Metric:
+        """An empty family; add samples with values for `labels` in their order. An info's labels are its own."""
+        assert self.kind != "info", "use info()"
+        return FAMILIES[self.kind](f"{PREFIX}{self.name}", self.meaning, labels=self.labels)
+
+    def info(self, labels: Mapping[str, str]) -> Metric:
+        """The family of an info with its one sample; `labels` without the common ones is what it says."""
+        assert self.kind == "info"
+        family = GaugeMetricFamily(f"{PREFIX}{self.name}", self.meaning, labels=[*labels])
+        family.add_metric([*labels.values()], 1)
+        return family
+
+
+PHASE = {
+    "phase": (
+        "data_wait",
+        "h2d",
+        "forward_backward",
+        "allreduce_wait",
+        "optimizer",
+        "checkpoint",
+        "evaluation",
+        "other",
+    )
+}
+STATES = (
+    "productive",
+    "init",
+    "compile",
+    "data_wait",
+    "checkpoint_save",
+    "checkpoint_restore",
+    "evaluation",
+    "redo",
+    "recovery",
+    "idle",
+)
+"""What a run's wall time is spent on; only the first is good for anything."""
+RESTART_CAUSES = ("preempted", "lost_rank", "hang", "failed")
+
+ENTRIES = (
+    # throughput
+    Entry("train_images", "counter", "every rank", "Images this rank has trained on.", "images"),
+    Entry("train_steps", "counter", "every rank", "Updates this rank has taken part in.", "updates"),
+    Entry("train_step_duration_seconds", "histogram", "every rank", "Wall time of one update.", "seconds"),
+    Entry("train_phase_seconds", "counter", "every rank", "Wall time by phase.", "seconds", PHASE),
+    Entry(
+        "train_sampled_phase_seconds",
+        "gauge",
+        "every rank",
+        "Device time of a phase in the newest sampled update (of a CUDA graph).",
+        "seconds",
+        {"phase": ()},
+    ),
+    Entry(
+        "train_busy_seconds",
+        "counter",
+        "every rank",
+        "Time in updates before this rank began to wait for others: highest on a straggler.",
+        "seconds",
+    ),
+    Entry("train_data_queue_depth", "gauge", "every rank", "Batches that are ready for the loop.", "batches"),
+    Entry(
+        "train_model_flops",
+        "counter",
+        "every rank",
+        "Floating-point operations of the model for the images of this rank, forward and backward.",
+        "operations",
+    ),
+    Entry(
+        "train_peak_flops",
+        "gauge",
+        "every rank",
+        "Dense peak of this rank's device in the precision used; absent where the hardware table has none.",
+        "operations per second",
+    ),
+    Entry(
+        "train_memory_bytes",
+        "gauge",
+        "every rank",
+        "Memory of this rank's process, and of its device.",
+        "bytes",
+        {"kind": ("resident", "device_allocated", "device_reserved", "device_peak")},
+    ),
+    Entry(
+        "train_last_step_timestamp_seconds", "gauge", "every rank", "When the last update ended.", "seconds since 1970"
+    ),
+    # what is trained
+    Entry("train_run_info", "info", "every rank", "What is trained; always 1."),
+    Entry(
+        "train_all_reduce_info", "info", "every rank", "What all_reduce.algorithm: auto measured and chose; always 1."
+    ),
+    Entry("train_world_size", "gauge", "every rank", "Ranks of the run.", "ranks"),
+    Entry("train_global_batch_size", "gauge", "every rank", "Images per update over all ranks.", "images"),
+    Entry("train_planned_steps", "gauge", "rank 0", "Updates of the whole run.", "updates"),
+    Entry(
+        "train_completed_steps", "gauge", "rank 0", "Updates done since the run began, over all restarts.", "updates"
+    ),
+    Entry(
+        "train_target_images_per_second",
+        "gauge",
+        "rank 0",
+        "Throughput that the run's claim names; absent without one.",
+        "images per second",
+    ),
+    Entry("train_done", "gauge", "rank 0", "1 once the last update is done, 0 before."),
+    # numerics
+    Entry("train_epoch", "gauge", "rank 0", "Passes over the training split so far.", "epochs"),
+    Entry("train_loss", "gauge", "rank 0", "Training loss of the last logged update."),
+    Entry("train_learning_rate", "gauge", "rank 0", "Learning rate of the last logged update."),
+    Entry("train_grad_norm", "gauge", "rank 0", "Euclidean norm of the averaged gradient at the last logged update."),
+    Entry(
+        "train_nonfinite_steps",
+        "counter",
+        "every rank",
+        "Updates with a non-finite loss or gradient.",
+        "updates",
+        {"kind": ("loss", "grad")},
+    ),
+    Entry("train_steps_skipped", "counter", "every rank", "Updates masked because they were not finite.", "updates"),
+    Entry(
+        "train_samples_skipped",
+        "counter",
+        "every rank",
+        "Records replaced, by reason.",
+        "images",
+        {"reason": ("decode",)},
+    ),
+    # checkpoints and lives
+    Entry(
+        "train_checkpoint_duration_seconds",
+        "summary",
+        "every rank",
+        "Time to write (beside training) or read a checkpoint.",
+        "seconds",
+        {"op": ("save", "restore")},
+    ),
+    Entry("train_checkpoint_bytes", "gauge", "every rank", "Size of the newest checkpoint.", "bytes"),
+    Entry(
+        "train_checkpoint_last_success_timestamp_seconds",
+        "gauge",
+        "every rank",
+        "When the newest checkpoint was complete.",
+        "seconds since 1970",
+    ),
+    Entry(
+        "train_checkpoint_interval_seconds",
+        "gauge",
+        "rank 0",
+        "Longest time between two checkpoints by the run document; absent where none bounds it.",
+        "seconds",
+    ),
+    Entry(
+        "train_checkpoint_failures",
+        "counter",
+        "every rank",
+        "Checkpoints not written, by reason.",
+        "checkpoints",
+        {"reason": ("disk_full", "other")},
+    ),
+    Entry(
+        "train_restarts",
+        "counter",
+        "rank 0",
+        "Launches of the run after its first, by how the one before ended; over all lives.",
+        "launches",
+        {"cause": RESTART_CAUSES},
+    ),
+    Entry(
+        "train_wall_seconds",
+        "counter",
+        "rank 0",
+        "Wall time of the run since its first launch, by what it was spent on; over all lives.",
+        "seconds",
+        {"state": STATES},
+    ),
+    # stragglers and hangs
+    Entry("train_straggler_rank", "gauge", "rank 0", "The rank that was busy longest in the last interval."),
+    Entry(
+        "train_straggler_ratio",
+        "gauge",
+        "rank 0",
+        "Busy time of the slowest rank over that of the fastest in the last interval.",
+        "ratio",
+    ),
+    Entry(
+        "train_hang_limit_seconds",
+        "gauge",
+        "every rank",
+        "Time without an update after which this rank calls it a hang.",
+        "seconds",
+    ),
+    # evaluation
+    Entry("eval_top1_ratio", "gauge", "rank 0", "Top-1 accuracy of the newest evaluation.", "ratio"),
+    Entry("eval_top5_ratio", "gauge", "rank 0", "Top-5 accuracy of the newest evaluation.", "ratio"),
+    Entry("eval_images", "counter", "every rank", "Images this rank has evaluated.", "images"),
+    # sharding
+    Entry(
+        "shard_images", "counter", "sharding", "Images packed, by split.", "images", {"split": ("train", "validation")}
+    ),
+    Entry(
+        "shard_planned_images",
+        "gauge",
+        "sharding",
+        "Images that this packer is to pack, by split.",
+        "images",
+        {"split": ("train", "validation")},
+    ),
+    Entry("shard_shards", "counter", "sharding", "Shards finished.", "shards"),
+    Entry(
+        "shard_bytes",
+        "counter",
+        "sharding",
+        "Bytes read from the source and written to shards.",
+        "bytes",
+        {"direction": ("read", "written")},
+    ),
+    Entry("shard_rejects", "counter", "sharding", "Images not taken, by reason.", "images", {"reason": ()}),
+    Entry(
+        "shard_phase_seconds",
+        "counter",
+        "sharding",
+        "Wall time by phase.",
+        "seconds",
+        {"phase": ("plan", "pack", "merge", "other")},
+    ),
+    # the pod
+    Entry("build_info", "info", "supervisor", "What runs here: version, engine, python; always 1."),
+    Entry(
+        "disk_free_bytes",
+        "gauge",
+        "supervisor",
+        "Free space of a volume.",
+        "bytes",
+        {"volume": ("workspace", "cache", "scratch")},
+    ),
+    Entry(
+        "disk_size_bytes",
+        "gauge",
+        "supervisor",
+        "Size of a volume.",
+        "bytes",
+        {"volume": ("workspace", "cache", "scratch")},
+    ),
+    Entry(
+        "gpu_utilization_ratio",
+        "gauge",
+        "supervisor",
+        "Share of time the GPU ran a kernel, by NVML.",
+        "ratio",
+        {"gpu": ()},
+    ),
+    Entry("gpu_memory_used_bytes", "gauge", "supervisor", "Memory in use on the GPU, by NVML.", "bytes", {"gpu": ()}),
+    Entry("gpu_memory_size_bytes", "gauge", "supervisor", "Memory of the GPU.", "bytes", {"gpu": ()}),
+    Entry("gpu_power_watts", "gauge", "supervisor", "Power drawn by the GPU.", "watts", {"gpu": ()}),
+    Entry("gpu_temperature_celsius", "gauge", "supervisor", "Temperature of the GPU.", "degrees Celsius", {"gpu": ()}),
+    Entry("telemetry_scrapes", "counter", "supervisor", "Scrapes answered.", "scrapes"),
+    Entry(
+        "telemetry_connections_shed",
+        "counter",
+        "supervisor",
+        "Connections closed at once, over the limit.",
+        "connections",
+    ),
+)
+CATALOGUE = {entry.name: entry for entry in ENTRIES}
