@@ -14,13 +14,17 @@ from prometheus_client import CollectorRegistry
 
 from podscale.checkpoint import Failed, Report, Restored, Saved
 from podscale.config import RunConfig
+from podscale.errors import Preempted
+from podscale.launch import lives
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
 from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import EventLog
+from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
+from podscale.telemetry.goodput import GoodputMetrics, Ledger, joined
+from podscale.telemetry.heartbeat import Heartbeat, read_book
 from podscale.telemetry.metrics import Lap, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
 
@@ -40,7 +44,9 @@ class Monitor:
         log_every: int,
         mlperf: MlperfLog | None = None,
         whereabouts: Whereabouts | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._metrics, self._log, self._log_every, self._mlperf = metrics, log, log_every, mlperf
         self._whereabouts = whereabouts or Whereabouts()
         self._step_started = time.perf_counter()
@@ -53,6 +59,8 @@ class Monitor:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (names in telemetry.phases)."""
         self._whereabouts.enter(name)
+        if self._ledger is not None:
+            self._ledger.phase(name)
         if name == "data_wait":
             self._step_started = time.perf_counter()
         elif name == "allreduce_wait":
@@ -64,12 +72,19 @@ class Monitor:
         self._whereabouts.tick()
         return nullcontext()
 
+    def restoring(self) -> None:
+        """Looks for a state to continue from, until `started`."""
+        if self._ledger is not None:
+            self._ledger.restoring()
+
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
         """The training begins after `step` updates; its first image has not been read yet."""
         self._last_step, self._ranks = total_steps, ranks
         self._whereabouts.begin(step)
+        if self._ledger is not None:
+            self._ledger.begin(step)
         self._metrics.world(ranks, global_batch)
         self._metrics.lap()
         self.event(
@@ -87,6 +102,8 @@ class Monitor:
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
         self._whereabouts.updated(step)
+        if self._ledger is not None:
+            self._ledger.updated(step)
         self._metrics.step(images, time.perf_counter() - self._step_started)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
@@ -162,8 +179,14 @@ class Monitor:
             case _:
                 self.event("checkpoint_passed", step=report.step, reason=report.reason)
 
+    def ended(self, event: str, **values: Any) -> None:
+        """Training ends in order, as `event` says; where the time of the run went until now."""
+        if self._ledger is not None:
+            self.event("goodput", **self._ledger.book().summary())
+        self.event(event, **values)
+
     def event(self, event: str, **values: Any) -> None:
-        """Something that happens rarely: preempted, done and the like."""
+        """Something that happens rarely."""
         if self._log is not None:
             self._log.event(event, **values)
 
@@ -186,13 +209,50 @@ def monitoring(
         "engine": config.train.engine,
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
+    ledger = kept_ledger(run) if world.first else None
     log = EventLog(run.metrics, fence) if world.first else None
     mlperf = MlperfLog(run.mlperf, config, fence) if world.first and config.telemetry.mlperf_log else None
+    if ledger is not None:
+        GoodputMetrics(registry, ledger, rank=world.rank, run=config.run.id)
     try:
-        with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
-            yield Monitor(metrics, log, log_every=config.telemetry.log_every, mlperf=mlperf, whereabouts=whereabouts)
+        with (
+            SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),
+            keeping(ledger, run.heartbeat, fence),
+        ):
+            yield Monitor(
+                metrics,
+                log,
+                log_every=config.telemetry.log_every,
+                mlperf=mlperf,
+                whereabouts=whereabouts,
+                ledger=ledger,
+            )
     finally:
         if mlperf is not None:
             mlperf.close()
         if log is not None:
             log.close()
+
+
+def kept_ledger(run: RunDirectory) -> Ledger:
+    """The ledger of this life, on top of what is known of those before."""
+    found = read_book(run.heartbeat)
+    return Ledger(joined(found, time.time(), lives.age(), newest_step(run.metrics)))
+
+
+@contextmanager
+def keeping(ledger: Ledger | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
+    """Writes heartbeats until the end of the block, the last of which says how it ended, where that is known here."""
+    if ledger is None:
+        yield
+        return
+    heartbeat = Heartbeat(ledger, path, fence)
+    ended = ""
+    try:
+        yield
+        ended = "done"
+    except Preempted:
+        ended = "preempted"
+        raise
+    finally:
+        heartbeat.close(ended)

@@ -158,6 +158,14 @@ def _done(record: Record) -> list[Part]:
     return [("done", "bold"), (f"step {record['step']}", ""), (f"{skipped} skipped" if skipped else "", "yellow")]
 
 
+def _goodput(record: Record) -> list[Part]:
+    """The share that was good for the run, and what cost most of the rest."""
+    lost = sorted(((s, name) for name, s in record["seconds"].items() if name != "productive" and s > 0), reverse=True)
+    whole = max(record["wall_seconds"], 1e-9)
+    shares = [f"{name.replace('_', ' ')} {seconds / whole:.0%}" for seconds, name in lost if seconds >= 0.005 * whole]
+    return [(f"goodput {record['goodput']:.0%}", "bold"), (f"of {duration(whole)}", ""), ("  ".join(shares), "dim")]
+
+
 def _evaluated(record: Record) -> list[Part]:
     rate = record["images"] / max(record["seconds"], 1e-9)
     return [
@@ -183,6 +191,7 @@ _EVENTS = {
     "restart": _restart,
     "preempted": _preempted,
     "done": _done,
+    "goodput": _goodput,
     "evaluated": _evaluated,
 }
 
