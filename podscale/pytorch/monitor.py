@@ -71,6 +71,7 @@ class Monitor:
         self._last_step, self._ranks = total_steps, ranks
         self._whereabouts.begin(step)
         self._metrics.world(ranks, global_batch)
+        self._progress(planned=total_steps, completed=step, done=False)
         self._metrics.lap()
         self.event(
             "resumed" if resumed else "start",
@@ -88,6 +89,7 @@ class Monitor:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
         self._whereabouts.updated(step)
         self._metrics.step(images, time.perf_counter() - self._step_started)
+        self._progress(completed=step)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
             self._metrics.bad_samples(bad_records)
@@ -115,6 +117,14 @@ class Monitor:
             phases=lap.phases,
             slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
         )
+
+    def measure(self, meters: Callable[[TrainMetrics], None]) -> None:
+        """Has `meters` set up what the metrics look up by themselves whenever they are written."""
+        meters(self._metrics)
+
+    def evaluated_images(self, images: int) -> None:
+        """Counts images of this rank in an evaluation."""
+        self._metrics.evaluating(images)
 
     def evaluating(self, step: int) -> None:
         """An evaluation begins after `step` updates, all of which are done."""
@@ -158,9 +168,20 @@ class Monitor:
             case Restored():
                 self._metrics.checkpoint_restored(report.seconds)
             case Failed():
-                self._metrics.checkpoint_failed()  # no line in the log, which may stand on the same full disk
+                # no line in the log, which may stand on the same full disk
+                self._metrics.checkpoint_failed("disk_full" if report.full else "other")
             case _:
                 self.event("checkpoint_passed", step=report.step, reason=report.reason)
+
+    def finished(self, step: int, **values: Any) -> None:
+        """The training is done after `step` updates, and its model is written."""
+        self._progress(completed=step, done=True)
+        self.event("done", step=step, **values)
+
+    def _progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
+        """Rank 0 alone tells how far the run is."""
+        if self._log is not None:
+            self._metrics.progress(planned=planned, completed=completed, done=done)
 
     def event(self, event: str, **values: Any) -> None:
         """Something that happens rarely: preempted, done and the like."""
