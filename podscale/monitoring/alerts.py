@@ -112,33 +112,35 @@ and run_rank:podscale_train_busy_seconds:rate5m > 0.1
         "every update takes as long as its slowest rank.",
     ),
 )
+# Loss scaling of fp16 finds its place within the first updates, which may be slow ones: both waits are longer than the
+# windows, so that one burst never fires.
 NUMERICS = (
     Alert(
         "PodscaleNonFiniteSteps",
         """
-max by (namespace, run, kind) (increase(podscale_train_nonfinite_steps_total[15m]))
+max by (namespace, run, kind) (increase(podscale_train_nonfinite_steps_total[10m]))
 / on (namespace, run) group_left ()
-max by (namespace, run) (increase(podscale_train_steps_total[15m]))
+max by (namespace, run) (increase(podscale_train_steps_total[10m]))
 > @nonfiniteShare@
 """,
-        "5m",
+        "15m",
         "warning",
         f"{RUN} has updates with a non-finite {{{{ $labels.kind }}}}.",
-        "{{ $value | humanizePercentage }} of the updates of the last 15 minutes had a non-finite {{ $labels.kind }} "
+        "{{ $value | humanizePercentage }} of the updates of the last 10 minutes had a non-finite {{ $labels.kind }} "
         "(limit {{ @nonfiniteShare@ | humanizePercentage }}); each was masked and changed no weight.",
     ),
     Alert(
         "PodscaleStepsSkippedHigh",
         """
-max by (namespace, run) (increase(podscale_train_steps_skipped_total[15m]))
+max by (namespace, run) (increase(podscale_train_steps_skipped_total[5m]))
 /
-max by (namespace, run) (increase(podscale_train_steps_total[15m]))
+max by (namespace, run) (increase(podscale_train_steps_total[5m]))
 > @skippedStepsShare@
 """,
-        "5m",
+        "10m",
         "critical",
         f"{RUN} masks {{{{ $value | humanizePercentage }}}} of its updates.",
-        "{{ $value | humanizePercentage }} of the updates of the last 15 minutes were not finite and changed no weight "
+        "{{ $value | humanizePercentage }} of the updates of the last 5 minutes were not finite and changed no weight "
         "(limit {{ @skippedStepsShare@ | humanizePercentage }}): chips are busy, and the model learns little.",
     ),
     Alert(
@@ -193,14 +195,17 @@ and max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 0
         '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
         "the compilation, and the updates since the newest checkpoint.",
     ),
+    # The hour smooths enough; a longer wait would begin anew with every restart. A run that is new, or resumed after a
+    # pause, gets half an hour to show something else than its start.
     Alert(
         "PodscaleGoodputLow",
         f"""
 run:podscale_train_goodput:ratio_1h < @goodputShare@
 and sum by (namespace, run) (run_state:podscale_train_wall_seconds:max) > 3600
+and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > 1800
 {_UNFINISHED}
 """,
-        "15m",
+        "5m",
         "warning",
         f"{RUN} makes progress in {{{{ $value | humanizePercentage }}}} of its time.",
         "{{ $value | humanizePercentage }} of the last hour went into updates that last (limit "
@@ -209,15 +214,18 @@ and sum by (namespace, run) (run_state:podscale_train_wall_seconds:max) > 3600
     ),
 )
 PLACE = (
-    # A volume that is filled on purpose (a cache, to its limit) is given half an hour to show that it ends.
+    # Both the last hour and its last quarter must point at zero, and it must be half an hour old: checkpoints come and
+    # go, and a cache is filled on purpose, once, to its limit.
     Alert(
         "PodscaleDiskFilling",
         """
 run_volume:podscale_disk_free:ratio
 and on (namespace, run, volume) (
-  min by (namespace, run, volume) (
-    predict_linear(podscale_disk_free_bytes[1h], @diskFullHours@ * 3600) and podscale_disk_free_bytes offset 30m
-  ) < 0
+  group by (namespace, run, volume) (
+    predict_linear(podscale_disk_free_bytes[1h], @diskFullHours@ * 3600) < 0
+    and predict_linear(podscale_disk_free_bytes[15m], @diskFullHours@ * 3600) < 0
+    and podscale_disk_free_bytes offset 30m
+  )
   or
   run_volume:podscale_disk_free:ratio < @diskFreeShare@
 )

@@ -126,10 +126,19 @@ TRAINING_STALLED = (
 )
 
 
-def living(minutes: int, *, images: Line, life: int = 1, after: int = 0) -> tuple[Series, ...]:
+def living(
+    minutes: int,
+    *,
+    images: Line,
+    life: int = 1,
+    after: int = 0,
+    run: str = "digits",
+    namespace: str = "podscale",
+) -> tuple[Series, ...]:
     """A rank's time, all of it booked on `other`, and its images."""
-    phases = of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", life=life)
-    return (phases, of("train_images", images, life=life))
+    where = {"run": run, "namespace": namespace, "life": life}
+    phases = of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", **where)
+    return (phases, of("train_images", images, **where))
 
 
 TRAINING_NOT_STARTED = (
@@ -157,6 +166,22 @@ TRAINING_NOT_STARTED = (
         "had nothing left to do",
         (*living(60, images=Line().hold(60)), of("train_done", Line(1).hold(60))),
         silent=(32, 60),
+    ),
+    Case(
+        NOT_STARTED,
+        "one of two runs, in two namespaces",
+        (
+            *living(60, images=Line().rise(60, by=600), run="fine", namespace="fine"),
+            *living(60, images=Line().hold(60), run="sick", namespace="sick"),
+        ),
+        {40: (who("sick", "sick"),)},
+    ),
+    Case(
+        NOT_STARTED,
+        "scrapes are lost while it waits",
+        living(60, images=Line().hold(10).gap(3).jump(0).hold(46)),
+        {35: (DIGITS,), 60: (DIGITS,)},
+        (29,),
     ),
     Case(NOT_STARTED, "ends", living(40, images=Line().hold(40).end()), {35: (DIGITS,)}, (50,)),
 )

@@ -8,11 +8,11 @@ import pytest
 from podscale.monitoring.groups import ALERTS, RECORDINGS
 from podscale.monitoring.render import Settings, rule_file
 from podscale.monitoring.rule import Alert, Recording
-from tests.rules import cases_progress
+from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
 from tests.support import promtool
 
-CASES: tuple[Case, ...] = (*cases_progress.CASES,)
+CASES: tuple[Case, ...] = (*cases_progress.CASES, *cases_numerics.CASES, *cases_lives.CASES, *cases_place.CASES)
 RECORDED: tuple[Recorded, ...] = ()
 ONE_GROUP = "under-test"
 
@@ -44,7 +44,9 @@ def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
 
 def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
     """A rule file with this rule, and what it reads of other rules before it. (All of them take twenty times as long.)"""
-    rules = {one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]}
+    rules = {
+        one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]
+    }
     chosen: list[str] = []
 
     def add(name: str) -> None:
