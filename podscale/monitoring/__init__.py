@@ -1,1 +1,1 @@
-"""What Prometheus makes of our metrics: recording rules, alerts, and their renderings. The one source of all of them."""
+"""What Prometheus makes of our metrics: recording rules and alerts, the one source of all their renderings."""

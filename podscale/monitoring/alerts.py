@@ -234,8 +234,8 @@ and on (namespace, run, volume) (
         "critical",
         f"{RUN}: its {{{{ $labels.volume }}}} is filling up.",
         "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free: less than "
-        "{{ @diskFreeShare@ | humanizePercentage }}, or full within {{ @diskFullHours@ }} hours at the pace of the last "
-        "hour. On a full volume checkpoints fail, and work since the newest one can be lost.",
+        "{{ @diskFreeShare@ | humanizePercentage }}, or full within {{ @diskFullHours@ }} hours at the last hour's "
+        "pace. On a full volume checkpoints fail, and work since the newest one can be lost.",
     ),
     Alert(
         "PodscaleSeriesLimitExceeded",

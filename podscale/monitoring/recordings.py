@@ -29,7 +29,10 @@ max by (namespace, run) (podscale_train_world_size)
 avg by (namespace, run) (
   sum by (namespace, run, rank) (rate(podscale_train_images_total[5m]))
   /
-  (sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total{phase!~"evaluation|checkpoint"}[5m])) > 0.2)
+  (
+    sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total{phase!~"evaluation|checkpoint"}[5m]))
+    > 0.2 * sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total[5m]))
+  )
 )
 """,
         "Images per second and chip while it updates: without evaluations and checkpoints.",

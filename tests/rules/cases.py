@@ -1,4 +1,4 @@
-"""What the cases of rules are written in: lines of samples a minute apart, series of the catalogue, and who must fire."""
+"""What the cases of rules are written in: lines of samples a minute apart, series of the catalogue, who fires."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,10 +10,11 @@ from podscale.monitoring.render import Settings, rule_file
 from podscale.monitoring.rule import Alert, Recording
 from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
+from tests.rules.recorded import RECORDED
 from tests.support import promtool
 
 CASES: tuple[Case, ...] = (*cases_progress.CASES, *cases_numerics.CASES, *cases_lives.CASES, *cases_place.CASES)
-RECORDED: tuple[Recorded, ...] = ()
+
 ONE_GROUP = "under-test"
 
 
@@ -43,7 +44,7 @@ def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
 
 
 def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
-    """A rule file with this rule, and what it reads of other rules before it. (All of them take twenty times as long.)"""
+    """A rule file with this rule, after the rules that it reads. (All of them take twenty times as long.)"""
     rules = {
         one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]
     }
@@ -60,7 +61,7 @@ def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
 
 
 def _alert_group(case: Case, alert: Alert) -> dict[str, Any]:
-    expected: dict[int, tuple[Labels, ...]] = {**{minute: () for minute in case.silent}, **case.fires}
+    expected: dict[int, tuple[Labels, ...]] = {**dict.fromkeys(case.silent, ()), **case.fires}
     shown = {"alertname": alert.name, "alertstate": "firing", "severity": alert.severity}
     query = selector("ALERTS", {"alertname": alert.name, "alertstate": "firing"})
     samples = {
