@@ -388,6 +388,29 @@ def logs(
 
 
 @app.command()
+def watch(
+    run: Annotated[
+        Optional[str],
+        typer.Argument(
+            metavar="RUN",
+            help="A run directory, a document, a preset, or an id; default: the newest run in ./runs.",
+            autocompletion=_complete_run,
+        ),
+    ] = None,
+    stage: Annotated[str, typer.Option(help="Stage of a job on a cluster.")] = "train",
+    once: Annotated[bool, typer.Option("--once", help="Show it as it stands now and return.")] = False,
+    json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
+    from podscale.commands import cluster
+    from podscale.commands import watch as command
+
+    raise typer.Exit(command.watch(run, cluster.Where(namespace, context), stage=stage, once=once, as_json=json))
+
+
+@app.command()
 def stop(
     run: RunOrId,
     stage: Stage = None,
