@@ -411,6 +411,17 @@ def watch(
 
 
 @app.command()
+def monitor(
+    runs: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 = any free one.")] = 9090,
+) -> None:
+    """Start the real Prometheus with Podscale's rules for the runs of this machine, and tell which alerts fire."""
+    from podscale.commands import monitor as command
+
+    command.monitor(runs, port)
+
+
+@app.command()
 def stop(
     run: RunOrId,
     stage: Stage = None,

@@ -44,7 +44,9 @@ def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
 
 def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
     """A rule file with this rule, and what it reads of other rules before it. (All of them take twenty times as long.)"""
-    rules = {one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]}
+    rules = {
+        one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]
+    }
     chosen: list[str] = []
 
     def add(name: str) -> None:
