@@ -5,13 +5,21 @@ from typing import Annotated
 
 import typer
 
-from podscale.cli.options import ClusterDefaults, Defaults, Json, Run, Set, ShardSetLocation, complete_run
+from podscale.cli.options import (
+    ClusterDefaults,
+    Context,
+    Defaults,
+    Json,
+    Namespace,
+    Run,
+    Set,
+    ShardSetLocation,
+    complete_run,
+)
 
 app = typer.Typer()
 
 Stage = Annotated[str | None, typer.Option(metavar="STAGE", help="shard, train, evaluate or report.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Short for launch.cluster.namespace.")]
-Context = Annotated[str | None, typer.Option(help="Short for launch.cluster.context (of the kubeconfig).")]
 RunOrId = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Id of the run, or its document or preset.", autocompletion=complete_run),

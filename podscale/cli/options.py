@@ -48,3 +48,5 @@ _from_defaults = typer.Option(
 Defaults = Annotated[str | None, _from_defaults]
 ClusterDefaults = Annotated[str, _from_defaults]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Short for launch.cluster.namespace.")]
+Context = Annotated[str | None, typer.Option(help="Short for launch.cluster.context (of the kubeconfig).")]
