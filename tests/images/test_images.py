@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from podscale.version import VERSION
 from tests.support.commands import SMALL_DIGITS
 from tests.support.containers import HARDENED, Engine

@@ -62,7 +62,7 @@ def walk(folder: Path) -> Iterator[Path]:
 def entry(path: Path) -> Entry:
     found, content = path.lstat(), ""
     if stat.S_ISLNK(found.st_mode):
-        content = os.readlink(path)
+        content = str(path.readlink())
     elif stat.S_ISREG(found.st_mode):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
