@@ -35,7 +35,6 @@ FLOORS = {
     "podscale.telemetry": 4,
     "podscale.monitoring": 5,
     "podscale.input": 4,
-    "podscale.monitoring": 5,
     "podscale.evaluate": 5,
     "podscale.launch": 5,
     "podscale.plan": 5,
