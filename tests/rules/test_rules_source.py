@@ -17,13 +17,38 @@ from tests.support import promtool
 RULES = (*RECORDINGS, *ALERTS)
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 SERIES: dict[str, Entry] = {entry.series: entry for entry in ENTRIES}
-OF_PROMQL = set(
-    """
-    and or unless on by without ignoring group_left group_right bool offset sum avg min max count group quantile topk
-    rate increase changes time predict_linear last_over_time max_over_time min_over_time quantile_over_time
-    count_over_time label_replace
-    """.split()
-)
+OF_PROMQL = {
+    "and",
+    "or",
+    "unless",
+    "on",
+    "by",
+    "without",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "bool",
+    "offset",
+    "sum",
+    "avg",
+    "min",
+    "max",
+    "count",
+    "group",
+    "quantile",
+    "topk",
+    "rate",
+    "increase",
+    "changes",
+    "time",
+    "predict_linear",
+    "last_over_time",
+    "max_over_time",
+    "min_over_time",
+    "quantile_over_time",
+    "count_over_time",
+    "label_replace",
+}
 """Words of PromQL that the rules use, all of them in Prometheus 2.42."""
 OF_TARGETS = {"namespace", "pod", "job", "instance", "exported_pod", "exported_namespace", "podscale_dev_run"}
 
