@@ -1,0 +1,1 @@
+"""Rules, alerts and dashboards over the series of the catalogue."""
