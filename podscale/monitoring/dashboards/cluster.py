@@ -19,7 +19,11 @@ NOW = [
     figure(
         "Containers restarted",
         "Restarts of containers of the runs' pods in the time shown.",
-        Query(f"round(sum(increase(kube_pod_container_status_restarts_total{{{PODS}}}[{SHOWN}])))", instant=True),
+        Query(
+            f"round(sum(increase(kube_pod_container_status_restarts_total{{{PODS}}}[{SHOWN}])))",
+            "containers",
+            instant=True,
+        ),
         unit="none",
         empty=NO_STATE,
         span=6,
@@ -29,7 +33,7 @@ NOW = [
     figure(
         "Jobs in queues",
         "Workloads that wait for admission, in all queues.",
-        Query("sum(kueue_pending_workloads)"),
+        Query("sum(kueue_pending_workloads)", "workloads"),
         unit="none",
         empty=NO_KUEUE,
         span=6,
@@ -37,7 +41,7 @@ NOW = [
     figure(
         "Fullest volume",
         "Least share of free space of a volume of the runs.",
-        Query(f"min({series('disk_free_bytes')} / {series('disk_size_bytes')})"),
+        Query(f"min({series('disk_free_bytes')} / {series('disk_size_bytes')})", "free"),
         unit="percentunit",
         empty=NO_DISK,
         span=6,
@@ -48,7 +52,7 @@ NOW = [
     figure(
         "GPU errors (Xid)",
         "GPUs whose last Xid is not 0.",
-        Query("count(DCGM_FI_DEV_XID_ERRORS > 0) or count(DCGM_FI_DEV_XID_ERRORS) * 0"),
+        Query("count(DCGM_FI_DEV_XID_ERRORS > 0) or count(DCGM_FI_DEV_XID_ERRORS) * 0", "GPUs"),
         unit="none",
         empty=NO_DCGM,
         alert="PodscaleGPUXid",
