@@ -1,1 +1,1 @@
-"""Rules, alerts and dashboards over the series of the catalogue."""
+"""What is made of our metrics: recording rules and alerts, and dashboards, each the one source of its renderings."""

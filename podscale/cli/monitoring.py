@@ -1,0 +1,44 @@
+"""Commands for looking at runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podscale.cli.options import Context, Json, Namespace, complete_run
+
+app = typer.Typer()
+
+
+@app.command()
+def watch(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run directory, a document, a preset, or an id; default: the newest run in ./runs.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    stage: Annotated[str, typer.Option(help="Stage of a job on a cluster.")] = "train",
+    once: Annotated[bool, typer.Option("--once", help="Show it as it stands now and return.")] = False,
+    json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
+    from podscale.commands import cluster
+    from podscale.commands import watch as command
+
+    raise typer.Exit(command.watch(run, cluster.Where(namespace, context), stage=stage, once=once, as_json=json))
+
+
+@app.command()
+def monitor(
+    runs: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 = any free one.")] = 9090,
+) -> None:
+    """Start the real Prometheus with Podscale's rules for the runs of this machine, and tell which alerts fire."""
+    from podscale.commands import monitor as command
+
+    command.monitor(runs, port)
