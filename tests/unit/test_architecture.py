@@ -37,7 +37,6 @@ FLOORS = {
     "podscale.input": 4,
     "podscale.evaluate": 5,
     "podscale.launch": 5,
-    "podscale.monitoring": 5,
     "podscale.plan": 5,
     "podscale.pytorch": 6,
     "podscale.resume": 6,
