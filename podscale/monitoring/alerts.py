@@ -179,8 +179,8 @@ run:podscale_train_checkpoint_age:seconds
         "0s",
         "warning",
         f"{RUN} could not write a checkpoint ({{{{ $labels.reason }}}}).",
-        '{{ $value | printf "%.0f" }} checkpoints were not written in the last 30 minutes, for the reason '
-        '"{{ $labels.reason }}"; training goes on, and the newest complete checkpoint grows older.',
+        'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
+        '"{{ $labels.reason }}". Training goes on, and the newest complete checkpoint grows older.',
     ),
     # Range vectors remember a run that has ended; ten minutes is what a restart may take.
     Alert(
@@ -233,7 +233,7 @@ and on (namespace, run, volume) (
         "10m",
         "critical",
         f"{RUN}: its {{{{ $labels.volume }}}} is filling up.",
-        "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free: less than "
+        "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free, which is less than "
         "{{ @diskFreeShare@ | humanizePercentage }}, or full within {{ @diskFullHours@ }} hours at the last hour's "
         "pace. On a full volume checkpoints fail, and work since the newest one can be lost.",
     ),
@@ -272,6 +272,6 @@ and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
         "warning",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} is at {{ $value }} C.",
         f"{RUN}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C for 10 "
-        "minutes, now {{ $value }} C. It lowers its clocks, and all ranks run at its pace.",
+        "minutes, now {{ $value }} C. Near its limit it lowers its clocks, and all ranks run at its pace.",
     ),
 )

@@ -29,7 +29,7 @@ class Settings:
     def values(self) -> dict[str, str]:
         """What is filled in, by the name between `@`."""
         numbers = {name: number_text(number) for name, number in {**DEFAULTS, **self.thresholds}.items()}
-        return {**numbers, "runbooks": self.runbooks.rstrip("/") + "/"}
+        return {**numbers, "runbooks": self.runbooks.removesuffix("/") + "/"}
 
 
 def rule_file(settings: Settings) -> dict[str, Any]:

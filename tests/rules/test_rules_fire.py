@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from podscale.monitoring.groups import ALERTS, RECORDINGS
 from podscale.monitoring.render import Settings, rule_file
@@ -15,6 +16,7 @@ from tests.support import promtool
 
 CASES: tuple[Case, ...] = (*cases_progress.CASES, *cases_numerics.CASES, *cases_lives.CASES, *cases_place.CASES)
 
+TEXTS = yaml.safe_load((Path(__file__).parent / "texts.yaml").read_text(encoding="utf-8"))
 ONE_GROUP = "under-test"
 
 
@@ -41,6 +43,19 @@ def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
     who = {labels.get("run", "") for case in cases for firing in case.fires.values() for labels in firing}
     where = {labels.get("namespace", "") for case in cases for firing in case.fires.values() for labels in firing}
     assert {"sick"} <= who | where, "of two runs, or of two namespaces, one is sick"
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path) -> None:
+    """The texts of its first case, as people get them."""
+    case = next(case for case in CASES if case.alert == alert.name and case.fires)
+    minute, firing = next(iter(case.fires.items()))
+    texts = {**TEXTS[alert.name], "runbook_url": f"docs/runbooks/{alert.name}.md"}
+    expected = [{"exp_labels": {"severity": alert.severity, **labels}, "exp_annotations": texts} for labels in firing]
+    group = _group(case.says, case.series, "vector(1)", {}) | {
+        "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert.name, "exp_alerts": expected}]
+    }
+    promtool.test(_needed_for(alert), [group], tmp_path)
 
 
 def _needed_for(rule: Alert | Recording) -> dict[str, Any]:

@@ -35,6 +35,7 @@ FLOORS = {
     "podscale.telemetry": 4,
     "podscale.monitoring": 5,
     "podscale.input": 4,
+    "podscale.monitoring": 5,
     "podscale.evaluate": 5,
     "podscale.launch": 5,
     "podscale.plan": 5,
