@@ -8,6 +8,8 @@ import typer
 from podscale.cli.options import Context, Json, Namespace, complete_run
 
 app = typer.Typer()
+dashboards = typer.Typer(help="Dashboards for Grafana.", no_args_is_help=True)
+app.add_typer(dashboards, name="dashboards")
 
 
 @app.command()
@@ -42,3 +44,16 @@ def monitor(
     from podscale.commands import monitor as command
 
     command.monitor(runs, port)
+
+
+@dashboards.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write them into; made where it is absent.")],
+    runbooks: Annotated[
+        str, typer.Option(metavar="URL", help="Where the pages of docs/runbooks/ are served, for the links.")
+    ] = "docs/runbooks/",
+) -> None:
+    """Write the dashboards as files that Grafana's provisioning or its import page takes."""
+    from podscale.commands.dashboards import export as command
+
+    command(folder, runbooks)

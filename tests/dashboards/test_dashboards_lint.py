@@ -17,8 +17,8 @@ pytest.importorskip("grafana_foundation_sdk")
 from grafana_foundation_sdk.models import units
 
 from podscale.monitoring.dashboards.foreign import FOREIGN
-from podscale.monitoring.dashboards.panels import RUNBOOKS
 from podscale.monitoring.dashboards.render import BOARDS, render
+from podscale.monitoring.rule import RUNBOOKS
 from podscale.telemetry.catalogue import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]

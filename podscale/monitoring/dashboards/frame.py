@@ -4,8 +4,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podscale.monitoring.dashboards.panels import RUNBOOKS, SOURCE, Panel
+from podscale.monitoring.dashboards.panels import SOURCE, Panel
 from podscale.monitoring.dashboards.queries import BY_RUN, largest, series
+from podscale.monitoring.rule import RUNBOOKS
 
 with warnings.catch_warnings():  # see panels
     warnings.simplefilter("ignore", DeprecationWarning)

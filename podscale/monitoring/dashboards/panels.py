@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from podscale.monitoring.dashboards.foreign import FOREIGN
+from podscale.monitoring.rule import RUNBOOKS
 from podscale.telemetry.catalogue import ENTRIES
 
 with warnings.catch_warnings():  # it would rather write Grafana 12's second schema, which older servers cannot read
@@ -27,8 +28,6 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heat_model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
 
-RUNBOOKS = "@runbooks@"
-"""Where a board's JSON names the address of the runbooks, which the chart or `podscale dashboards export` puts in."""
 SOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLORS = {
     "productive": "green",
