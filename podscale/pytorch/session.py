@@ -165,7 +165,7 @@ class Session:
             self.checkpoints.wait()
             export(tensors, Trained(self.config, self.classes, progress), self.model_directory)
         self.world.barrier()
-        self.monitor.event("done", step=progress.step, skipped_updates=progress.skipped, **progress.evaluation)
+        self.monitor.finished(progress.step, skipped_updates=progress.skipped, **progress.evaluation)
 
     def close(self) -> None:
         """Ends loaders, lanes, the graph and the writer; safe after an error."""
