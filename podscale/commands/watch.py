@@ -14,7 +14,7 @@ from podscale.errors import ExitCode, InputError
 from podscale.pipelines import presets
 from podscale.rundir import RunDirectory
 from podscale.telemetry.steplog import StepLog
-from podscale.watch.figures import Figures, moved, read_figures
+from podscale.watch.figures import Figures, goodput, moved, read_figures
 from podscale.watch.sources import DirectorySource, JobSource, Source
 from podscale.watch.standing import Standing
 
@@ -56,14 +56,18 @@ class Watched:
         self._before, self.figures = self.figures, read_figures(self.source.expositions())
         return bool(records)
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """The run's wall seconds by state: as its endpoint says, else as the newest launch said at its end."""
+        return self.figures.spent or self.standing.spent
+
     def to_json(self) -> dict[str, Any]:
         ranks = [rank.to_json() for rank in moved(self.figures.ranks.values(), self._before)]
-        goodput = {"ratio": self.figures.goodput, "seconds": self.figures.spent} if self.figures.spent else None
         return {
             "run": self.source.name,
             "headline": self.source.headline(),
             **self.standing.to_json(),
-            "goodput": goodput,
+            "goodput": {"ratio": goodput(self.spent), "seconds": self.spent} if self.spent else None,
             "rank_figures": ranks,
         }
 
@@ -72,8 +76,7 @@ class Watched:
         from podscale.watch.view import Frame, picture
 
         ranks = moved(self.figures.ranks.values(), self._before)
-        spent, goodput = self.figures.spent, self.figures.goodput
-        return picture(Frame(self.source.name, self.source.headline(), self.standing, ranks, spent, goodput))
+        return picture(Frame(self.source.name, self.source.headline(), self.standing, ranks, self.spent))
 
 
 def _rounds(watched: Watched) -> Iterator[bool]:

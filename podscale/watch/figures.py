@@ -54,11 +54,11 @@ class Figures:
     ranks: dict[int, RankFigures] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def goodput(self) -> float | None:
-        """Share of the run's wall time, over all its launches, that went into updates that count."""
-        whole = sum(self.spent.values())
-        return self.spent.get("productive", 0.0) / whole if whole > 0 else None
+
+def goodput(spent: Mapping[str, float]) -> float | None:
+    """Share of a run's wall time, over all its launches, that went into updates that count; None where not told."""
+    whole = sum(spent.values())
+    return spent.get("productive", 0.0) / whole if whole > 0 else None
 
 
 def read_figures(expositions: Mapping[str, str]) -> Figures:

@@ -38,6 +38,8 @@ class Standing:
     launches: int = 0
     skipped_updates: int = 0
     bad_records: int = 0
+    spent: dict[str, float] = field(default_factory=dict)
+    """The run's wall seconds by state, as a launch told them at its end."""
     updated: float | None = None
     """Unix time of the newest record."""
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
@@ -117,6 +119,8 @@ class Standing:
                 self.state, self.step, self.seconds_left = "trained", record.get("step", self.step), 0.0
             case "evaluated":
                 self.state = "evaluated"
+            case "goodput":
+                self.spent = record["seconds"]
         if name not in QUIET:
             self.events.append(record)
 

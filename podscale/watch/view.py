@@ -12,7 +12,7 @@ from rich.text import Text
 
 from podscale.telemetry.steplog import describe
 from podscale.text import count, duration, human_bytes, one_line
-from podscale.watch.figures import RankFigures
+from podscale.watch.figures import RankFigures, goodput
 from podscale.watch.standing import Standing, shares
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -41,7 +41,6 @@ class Frame:
     standing: Standing
     ranks: Sequence[RankFigures]
     spent: dict[str, float]
-    goodput: float | None
 
 
 def picture(frame: Frame, now: float | None = None) -> RenderableType:
@@ -96,8 +95,8 @@ def _known(frame: Frame, now: float) -> Iterator[tuple[str, Text]]:
     if standing.rates:
         rate = Text(f"{standing.rates[-1]:,.0f}", style="bold green")
         yield "images/s", rate.append(f"  {sparkline(list(standing.rates)[-SPARKS_SHOWN:])}", style="green")
-    if frame.goodput is not None:
-        yield "goodput", _goodput(frame.goodput, frame.spent)
+    if (share := goodput(frame.spent)) is not None:
+        yield "goodput", _goodput(share, frame.spent)
     if standing.epoch is not None:
         yield "epoch", Text(f"{standing.epoch:.2f}")
         loss = "not finite" if standing.loss is None else f"{standing.loss:.4f}"

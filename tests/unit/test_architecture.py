@@ -34,7 +34,6 @@ FLOORS = {
     "podscale.checkpoint": 4,
     "podscale.telemetry": 4,
     "podscale.input": 4,
-    "podscale.monitoring": 5,
     "podscale.evaluate": 5,
     "podscale.launch": 5,
     "podscale.plan": 5,

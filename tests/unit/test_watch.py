@@ -16,7 +16,7 @@ from podscale.cli import main
 from podscale.errors import ExitCode
 from podscale.telemetry.events import EventLog, Record
 from podscale.telemetry.server import MetricsServer
-from podscale.watch.figures import read_figures
+from podscale.watch.figures import goodput, read_figures
 from podscale.watch.standing import Standing
 from podscale.watch.view import MOST_RANKS, Frame, picture, sparkline
 
@@ -140,12 +140,21 @@ def test_how_a_training_ends(event: str, state: str) -> None:
     assert found.images_per_second is None  # nothing is trained any more
 
 
+def test_goodput_is_known_of_a_run_that_serves_no_metrics_any_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "runs" / "r")
+    with EventLog(run / "metrics.jsonl") as log:
+        log.event("goodput", goodput=0.8, seconds={"productive": 8.0, "init": 2.0})
+    assert watched(capsys, str(run))["goodput"]["ratio"] == 0.8
+
+
 def test_metrics_come_to_figures_of_each_rank() -> None:
     found = read_figures({"pod-a": exposition({0: 400.0}), "pod-b": exposition({1: 200.0})})
     assert [found.ranks[rank].images_per_second for rank in (0, 1)] == [40.0, 20.0]
     assert found.ranks[1].pod == "pod-b"
     assert (found.ranks[0].memory_bytes, found.ranks[0].queued_batches, found.ranks[0].bad_records) == (2**20, 3, 1)
-    assert found.goodput == 0.75
+    assert goodput(found.spent) == 0.75
 
 
 def test_figures_over_the_time_between_two_looks() -> None:
@@ -158,12 +167,12 @@ def test_figures_over_the_time_between_two_looks() -> None:
 @pytest.mark.parametrize("text", ["", "not metrics {", 'podscale_train_images_total{rank="x"} 1\n'])
 def test_texts_that_are_no_metrics_tell_nothing(text: str) -> None:
     found = read_figures({"": text})
-    assert (found.ranks, found.goodput) == ({}, None)
+    assert (found.ranks, goodput(found.spent)) == ({}, None)
 
 
 def test_the_picture_says_what_is_known() -> None:
     figures = read_figures({"": exposition({0: 400.0, 1: 200.0})})
-    frame = Frame("runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.spent, 0.75)
+    frame = Frame("runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.spent)
     text = drawn(frame)
     for words in ("step 4 of 10", "250", "75%", "redo 25%", "rank 1, 70 ms", "data wait 10%", "2 processes (cpu)"):
         assert words in text
@@ -173,14 +182,14 @@ def test_the_picture_says_what_is_known() -> None:
 
 
 def test_the_picture_of_a_run_that_has_not_begun_and_on_a_narrow_terminal() -> None:
-    assert "waiting" in drawn(Frame("runs/r", "", Standing(), [], {}, None), width=30)
-    narrow = drawn(Frame("runs/r", "x" * 200, standing(START, STEP), [], {}, None), width=40)
+    assert "waiting" in drawn(Frame("runs/r", "", Standing(), [], {}), width=30)
+    narrow = drawn(Frame("runs/r", "x" * 200, standing(START, STEP), [], {}), width=40)
     assert max(len(line) for line in narrow.splitlines()) <= 40
 
 
 def test_many_ranks_are_shown_by_those_that_matter() -> None:
     figures = read_figures({"": "".join(exposition({rank: 100.0 + rank}) for rank in range(64))})
-    text = drawn(Frame("r", "", standing(START, STEP), list(figures.ranks.values()), {}, None))
+    text = drawn(Frame("r", "", standing(START, STEP), list(figures.ranks.values()), {}))
     assert f"and {64 - MOST_RANKS} between" in text
 
 
