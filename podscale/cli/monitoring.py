@@ -10,6 +10,8 @@ from podscale.cli.options import Context, Json, Namespace, complete_run
 app = typer.Typer()
 rules = typer.Typer(help="Recording rules and alerts for Prometheus.", no_args_is_help=True)
 app.add_typer(rules, name="rules")
+dashboards = typer.Typer(help="Dashboards for Grafana.", no_args_is_help=True)
+app.add_typer(dashboards, name="dashboards")
 
 
 @app.command()
@@ -62,3 +64,16 @@ def rules_export(
     from podscale.commands import rules as command
 
     command.export(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without)
+
+
+@dashboards.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write them into; made where it is absent.")],
+    runbooks: Annotated[
+        str, typer.Option(metavar="URL", help="Where the pages of docs/runbooks/ are served, for the links.")
+    ] = "docs/runbooks/",
+) -> None:
+    """Write the dashboards as files that Grafana's provisioning or its import page takes."""
+    from podscale.commands.dashboards import export as command
+
+    command(folder, runbooks)

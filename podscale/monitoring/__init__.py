@@ -1,1 +1,1 @@
-"""What Prometheus makes of our metrics: recording rules and alerts, the one source of all their renderings."""
+"""What is made of our metrics: recording rules and alerts, and dashboards, each the one source of its renderings."""
