@@ -39,7 +39,8 @@ bench-network: .venv/.dev ## all-reduce and scaling over shaped links, about ten
 bench-gpu: ## on a machine with a GPU and PYTHON with torch: its tests, then the sweep of `podscale bench train`
 	@PYTHON="$(PYTHON)" tools/gpu_session.sh
 
-chart: .venv/.run ## write the chart's schema and the table of its README from values.yaml and the run document's model
+chart: .venv/.run ## write the chart's rules, its schema and the table of its README from their sources
+	@$(BIN)/python tools/monitoring_rules.py
 	@$(BIN)/python tools/chart_values.py
 
 images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/images.md)

@@ -142,7 +142,8 @@ def _store(config: RunConfig, directory: Path, saved: list[Any], asynchronous: b
 
 
 def word(step: int) -> Word:
-    return Word(step, stop=False, finite=True, loss=1.0, slowest_rank=0, slowest_milliseconds=10)
+    busy = {"slowest_rank": 0, "slowest_milliseconds": 10, "fastest_milliseconds": 10}
+    return Word(step, stop=False, finite=True, loss=1.0, **busy)
 
 
 def call_seconds(directory: Path) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,21 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def start_ticks(pid: int) -> int:
+    """Start of a living process in clock ticks since boot; 0 where there is none or it has ended (a zombie)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def age() -> float:
+    """Seconds since this process started."""
+    started = start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def alive(pid: int) -> bool:

@@ -10,14 +10,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
-
-from prometheus_client import Counter
 
 from podscale import devices, processes
 from podscale.config import RunConfig
@@ -25,6 +23,7 @@ from podscale.errors import ExitCode
 from podscale.launch import comeback, local, orphans
 from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
+from podscale.launch.lives import Lives
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
 from podscale.launch.podtask import PodTask, Stage, pod_task
 from podscale.rundir import Lease, RunDirectory, local_path
@@ -67,11 +66,6 @@ def run_job(
         rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
         stack.callback(shutil.rmtree, rank_dir, ignore_errors=True)
         telemetry = stack.enter_context(_telemetry(config, task, rank_dir))
-        restarts = Counter(
-            "podscale_train_restarts", "Restarts by the supervisor.", ["run", "cause"], registry=telemetry.registry
-        )
-        for cause in ("lost_rank", "hang"):
-            restarts.labels(task.run, cause)
         logs = run.path / "logs"
         logs.mkdir(exist_ok=True)
         if task.leads is not False:
@@ -80,15 +74,16 @@ def run_job(
         display = _display(task, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
         stack.callback(display.close)
         comeback.begin(task, lambda: stop.requested)
+        lives = Lives(task, run, lease)
         left = task.max_restarts if task.rendezvous.nodes == 1 else 0
         while True:
-            attempt = _Attempt(task, run, rank_dir, logs, lease, stop, display)
+            attempt = _Attempt(task, run, rank_dir, logs, lease, stop, display, lives.begin())
             verdict = replace(judge(attempt.run()), leads=attempt.leads)
+            lives.end(verdict.exit_code)
             if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:
                 break
             left -= 1
             cause = "hang" if verdict.exit_code == ExitCode.HANG else "lost_rank"
-            restarts.labels(task.run, cause).inc()
             with EventLog(run.metrics, lease.check if lease else None) as events:
                 events.event("restart", cause=cause, error=verdict.error, left=left)
             print(f"{verdict.error}; restarting ({left} more)", file=sys.stderr, flush=True)
@@ -128,6 +123,7 @@ class _Attempt:
         lease: Lease | None,
         stop: _Stop,
         display: Display,
+        variables: Mapping[str, str],
     ) -> None:
         self._task = task
         self._rank_dir = rank_dir
@@ -138,6 +134,7 @@ class _Attempt:
         self._variables = local.environment(
             task, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
+        self._variables |= variables
         self._first_lost: LostRank | None = None
         self._memory_kills = devices.memory_kills()
         self._forwarded = 0

@@ -1,9 +1,10 @@
 """The control word: how all ranks come to the same decisions without ever waiting for each other.
 
-After every update each rank puts three int32 into one small all-reduce under MAX: whether a stop was requested of it,
-whether the update was masked, and `milliseconds << 16 | rank` of the time it was busy before waiting, which names the
-slowest. The host reads the word of `LAG` updates ago, which has long arrived, so the loop never waits for it; since all
-ranks read the same word at the same step, all act alike. The loss travels to the host in the same late way.
+After every update each rank puts four int32 into one small all-reduce under MAX: whether a stop was requested of it,
+whether the update was masked, `milliseconds << 16 | rank` of the time it was busy before waiting, which names the
+slowest, and the same milliseconds negated, of which the fastest rank's are the highest. The host reads the word of
+`LAG` updates ago, which has long arrived, so the loop never waits for it; since all ranks read the same word at the
+same step, all act alike. The loss travels to the host in the same late way.
 """
 
 from collections import deque
@@ -32,6 +33,7 @@ class Word:
     loss: float
     slowest_rank: int
     slowest_milliseconds: int
+    fastest_milliseconds: int
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Control:
 
     def send(self, step: int, result: StepResult, *, busy: float, stop: bool) -> None:
         """Puts the word of update `step` on its way; `busy` in seconds."""
-        milliseconds = min(int(busy * 1000), _MOST_MILLISECONDS)
-        mine = torch.tensor([int(stop), 0, milliseconds << 16 | self._world.rank], dtype=torch.int32)
+        milliseconds = min(round(busy * 1000), _MOST_MILLISECONDS)
+        slow = milliseconds << 16 | self._world.rank
+        mine = torch.tensor([int(stop), 0, slow, -milliseconds], dtype=torch.int32)
         if self._stream is None:
             mine[1] = (~result.finite).to(torch.int32)
             work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -77,7 +80,7 @@ class Control:
             word = mine.pin_memory().to(device, non_blocking=True)
             word[1] = (~result.finite).to(torch.int32)
             dist.all_reduce(word, dist.ReduceOp.MAX, group=self._group)
-            on_host = torch.empty(3, dtype=torch.int32, pin_memory=True).copy_(word, non_blocking=True)
+            on_host = torch.empty(len(mine), dtype=torch.int32, pin_memory=True).copy_(word, non_blocking=True)
             loss = torch.empty((), pin_memory=True).copy_(result.loss, non_blocking=True)
             for tensor in (result.loss, result.finite):
                 tensor.record_stream(stream)
@@ -97,5 +100,6 @@ def _read(pending: _Pending) -> Word:
         pending.work.synchronize()
     elif pending.work is not None:
         pending.work.wait()
-    stop, nonfinite, slowest = pending.word.tolist()
-    return Word(pending.step, bool(stop), not nonfinite, pending.loss.item(), slowest & 0xFFFF, slowest >> 16)
+    stop, nonfinite, slowest, fastest = pending.word.tolist()
+    slow = {"slowest_rank": slowest & 0xFFFF, "slowest_milliseconds": slowest >> 16, "fastest_milliseconds": -fastest}
+    return Word(pending.step, bool(stop), not nonfinite, pending.loss.item(), **slow)

@@ -5,7 +5,7 @@ It never waits for the device: losses come with the control words, after the fac
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,20 @@ from prometheus_client import CollectorRegistry
 
 from podscale.checkpoint import Failed, Report, Restored, Saved
 from podscale.config import RunConfig
+from podscale.errors import Preempted
+from podscale.launch import lives
 from podscale.pytorch.control import Word
 from podscale.pytorch.evaluate import Evaluation
 from podscale.pytorch.notes import Whereabouts
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import EventLog
+from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
+from podscale.telemetry.goodput import GoodputMetrics, Ledger, joined
+from podscale.telemetry.heartbeat import Heartbeat, read_book
 from podscale.telemetry.metrics import Lap, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
+from podscale.telemetry.stragglers import BusyMetrics, BusyTime, Comparison, Stragglers, interval
 
 
 class Monitor:
@@ -40,23 +45,35 @@ class Monitor:
         log_every: int,
         mlperf: MlperfLog | None = None,
         whereabouts: Whereabouts | None = None,
+        ledger: Ledger | None = None,
+        busy: BusyTime | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
+        self._ledger = ledger
+        self._busy = busy or BusyTime()
+        self.stragglers = Stragglers(hosts, self.event) if hosts and log is not None else None
         self._metrics, self._log, self._log_every, self._mlperf = metrics, log, log_every, mlperf
         self._whereabouts = whereabouts or Whereabouts()
         self._step_started = time.perf_counter()
         self._last_step, self._ranks = 0, 1
         self._laps: dict[int, Lap] = {}
         self._bad_records = 0
-        self.busy = 0.0
-        """Seconds of the current step before this rank began to wait for others: what finds a slow one."""
+        self._interval = interval(log_every)
+
+    @property
+    def busy(self) -> float:
+        """Seconds of an update before this rank begins to wait for others, on average over the interval so far."""
+        return self._busy.mean
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (names in telemetry.phases)."""
         self._whereabouts.enter(name)
+        if self._ledger is not None:
+            self._ledger.phase(name)
         if name == "data_wait":
             self._step_started = time.perf_counter()
         elif name == "allreduce_wait":
-            self.busy = time.perf_counter() - self._step_started
+            self._busy.add(time.perf_counter() - self._step_started)
         return self._metrics.phase(name)
 
     def inside(self, name: str) -> AbstractContextManager[None]:
@@ -64,12 +81,19 @@ class Monitor:
         self._whereabouts.tick()
         return nullcontext()
 
+    def restoring(self) -> None:
+        """Looks for a state to continue from, until `started`."""
+        if self._ledger is not None:
+            self._ledger.restoring()
+
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
         """The training begins after `step` updates; its first image has not been read yet."""
         self._last_step, self._ranks = total_steps, ranks
         self._whereabouts.begin(step)
+        if self._ledger is not None:
+            self._ledger.begin(step)
         self._metrics.world(ranks, global_batch)
         self._progress(planned=total_steps, completed=step, done=False)
         self._metrics.lap()
@@ -88,12 +112,16 @@ class Monitor:
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
         self._whereabouts.updated(step)
+        if self._ledger is not None:
+            self._ledger.updated(step)
         self._metrics.step(images, time.perf_counter() - self._step_started)
         self._progress(completed=step)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
             self._metrics.bad_samples(bad_records)
             self.event("bad_record", substituted=bad_records)
+        if step % self._interval == 0:
+            self._busy.next_interval()
         if step % self._log_every == 0 or step == self._last_step:
             self._laps[step] = self._metrics.lap()
 
@@ -103,6 +131,9 @@ class Monitor:
             self._metrics.skipped()
             self._metrics.nonfinite("grad" if math.isfinite(word.loss) else "loss")
             self.event("skipped_update", step=word.step)
+        if self.stragglers is not None and word.step % self._interval == 0 and word.fastest_milliseconds > 0:
+            found = Comparison(word.slowest_rank, word.slowest_milliseconds, word.fastest_milliseconds)
+            self.stragglers.compared(word.step, found)
         lap = self._laps.pop(word.step, None)
         if lap is None or self._log is None:
             return
@@ -134,6 +165,7 @@ class Monitor:
     def sampled(self, seconds: dict[str, float]) -> None:
         """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
         self._metrics.sampled(seconds)
+        self._busy.sampled(seconds.get("forward_backward", 0.0))
         self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
 
     def evaluated(self, step: int, found: Evaluation, *, epoch: float, target_reached: bool = False) -> None:
@@ -176,15 +208,26 @@ class Monitor:
     def finished(self, step: int, **values: Any) -> None:
         """The training is done after `step` updates, and its model is written."""
         self._progress(completed=step, done=True)
+        self._goodput()
         self.event("done", step=step, **values)
+
+    def preempted(self, step: int) -> None:
+        """All ranks end on request, and the state after `step` updates is saved."""
+        self._goodput()
+        self.event("preempted", step=step)
 
     def _progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
         """Rank 0 alone tells how far the run is."""
         if self._log is not None:
             self._metrics.progress(planned=planned, completed=completed, done=done)
 
+    def _goodput(self) -> None:
+        """Where the time of the run went until now."""
+        if self._ledger is not None:
+            self.event("goodput", **self._ledger.book().summary())
+
     def event(self, event: str, **values: Any) -> None:
-        """Something that happens rarely: preempted, done and the like."""
+        """Something that happens rarely."""
         if self._log is not None:
             self._log.event(event, **values)
 
@@ -207,13 +250,55 @@ def monitoring(
         "engine": config.train.engine,
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
+    busy = BusyTime()
+    ledger = kept_ledger(run) if world.first else None
     log = EventLog(run.metrics, fence) if world.first else None
     mlperf = MlperfLog(run.mlperf, config, fence) if world.first and config.telemetry.mlperf_log else None
+    monitor = Monitor(
+        metrics,
+        log,
+        log_every=config.telemetry.log_every,
+        mlperf=mlperf,
+        whereabouts=whereabouts,
+        ledger=ledger,
+        busy=busy,
+        hosts=world.hosts(),
+    )
+    BusyMetrics(registry, busy, monitor.stragglers, rank=world.rank, run=config.run.id)
+    if ledger is not None:
+        GoodputMetrics(registry, ledger, rank=world.rank, run=config.run.id)
     try:
-        with SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)):
-            yield Monitor(metrics, log, log_every=config.telemetry.log_every, mlperf=mlperf, whereabouts=whereabouts)
+        with (
+            SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),
+            keeping(ledger, run.heartbeat, fence),
+        ):
+            yield monitor
     finally:
         if mlperf is not None:
             mlperf.close()
         if log is not None:
             log.close()
+
+
+def kept_ledger(run: RunDirectory) -> Ledger:
+    """The ledger of this life, on top of what is known of those before."""
+    found = read_book(run.heartbeat)
+    return Ledger(joined(found, time.time(), lives.age(), newest_step(run.metrics)))
+
+
+@contextmanager
+def keeping(ledger: Ledger | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
+    """Writes heartbeats until the end of the block, the last of which says how it ended, where that is known here."""
+    if ledger is None:
+        yield
+        return
+    heartbeat = Heartbeat(ledger, path, fence)
+    ended = ""
+    try:
+        yield
+        ended = "done"
+    except Preempted:
+        ended = "preempted"
+        raise
+    finally:
+        heartbeat.close(ended)

@@ -153,7 +153,7 @@ def run_training(
         try:
             train(session)
         except Preempted:
-            monitor.event("preempted", step=session.state.progress.step)
+            monitor.preempted(session.state.progress.step)
             raise
         finally:
             session.close()

@@ -22,6 +22,7 @@ def train(session: Session) -> TrainResult:
     run; PodscaleError after too many non-finite updates in a row.
     """
     monitor, control, progress = session.monitor, session.control, session.state.progress
+    monitor.restoring()
     resumed = restore_or_start(session.checkpoints, session.config.checkpoint.resume, session.state, session.world)
     session.step.seek(progress.step)
     session.started(resumed)

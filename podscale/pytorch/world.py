@@ -1,6 +1,7 @@
 """The processes of a run as one of them sees it: who it is, its device, and how it reaches the others."""
 
 import os
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,6 +58,12 @@ class World:
         nodes[self.rank] = self.node
         dist.all_reduce(nodes)
         return tuple(nodes.tolist())
+
+    def hosts(self) -> tuple[str, ...]:
+        """The machine of every rank, by name. Every rank must call this at the same time."""
+        names = [""] * self.size
+        dist.all_gather_object(names, socket.gethostname())
+        return tuple(names)
 
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
         """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""

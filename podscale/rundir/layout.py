@@ -109,5 +109,10 @@ class RunDirectory:
         return self.path / "report.html"
 
     @property
+    def heartbeat(self) -> Path:
+        """Where the run's wall time went so far, over all launches (see podscale.telemetry.goodput)."""
+        return self.path / ".heartbeat"
+
+    @property
     def lease(self) -> Path:
         return self.path / ".lease"

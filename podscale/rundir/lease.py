@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from podscale.errors import InputError, PodscaleError
+from podscale.processes import start_ticks
 
 LEASE = "PODSCALE_LEASE"
 """Environment: path of the lease that the launch holds to which this process belongs."""
@@ -49,7 +50,7 @@ class Holder:
 
     @property
     def alive_here(self) -> bool:
-        return self.host == socket.gethostname() and _process_start(self.pid) == self.started != 0
+        return self.host == socket.gethostname() and start_ticks(self.pid) == self.started != 0
 
 
 class Lease:
@@ -119,17 +120,28 @@ class Lease:
 
 def refuse_taken(path: Path) -> None:
     """Raises InputError naming the holder where a living launch holds the lease of `path`; changes nothing."""
+    held, holder = _look(path)
+    if held:
+        raise InputError(_taken(path, holder))
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living launch holds the lease of `path`; changes nothing."""
+    return _look(path)[0]
+
+
+def _look(path: Path) -> tuple[bool, Holder | None]:
+    """Whether the lease is held, and who took it last."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return  # no lease yet, or a place that `acquire` complains about
+        return False, None  # no lease yet, or a place that `acquire` complains about
     try:
         lock = _lock(descriptor)
         holder = _parse(os.pread(descriptor, RECORD_BYTES, 0))
     finally:
         os.close(descriptor)
-    if lock == "taken" or (lock == "none" and holder and holder.alive_here):
-        raise InputError(_taken(path, holder))
+    return lock == "taken" or (lock == "none" and holder is not None and holder.alive_here), holder
 
 
 def fence(path: Path, number: int) -> Callable[[], None]:
@@ -173,20 +185,11 @@ def _parse(content: bytes) -> Holder | None:
 
 def _write(descriptor: int, number: int) -> None:
     """In place, since the lock belongs to the file itself; one write of one length, so that no reader sees half."""
-    holder = Holder(number, socket.gethostname(), os.getpid(), _process_start(os.getpid()), time.time())
+    holder = Holder(number, socket.gethostname(), os.getpid(), start_ticks(os.getpid()), time.time())
     record = json.dumps(asdict(holder)).encode()
     assert len(record) < RECORD_BYTES, "a host name has at most 255 bytes"
     os.pwrite(descriptor, record.ljust(RECORD_BYTES - 1) + b"\n", 0)
     os.fsync(descriptor)
-
-
-def _process_start(pid: int) -> int:
-    """Start of a living process in clock ticks since boot; 0 where there is none or it has ended (a zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def _taken(path: Path, holder: Holder | None) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+TAIL_BYTES = 2**16
+
 logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
@@ -98,6 +100,17 @@ def read_records(path: Path, damaged: Callable[[bytes], object] = lambda line: N
                 yield record
             else:
                 damaged(line)
+
+
+def newest_step(path: Path) -> int:
+    """The highest update among the last lines of the log; 0 where none is there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            records = map(parse_record, file.read().splitlines())
+            return max((r["step"] for r in records if r is not None and r["kind"] == "step"), default=0)
+    except OSError:
+        return 0
 
 
 def parse_record(line: bytes) -> Record | None:

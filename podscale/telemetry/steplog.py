@@ -12,7 +12,7 @@ Part = tuple[str, str]
 """A piece of a line and its style (see terminal.STYLES)."""
 
 HIDDEN = ("time", "kind", "event")
-WARNINGS = ("skipped_update", "bad_record", "checkpoint_passed", "restart", "preempted")
+WARNINGS = ("skipped_update", "bad_record", "checkpoint_passed", "restart", "preempted", "straggler")
 BRIEF_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
 """Shown in a step's line as shares of the time since the line before."""
 NO_UPDATE = ("evaluation", "checkpoint")
@@ -158,6 +158,25 @@ def _done(record: Record) -> list[Part]:
     return [("done", "bold"), (f"step {record['step']}", ""), (f"{skipped} skipped" if skipped else "", "yellow")]
 
 
+def _straggler(record: Record) -> list[Part]:
+    who = f"rank {record['rank']} on {record['host']}"
+    if record["event"] == "straggler_over":
+        return [(f"{who} is no longer the slowest by far", "")]
+    times = f"{record['milliseconds']} ms an update, the fastest {record['fastest_milliseconds']} ms"
+    return [
+        (f"{who} holds the others up: it is busy {record['ratio']:.2f} times as long as the fastest", ""),
+        (times, ""),
+    ]
+
+
+def _goodput(record: Record) -> list[Part]:
+    """The share that was good for the run, and what cost most of the rest."""
+    lost = sorted(((s, name) for name, s in record["seconds"].items() if name != "productive" and s > 0), reverse=True)
+    whole = max(record["wall_seconds"], 1e-9)
+    shares = [f"{name.replace('_', ' ')} {seconds / whole:.0%}" for seconds, name in lost if seconds >= 0.005 * whole]
+    return [(f"goodput {record['goodput']:.0%}", "bold"), (f"of {duration(whole)}", ""), ("  ".join(shares), "dim")]
+
+
 def _evaluated(record: Record) -> list[Part]:
     rate = record["images"] / max(record["seconds"], 1e-9)
     return [
@@ -183,6 +202,9 @@ _EVENTS = {
     "restart": _restart,
     "preempted": _preempted,
     "done": _done,
+    "goodput": _goodput,
+    "straggler": _straggler,
+    "straggler_over": _straggler,
     "evaluated": _evaluated,
 }
 

@@ -130,7 +130,8 @@ def test_monitors_come_where_the_cluster_has_their_api() -> None:
 def test_googles_objects_hold_what_its_documentation_lists() -> None:
     made = helm.template(apis=[GOOGLE])
     (monitoring,) = helm.kinds(made, "PodMonitoring")
-    assert set(monitoring["spec"]) == {"selector", "endpoints"}
+    assert set(monitoring["spec"]) == {"selector", "endpoints", "targetLabels"}
+    assert monitoring["spec"]["targetLabels"] == {"fromPod": [{"from": "podscale.dev/run", "to": "podscale_dev_run"}]}
     assert monitoring["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
     (rules,) = helm.kinds(made, "Rules")
     assert set(rules["spec"]) == {"groups"}
@@ -257,6 +258,9 @@ def test_a_changed_direct_run_is_another_job() -> None:
         ({"serviceAccounts": {"trainer": {"create": False}}}, ["serviceAccounts.trainer.name is empty"]),
         ({"kueue": {"enabled": True}}, ["does not serve kueue.x-k8s.io/v1beta2", "install Kueue"]),
         ({"directRun": {"enabled": True}}, ["directRun.document is empty"]),
+        ({"metrics": {"disabledAlerts": ["PodscaleNone"]}}, ["metrics.disabledAlerts", "PodscaleNone", "no alert"]),
+        ({"metrics": {"thresholds": {"dataWaitShare": "much"}}}, ["/metrics/thresholds/dataWaitShare"]),
+        ({"metrics": {"thresholds": {"dataWait": 0.3}}}, ["/metrics/thresholds", "dataWait", "not allowed"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

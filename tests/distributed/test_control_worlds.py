@@ -36,6 +36,7 @@ def test_words_are_agreed_and_late(run_world: Any) -> None:
             loss=float(step),
             slowest_rank=step % 4,
             slowest_milliseconds=20,
+            fastest_milliseconds=10,
         )
 
 
@@ -46,4 +47,4 @@ def test_a_long_step_does_not_overflow(run_world: Any) -> None:
         return control.drain()[0]
 
     (word,) = run_world(1, body)
-    assert word.slowest_milliseconds == 2**15 - 1
+    assert (word.slowest_milliseconds, word.fastest_milliseconds) == (2**15 - 1, 2**15 - 1)

@@ -59,6 +59,14 @@ class Engine:
         return self("run", "--rm", "--network=none", *HARDENED, *options, image, "sh", "-c", script, check=check)
 
     @contextmanager
+    def mounted(self, image: str) -> Iterator[Path]:
+        """The files of an image, for programs that it does not hold."""
+        try:
+            yield Path(self("image", "mount", image).stdout.strip())
+        finally:
+            self("image", "unmount", image, check=False)
+
+    @contextmanager
     def service(self, folder: Path) -> Iterator[str]:
         """The Docker-compatible API; gives its address."""
         socket = folder / "podman.sock"

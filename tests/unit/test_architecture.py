@@ -40,6 +40,7 @@ FLOORS = {
     "podscale.pytorch": 6,
     "podscale.resume": 6,
     "podscale.stages": 7,
+    "podscale.watch": 7,
     "podscale.launched": 7,
     "podscale.bench": 7,
     "podscale.components": 8,

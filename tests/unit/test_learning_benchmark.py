@@ -279,7 +279,7 @@ def message_of_divergence() -> str:
         rates=[0.1],
     )
     with pytest.raises(PodscaleError) as raised:
-        Session.heed(session, [Word(1, False, False, float("nan"), 0, 0)])
+        Session.heed(session, [Word(1, False, False, float("nan"), 0, 0, 0)])
     return str(raised.value)
 
 

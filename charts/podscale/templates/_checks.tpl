@@ -18,6 +18,11 @@
 {{- if .Values.kueue.enabled -}}
 {{- include "podscale.kueueChecks" . -}}
 {{- end -}}
+{{- range .Values.metrics.disabledAlerts -}}
+{{- if not (contains (printf "alert: %s\n" .) ($.Files.Get "rules/podscale.yaml")) -}}
+{{- fail (printf "metrics.disabledAlerts names %s, which is no alert: choose from those in rules/podscale.yaml" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.directRun.enabled (not .Values.directRun.document) -}}
 {{- fail "directRun.enabled is true, but directRun.document is empty: give the run document, such as --set-file or a values file with directRun.document.run.id" -}}
 {{- end -}}

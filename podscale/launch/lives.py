@@ -1,0 +1,65 @@
+"""The lives of a training as the pod that leads sees them: when each began, and how it ended."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from podscale import processes
+from podscale.errors import ExitCode
+from podscale.launch.podtask import PodTask
+from podscale.rundir import Lease, LeaseLost, RunDirectory
+from podscale.telemetry.goodput import Book, launched
+from podscale.telemetry.heartbeat import read_book, write_book
+
+logger = logging.getLogger(__name__)
+
+BEGAN = "PODSCALE_LIFE_BEGAN"
+"""Environment: when this life began, in seconds of this machine's monotonic clock."""
+ENDINGS: Mapping[int, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.PREEMPTED: "preempted",
+    ExitCode.HANG: "hang",
+    ExitCode.PEER_LOST: "lost_rank",
+}
+
+
+class Lives:
+    """Writes both into the run's heartbeat, which the training keeps in between.
+
+    Does nothing for other stages, and in a pod that does not hold the lease: where the pods learn only in meeting which
+    of them leads, rank 0 counts its life by itself.
+    """
+
+    def __init__(self, task: PodTask, run: RunDirectory, lease: Lease | None) -> None:
+        self._path, self._lease = run.heartbeat, lease if task.stage == "train" else None
+        self._began = time.monotonic() - processes.age()  # the first life begins with this process: imports count
+
+    def begin(self) -> dict[str, str]:
+        """A life begins; what its ranks are to find in their environment."""
+        if self._lease is not None:
+            self._write(launched(read_book(self._path), time.time(), time.monotonic() - self._began))
+        return {BEGAN: repr(self._began)}
+
+    def end(self, exit_code: int) -> None:
+        """The life has ended with the stage's exit code. The time of the last heartbeat stays as it is."""
+        book = read_book(self._path)
+        if book is not None and self._lease is not None:
+            self._write(replace(book, ended=ENDINGS.get(exit_code, "failed")))
+        self._began = time.monotonic()
+
+    def _write(self, book: Book) -> None:
+        """A full disk costs the ledger accuracy, never the training."""
+        assert self._lease is not None
+        try:
+            write_book(self._path, book, self._lease.check)
+        except (OSError, LeaseLost) as error:
+            logger.warning("%s: %s", self._path, error)
+
+
+def age(environment: Mapping[str, str] = os.environ) -> float:
+    """Seconds since the life of this rank began: with its pod, or with itself where torchrun started it once more."""
+    began = environment.get(BEGAN)
+    again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return processes.age() if began is None or again else max(0.0, time.monotonic() - float(began))

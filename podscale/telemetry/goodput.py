@@ -1,0 +1,217 @@
+"""Where the wall time of a run goes, over all its lives: the ledger behind its goodput.
+
+A life is one start of a run's ranks. Every moment since the first launch belongs to exactly one of `STATES`, so the
+states add up to the wall time. Inside a life a clock is used that cannot be set; the calendar's only between lives,
+for a pod may come back on another machine. What the states mean: docs/goodput.md.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from podscale.telemetry.catalogue import CATALOGUE, RESTART_CAUSES, STATES
+from podscale.telemetry.phases import PHASES
+
+IN_ORDER = ("done", "preempted")
+"""Endings after which nobody was at work until the next launch, whoever was to launch it."""
+UNTOLD = "lost_rank"
+"""How a life ended of which nobody said how: its pod is gone, and rank 0 with it."""
+
+_INDEX = {state: number for number, state in enumerate(STATES)}
+_HELD_BY = {"checkpoint": "checkpoint_save", "evaluation": "evaluation"}
+
+
+def _states(data: str, work: str) -> Mapping[str, int]:
+    """The state of each phase of an update, by the state of waiting for data and that of the rest."""
+    return {phase: _INDEX[{"data_wait": data, **_HELD_BY}.get(phase, work)] for phase in PHASES}
+
+
+_FIRST = _states("init", "compile")
+_AGAIN = _states("redo", "redo")
+_NEW = _states("data_wait", "productive")
+
+
+@dataclass(frozen=True)
+class Book:
+    """All that is known of a run's time at one moment, as a heartbeat keeps it.
+
+    time, began: this moment and the first launch, in seconds since 1970. life: number of the launch, from 1; age:
+    seconds since it began. joined: its training keeps the book. ended: `done` or one of RESTART_CAUSES; empty while it
+    lives, and where nobody could say. step: updates done; reached: the most that any life has done; redone: updates
+    done before, by an earlier life, and again. seconds: by state; restarts: by cause.
+    """
+
+    time: float
+    began: float
+    life: int = 1
+    age: float = 0.0
+    joined: bool = False
+    ended: str = ""
+    step: int = 0
+    reached: int = 0
+    redone: int = 0
+    seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
+    restarts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RESTART_CAUSES, 0))
+
+    @classmethod
+    def parse(cls, text: str) -> "Book | None":
+        """None for what no `text` of this version is."""
+        try:
+            book = cls(**json.loads(text))
+            seconds = {state: float(book.seconds[state]) for state in STATES}
+            restarts = {cause: int(book.restarts[cause]) for cause in RESTART_CAUSES}
+            numbers = (book.time + book.began + book.age, book.life + book.step + book.reached + book.redone)
+            return replace(book, seconds=seconds, restarts=restarts) if all(n >= 0 for n in numbers) else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def text(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the first launch."""
+        return sum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float:
+        """The share of the wall time that brought the run on."""
+        return self.seconds["productive"] / self.wall if self.wall > 0 else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The figures for people and the log."""
+        return {
+            "goodput": round(self.goodput, 4),
+            "wall_seconds": round(self.wall, 3),
+            "seconds": {state: round(value, 3) for state, value in self.seconds.items()},
+            "life": self.life,
+            "restarts": dict(self.restarts),
+            "redone_steps": self.redone,
+        }
+
+
+def launched(past: Book | None, now: float, age: float) -> Book:
+    """The book of a life that began `age` seconds before the calendar said `now`, after all that `past` holds.
+
+    The time since the last heartbeat is `idle` where the life before ended in order, else `recovery`. A calendar that
+    went back in between makes that nothing, never less.
+    """
+    if past is None:
+        return Book(now, now - age, age=age, seconds={**dict.fromkeys(STATES, 0.0), "init": age})
+    since = max(0.0, now - past.time)
+    init = min(age, since)
+    gap = "idle" if past.ended in IN_ORDER else "recovery"
+    seconds = dict(past.seconds)
+    seconds[gap] += since - init
+    seconds["init"] += init
+    restarts = dict(past.restarts)
+    cause = past.ended or UNTOLD
+    if cause in restarts:
+        restarts[cause] += 1
+    fresh = Book(now, past.began, past.life + 1, init, reached=past.reached, redone=past.redone)
+    return replace(fresh, seconds=seconds, restarts=restarts)
+
+
+def joined(found: Book | None, now: float, age: float, reached: int) -> Book:
+    """The book as the training of a life takes it over, `age` seconds after the life began.
+
+    found: what the launch wrote of this life; where that is of a life before, a new one begins. reached: updates that
+    are known to have been done, from elsewhere: a heartbeat may be older than the last of them.
+    """
+    if found is None or found.joined or found.ended:
+        found = launched(found, now, age)
+    waited = max(0.0, age - found.age)
+    seconds = {**found.seconds, "init": found.seconds["init"] + waited}
+    reached = max(found.reached, reached)
+    return replace(found, time=now, age=found.age + waited, joined=True, reached=reached, seconds=seconds)
+
+
+class Ledger:
+    """Keeps the book of a life that trains: entered by one thread, read by any.
+
+    A state lasts until the next one is entered; to change it costs less than a microsecond.
+    """
+
+    def __init__(
+        self, book: Book, *, clock: Callable[[], float] = time.monotonic, calendar: Callable[[], float] = time.time
+    ) -> None:
+        self._before, self._clock, self._calendar = book, clock, calendar
+        self._began = clock()
+        self._step, self._reached, self._redone = book.step, book.reached, book.redone
+        self._of_phase = _FIRST
+        # Replaced as a whole, so that a reader never sees a moment twice or not at all.
+        self._at = ([book.seconds[state] for state in STATES], _INDEX["init"], self._began)
+
+    def phase(self, name: str) -> None:
+        """A phase of telemetry.phases begins."""
+        self._enter(self._of_phase[name])
+
+    def restoring(self) -> None:
+        """Looks for a checkpoint and reads it, until `begin`."""
+        self._enter(_INDEX["checkpoint_restore"])
+
+    def begin(self, step: int) -> None:
+        """Training is about to go on after `step` updates."""
+        self._enter(_INDEX["init"])
+        self._step, self._of_phase = step, _FIRST
+
+    def updated(self, step: int) -> None:
+        """Update `step` is done: what an earlier life had reached is being repeated until that is passed."""
+        if step <= self._reached:
+            self._redone += 1
+        else:
+            self._reached = step
+        self._step = step
+        self._of_phase = _AGAIN if step < self._reached else _NEW
+
+    def book(self, ended: str = "") -> Book:
+        """The book of this moment."""
+        booked, running, since = self._at
+        now = self._clock()
+        seconds = list(booked)
+        seconds[running] += now - since
+        return replace(
+            self._before,
+            time=self._calendar(),
+            age=self._before.age + now - self._began,
+            ended=ended,
+            step=self._step,
+            reached=self._reached,
+            redone=self._redone,
+            seconds=dict(zip(STATES, seconds, strict=True)),
+        )
+
+    def _enter(self, state: int) -> None:
+        booked, running, since = self._at
+        if state == running:
+            return
+        now = self._clock()
+        seconds = booked.copy()
+        seconds[running] += now - since
+        self._at = (seconds, state, now)
+
+
+class GoodputMetrics(Collector):
+    """Exports the ledger of a run; registers itself with `registry`."""
+
+    def __init__(self, registry: CollectorRegistry, ledger: Ledger, *, rank: int, run: str) -> None:
+        self._ledger, self._labels = ledger, (run, str(rank))
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        book = self._ledger.book()
+        for name, values in (("train_wall_seconds", book.seconds), ("train_restarts", book.restarts)):
+            family = CATALOGUE[name].family()
+            for label, value in values.items():
+                family.add_metric([*self._labels, label], value)  # type: ignore[attr-defined]
+            yield family
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are known when collected, and registration must not collect."""
+        return []

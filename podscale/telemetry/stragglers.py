@@ -1,0 +1,139 @@
+"""Which rank holds the others up: the time each is busy before it begins to wait for them, compared every interval.
+
+In synchronous training every rank takes as long for an update as the slowest, so images/s cannot tell them apart; the
+busy time can. Ranks compare its mean over an interval, in which one slow update of many does not count for much, and
+nobody is named for a single interval.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from podscale.telemetry.catalogue import CATALOGUE
+
+THRESHOLD = 1.25
+"""Busy time of the slowest rank over that of the fastest from which it is worth a word."""
+LEAST_MILLISECONDS = 3
+"""Between the two, below which their ratio is that of rounding and noise."""
+INTERVALS = 3
+"""So many in a row, with the same rank in front, before that is named; and as many without, before it is over."""
+LEAST_UPDATES = 10
+
+
+def interval(log_every: int) -> int:
+    """Updates of an interval: those between two lines of the log, or several times as many where they are few."""
+    return -(-LEAST_UPDATES // log_every) * log_every
+
+
+class BusyTime:
+    """The busy time of this rank in seconds: in all, and on average over the updates of the interval so far.
+
+    The first update of a process counts in all alone: caches are filled and kernels chosen in it.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._fresh = True
+        self._on_device = 0.0
+        self._sum, self._updates = 0.0, 0
+
+    def add(self, seconds: float) -> None:
+        """One update, by the host's clock; the device's own time counts where it is known to be longer."""
+        seconds = max(seconds, self._on_device)
+        self.total += seconds
+        if self._fresh:
+            self._fresh = False
+        else:
+            self._sum += seconds
+            self._updates += 1
+
+    def sampled(self, seconds: float) -> None:
+        """What the device takes for the same, as sampled: a host that only launches work does not see it."""
+        self._on_device = seconds
+
+    @property
+    def mean(self) -> float:
+        """0 before the second update."""
+        return self._sum / self._updates if self._updates else 0.0
+
+    def next_interval(self) -> None:
+        self._sum, self._updates = 0.0, 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The slowest and the fastest rank of an interval: mean milliseconds busy in an update."""
+
+    rank: int
+    milliseconds: int
+    fastest_milliseconds: int
+
+    @property
+    def ratio(self) -> float:
+        return self.milliseconds / max(1, self.fastest_milliseconds)
+
+    @property
+    def notable(self) -> bool:
+        return self.ratio >= THRESHOLD and self.milliseconds - self.fastest_milliseconds >= LEAST_MILLISECONDS
+
+
+class Stragglers:
+    """Rank 0's memory of the intervals: names a rank that stays the slowest, and says when that is over.
+
+    hosts: of every rank, by number. tell: takes the name of an event and its values.
+    """
+
+    def __init__(self, hosts: Sequence[str], tell: Callable[..., None]) -> None:
+        self._hosts, self._tell = hosts, tell
+        self.newest: Comparison | None = None
+        self._suspect, self._times = -1, 0
+        self._named, self._calm = -1, 0
+
+    def compared(self, step: int, found: Comparison) -> None:
+        """The interval that ended with update `step`."""
+        self.newest = found
+        suspect = found.rank if found.notable else -1
+        self._times = self._times + 1 if suspect == self._suspect else 1
+        self._suspect = suspect
+        if self._named >= 0:
+            self._calm = 0 if suspect == self._named else self._calm + 1
+            if self._calm == INTERVALS:
+                self._tell("straggler_over", step=step, **self._who(self._named))
+                self._named = -1
+        if suspect >= 0 and suspect != self._named and self._times >= INTERVALS:
+            self._named, self._calm = suspect, 0
+            figures = {"milliseconds": found.milliseconds, "fastest_milliseconds": found.fastest_milliseconds}
+            self._tell("straggler", step=step, **self._who(suspect), ratio=round(found.ratio, 3), **figures)
+
+    def _who(self, rank: int) -> dict[str, Any]:
+        return {"rank": rank, "host": self._hosts[rank]}
+
+
+class BusyMetrics(Collector):
+    """Exports the busy time of a rank, and on rank 0 who was the slowest; registers itself with `registry`."""
+
+    def __init__(
+        self, registry: CollectorRegistry, busy: BusyTime, stragglers: Stragglers | None, *, rank: int, run: str
+    ) -> None:
+        self._busy, self._stragglers, self._labels = busy, stragglers, [run, str(rank)]
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family("train_busy_seconds", self._busy.total)
+        found = self._stragglers.newest if self._stragglers is not None else None
+        if found is not None:
+            yield self._family("train_straggler_rank", found.rank)
+            yield self._family("train_straggler_ratio", found.ratio)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are known when collected, and registration must not collect."""
+        return []
+
+    def _family(self, name: str, value: float) -> Metric:
+        family = CATALOGUE[name].family()
+        family.add_metric(self._labels, value)  # type: ignore[attr-defined]
+        return family

@@ -1,0 +1,84 @@
+"""The ledger of a run that is really killed and really stopped: its states add up to the wall time since the first
+launch, the gap is booked, and so are exactly the updates that had to be done again."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.errors import ExitCode
+from podscale.telemetry.events import newest_step, read_records
+from podscale.telemetry.goodput import Book
+from podscale.telemetry.heartbeat import read_book
+from tests.support.commands import Command
+
+RUN = "ledger"
+
+
+@pytest.fixture
+def start(calm: Path) -> Iterator[Callable[[], Command]]:
+    started: list[Command] = []
+
+    def begin() -> Command:
+        started.append(Command(calm, "train", "run.yaml", "--set", f"run.id={RUN}"))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        command.kill()
+
+
+def book_of(run: Path) -> Book:
+    """The heartbeat, once it adds up: the sum of the states is the calendar's time since the first launch."""
+    book = read_book(run / ".heartbeat")
+    assert book is not None
+    assert min(book.seconds.values()) >= 0
+    assert book.wall == pytest.approx(book.time - book.began, abs=0.3, rel=0.01)
+    return book
+
+
+def resumed_at(run: Path) -> int:
+    """The update that the newest life went on after."""
+    return next(r["step"] for r in reversed(list(read_records(run / "metrics.jsonl"))) if r.get("event") == "resumed")
+
+
+def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[[], Command], calm: Path) -> None:
+    run = calm / "runs" / RUN
+    begun = time.time()
+    command = start()
+    command.wait_for_updates(run, 8)
+    command.process.kill()
+    command.end()
+    killed, reached = book_of(run), newest_step(run / "metrics.jsonl")
+    assert (killed.ended, killed.redone, killed.seconds["redo"]) == ("", 0, 0)
+    assert begun - 0.3 < killed.began < begun + 60
+
+    command = start()
+    command.wait_for(lambda: newest_step(run / "metrics.jsonl") > max(reached, killed.reached) + 1)
+    os.killpg(command.process.pid, signal.SIGTERM)
+    ended = command.end()
+    assert ended.code == ExitCode.PREEMPTED, ended.err
+    stopped = book_of(run)
+    assert stopped.ended == "preempted"
+    assert stopped.redone == max(reached, killed.reached) - resumed_at(run) > 0
+    assert stopped.seconds["redo"] > 0 or stopped.redone == 1  # the first of a life counts as compile
+    assert stopped.seconds["recovery"] > command.started - killed.time - 0.3
+
+    time.sleep(1.0)  # nobody is at work
+    command = start()
+    ended = command.end()
+    assert ended.code == ExitCode.DONE, ended.err
+    done = book_of(run)
+    assert (done.ended, done.life) == ("done", 3)
+    assert done.seconds["idle"] > 1.0
+    for state in ("redo", "recovery"):
+        assert done.seconds[state] == stopped.seconds[state], "after an ordered stop nothing is lost"
+    assert done.redone == stopped.redone
+    assert done.restarts == {"preempted": 1, "lost_rank": 1, "hang": 0, "failed": 0}
+
+    told = next(r for r in read_records(run / "metrics.jsonl") if r.get("event") == "goodput" and r["life"] == 3)
+    assert told["seconds"]["redo"] == pytest.approx(done.seconds["redo"], abs=1e-3)
+    assert told["goodput"] == pytest.approx(told["seconds"]["productive"] / sum(told["seconds"].values()), abs=1e-3)

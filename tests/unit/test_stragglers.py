@@ -1,0 +1,112 @@
+"""Who is called a straggler: not for one slow update, not for a small difference, and not for ever."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from podscale.telemetry.stragglers import (
+    INTERVALS,
+    LEAST_UPDATES,
+    BusyMetrics,
+    BusyTime,
+    Comparison,
+    Stragglers,
+    interval,
+)
+
+HOSTS = ("a", "b", "c")
+SLOW = Comparison(1, 40, 20)
+EVEN = Comparison(2, 21, 20)
+
+
+@pytest.fixture
+def told() -> list[tuple[str, dict[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def stragglers(told: list[tuple[str, dict[str, Any]]]) -> Stragglers:
+    return Stragglers(HOSTS, lambda event, **values: told.append((event, values)))
+
+
+def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(stragglers: Stragglers, told: Any) -> None:
+    found = [SLOW] * (INTERVALS + 4) + [EVEN] * (INTERVALS + 4)
+    for number, comparison in enumerate(found, start=1):
+        stragglers.compared(10 * number, comparison)
+    figures = {"ratio": 2.0, "milliseconds": 40, "fastest_milliseconds": 20}
+    assert told == [
+        ("straggler", {"step": 10 * INTERVALS, "rank": 1, "host": "b", **figures}),
+        ("straggler_over", {"step": 10 * (2 * INTERVALS + 4), "rank": 1, "host": "b"}),
+    ]
+
+
+def test_who_returns_is_named_again(stragglers: Stragglers, told: Any) -> None:
+    for comparison in ([SLOW] * INTERVALS + [EVEN] * INTERVALS) * 2:
+        stragglers.compared(0, comparison)
+    assert [event for event, _ in told] == ["straggler", "straggler_over"] * 2
+
+
+def test_another_rank_takes_its_place(stragglers: Stragglers, told: Any) -> None:
+    for comparison in [SLOW] * INTERVALS + [Comparison(2, 60, 20)] * INTERVALS:
+        stragglers.compared(0, comparison)
+    assert [(event, values["rank"]) for event, values in told] == [
+        ("straggler", 1), ("straggler_over", 1), ("straggler", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [SLOW] * (INTERVALS - 1) + [EVEN] + [SLOW] * (INTERVALS - 1),
+        [SLOW, Comparison(2, 40, 20)] * INTERVALS,  # always someone else: noise
+        [Comparison(1, 24, 20)] * 9,  # below the threshold
+        [Comparison(1, 3, 1)] * 9,  # a ratio of rounded milliseconds
+    ],
+    ids=["interrupted", "alternating", "small", "short"],
+)
+def test_noise_names_nobody(stragglers: Stragglers, told: Any, found: list[Comparison]) -> None:
+    for comparison in found:
+        stragglers.compared(0, comparison)
+    assert told == []
+
+
+def test_the_mean_is_of_the_interval_and_the_total_of_the_life() -> None:
+    busy = BusyTime()
+    busy.add(9.0)  # the first update: everything is compiled in it
+    assert (busy.mean, busy.total) == (0.0, 9.0)
+    for seconds in (0.2, 0.4):
+        busy.add(seconds)
+    assert busy.mean == pytest.approx(0.3)
+    busy.next_interval()
+    busy.add(0.5)
+    assert (busy.mean, busy.total) == (0.5, pytest.approx(10.1))
+
+
+def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
+    busy = BusyTime()
+    busy.add(0.001)
+    busy.sampled(0.25)
+    busy.add(0.001)
+    busy.add(0.75)  # here the data was late, and the host knows
+    assert busy.mean == 0.5
+
+
+@pytest.mark.parametrize(("log_every", "updates"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
+def test_an_interval_ends_with_a_line_of_the_log(log_every: int, updates: int) -> None:
+    assert interval(log_every) == updates
+    assert updates >= LEAST_UPDATES
+
+
+def test_what_is_exported(stragglers: Stragglers) -> None:
+    registry, busy = CollectorRegistry(), BusyTime()
+    BusyMetrics(registry, busy, stragglers, rank=0, run="r")
+    busy.add(2.5)
+
+    def sample(name: str) -> float | None:
+        return registry.get_sample_value(f"podscale_train_{name}", {"run": "r", "rank": "0"})
+
+    assert sample("busy_seconds_total") == 2.5
+    assert sample("straggler_rank") is None
+    stragglers.compared(10, SLOW)
+    assert (sample("straggler_rank"), sample("straggler_ratio")) == (1.0, 2.0)
