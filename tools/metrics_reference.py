@@ -52,7 +52,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a dashboard, and the names its queries speak of."""
+    """A panel of a dashboard, and the names its queries speak of; the board's title without the part all share."""
 
     dashboard: str
     title: str
@@ -74,10 +74,12 @@ def render() -> str:
 
 def row(entry: Entry, rules: list[Rule], panels: list[Panel]) -> str:
     """One metric as a row of its table."""
-    own = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
-    using = [rule for rule in rules if rule.names & own]
-    recorded = {rule.name for rule in using}
-    shown = [panel for panel in panels if panel.names & (own | recorded)]
+    spoken = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
+    using: list[Rule] = []
+    while found := [rule for rule in rules if rule.names & spoken and rule not in using]:
+        using += found
+        spoken |= {rule.name for rule in found}  # what is recorded stands for what it was recorded from
+    shown = [panel for panel in panels if panel.names & spoken]
     cells = (
         f"`{entry.series}`",
         entry.kind,
@@ -105,7 +107,7 @@ def read_panels(directory: Path = DASHBOARDS) -> Iterator[Panel]:
         for panel in _flat(board.get("panels", [])):
             asked = " ".join(target.get("expr", "") for target in panel.get("targets", []))
             if asked:
-                yield Panel(board["title"], panel["title"], names_in(asked))
+                yield Panel(board["title"].removeprefix("Podscale / "), panel["title"], names_in(asked))
 
 
 def names_in(expression: str) -> frozenset[str]:
