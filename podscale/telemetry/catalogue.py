@@ -324,7 +324,7 @@ ENTRIES = (
         "telemetry_connections_shed",
         "counter",
         "supervisor",
-        "Connections closed at once, over the limit.",
+        "Connections hung up on because too many were open.",
         "connections",
     ),
 )
