@@ -11,7 +11,8 @@ from podscale.launch.cluster.doctor import examine
 from podscale.launch.cluster.machines import amount
 from podscale.launch.cluster.permissions import RULES
 from tests.support.cluster_objects import condition
-from tests.support.fake_cluster import Answer, FakeCluster
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import Answer
 
 DOCUMENT = ("run.id=r1", "run.workspace=/work", "launch.nodes=2", "launch.cluster.workspace_claim=w")
 GPU = {"nvidia.com/gpu": "8", "cpu": "200", "memory": "1800Gi", "ephemeral-storage": "1Ti"}

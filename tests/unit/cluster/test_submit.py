@@ -14,7 +14,8 @@ from podscale.launch.cluster.patience import Patience
 from podscale.launch.cluster.submit import Submission, check, submit
 from podscale.launch.render import Manifests
 from tests.support.cluster_objects import LABELS, condition, job
-from tests.support.fake_cluster import Answer, FakeCluster, Seen
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import Answer, Seen
 
 POLICY: dict[str, Any] = {
     "apiVersion": "networking.k8s.io/v1",
