@@ -213,6 +213,7 @@ def test_the_table_of_permissions_names_each_resource_once() -> None:
     assert {"pods", "pods/log", "pytorchjobs.kubeflow.org", "networkpolicies.networking.k8s.io"} <= {
         rule.name for rule in RULES
     }
+    assert {rule.whole for rule in RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
     assert "services" not in {rule.name for rule in RULES}  # the operators make them, with rights of their own
 
 
