@@ -24,6 +24,7 @@ from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 from podscale.telemetry.goodput import GoodputMetrics, Ledger, joined
+from podscale.telemetry.hang import HangMetrics
 from podscale.telemetry.heartbeat import Heartbeat, read_book
 from podscale.telemetry.metrics import Lap, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
@@ -111,10 +112,11 @@ class Monitor:
 
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
-        self._whereabouts.updated(step)
+        seconds = time.perf_counter() - self._step_started
+        self._whereabouts.updated(step, seconds)
         if self._ledger is not None:
             self._ledger.updated(step)
-        self._metrics.step(images, time.perf_counter() - self._step_started)
+        self._metrics.step(images, seconds)
         self._progress(completed=step)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
@@ -266,6 +268,8 @@ def monitoring(
         hosts=world.hosts(),
     )
     BusyMetrics(registry, busy, monitor.stragglers, rank=world.rank, run=config.run.id)
+    if whereabouts is not None and whereabouts.limit is not None:
+        HangMetrics(registry, whereabouts.limit, rank=world.rank, run=config.run.id)
     if ledger is not None:
         GoodputMetrics(registry, ledger, rank=world.rank, run=config.run.id)
     try:

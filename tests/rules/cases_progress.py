@@ -427,6 +427,12 @@ DATA_STARVED = (
         {36: (DIGITS,), 60: (DIGITS,)},
         (19, 29),
     ),
+    Case(
+        STARVED,
+        "four ranks, a tenth of the time each",
+        tuple(series for rank in range(4) for series in waiting(Line().rise(60, by=6), rank=rank)),
+        silent=(20, 36, 60),
+    ),
     Case(STARVED, "a tenth of the time", waiting(Line().rise(60, by=6)), silent=(20, 36, 60)),
     Case(
         STARVED,
