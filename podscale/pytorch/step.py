@@ -132,7 +132,8 @@ class Step:
 
     def _takes_norm(self) -> bool:
         """Whether this update takes the gradient's norm; one that is being recorded does it for all replays."""
-        return self._norm_due or (self._norm_every > 0 and torch.cuda.is_current_stream_capturing())
+        may_record = self._norm_every > 0 and self._number.is_cuda  # asking costs an error where there is no driver
+        return self._norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
     def _next_hyper(self) -> Hyper:
         """The schedule's row of this update; a masked one uses up its row."""
