@@ -2,7 +2,7 @@
 
 from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Query, Step, bars, figure, lines
-from podscale.monitoring.dashboards.queries import BY_RANK, BY_RUN, DATA_WAIT, SHOWN, grown, rate, series, share
+from podscale.monitoring.dashboards.queries import BY_RANK, BY_RUN, DATA_WAIT, grown, rate, series, share
 
 UNPACKED = "Nothing packed in this time"
 IDLE = "Nothing trained in this time"
@@ -82,7 +82,7 @@ SHARDING = [
     bars(
         "Images rejected, by reason",
         "In the time shown.",
-        Query(f"round(sum by (reason) (increase({series('shard_rejects')}[{SHOWN}])))", "{{reason}}", instant=True),
+        Query(f"sort_desc({grown('shard_rejects', 'reason')})", "{{reason}}", instant=True),
         unit="none",
         empty="No image was rejected",
         span=12,

@@ -4,20 +4,27 @@ from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Query, Step, bars, figure, lines
 from podscale.monitoring.dashboards.queries import (
     BY_RUN,
+    BY_STATE,
     CHECKPOINT_AGE,
     GOODPUT,
+    GOODPUT_RECENTLY,
+    RECENT,
+    RESTARTS,
     SHOWN,
+    SPENT_RECENTLY,
+    UNPRODUCTIVE,
     grown,
     largest,
     rate,
     series,
-    share,
+    spread,
 )
 
 NONE = "Nothing trained in this time"
 UNSAVED = "No checkpoint yet"
 UNMEASURED = "Not evaluated yet"
-BY_STATE = f"sum by (state) (increase({series('train_wall_seconds')}[{SHOWN}]))"
+SPLIT = f"sum by (state) ({spread('train_wall_seconds', BY_STATE, SHOWN)})"
+BAD = f"sum by (state) ({spread('train_wall_seconds', BY_STATE, RECENT, UNPRODUCTIVE)})"
 SAVING = "train_checkpoint_duration_seconds"
 NONFINITE = [Step(1, "red")]
 
@@ -35,7 +42,7 @@ NOW = [
     figure(
         "Restarts",
         "Launches after the first, over the whole life of the run.",
-        Query(f"sum by ({BY_RUN}) ({series('train_restarts')})"),
+        Query(RESTARTS),
         unit="none",
         empty=NONE,
         alert="PodscaleRestartLoop",
@@ -98,15 +105,15 @@ TIME = [
     bars(
         "What the time went to",
         "Share of the wall time shown, by what it was spent on. Only productive is good for anything.",
-        Query(f"{BY_STATE} / scalar(sum({BY_STATE}))", "{{state}}", instant=True),
+        Query(f"sort_desc({SPLIT} / scalar(sum({SPLIT})))", "{{state}}", instant=True),
         unit="percentunit",
         empty=NONE,
         largest=1,
     ),
     lines(
         "Goodput",
-        "Share of the wall time spent on updates that were kept.",
-        Query(share("train_wall_seconds", BY_RUN, "", 'state="productive"')),
+        "Share of the last five minutes that was spent on updates that were kept.",
+        Query(GOODPUT_RECENTLY),
         unit="percentunit",
         empty=NONE,
         alert="PodscaleGoodputLow",
@@ -115,8 +122,8 @@ TIME = [
     ),
     lines(
         "Badput by state",
-        "Share of the wall time spent on anything else. A kill shows as recovery, then redo.",
-        Query(share("train_wall_seconds", "", "state", 'state!="productive"'), "{{state}}"),
+        "Share of the last five minutes that was spent on anything else. A kill shows as recovery, then redo.",
+        Query(f"{BAD} / on () group_left () sum({SPENT_RECENTLY})", "{{state}}"),
         unit="percentunit",
         empty=NONE,
         stacked=True,
@@ -126,7 +133,7 @@ SAFETY = [
     lines(
         "Restarts",
         "Launches after the first, by how the one before ended.",
-        Query(f"sum by ({BY_RUN}, cause) ({series('train_restarts')}) > 0", "{{run}} {{cause}}"),
+        Query(f"max by ({BY_RUN}, cause) ({series('train_restarts')}) > 0", "{{run}} {{cause}}"),
         unit="none",
         empty="No restart",
     ),
