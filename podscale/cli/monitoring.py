@@ -8,6 +8,8 @@ import typer
 from podscale.cli.options import Context, Json, Namespace, complete_run
 
 app = typer.Typer()
+rules = typer.Typer(help="Recording rules and alerts for Prometheus.", no_args_is_help=True)
+app.add_typer(rules, name="rules")
 dashboards = typer.Typer(help="Dashboards for Grafana.", no_args_is_help=True)
 app.add_typer(dashboards, name="dashboards")
 
@@ -44,6 +46,24 @@ def monitor(
     from podscale.commands import monitor as command
 
     command.monitor(runs, port)
+
+
+@rules.command("export")
+def rules_export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for podscale-rules.yaml; made if missing.")],
+    form: Annotated[
+        str, typer.Option("--format", help="prometheus: a rule file; prometheusrule: for its operator; gmp: Google's.")
+    ] = "prometheus",
+    runbooks: Annotated[str, typer.Option(metavar="URL", help="Where docs/runbooks/ is served.")] = "docs/runbooks/",
+    thresholds: Annotated[
+        list[str], typer.Option("--threshold", metavar="NAME=NUMBER", help="Another limit (docs/runbooks).")
+    ] = [],
+    without: Annotated[list[str], typer.Option(metavar="ALERT", help="Leave out an alert.")] = [],
+) -> None:
+    """Write the rules for a Prometheus that the chart does not reach."""
+    from podscale.commands import rules as command
+
+    command.export(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without)
 
 
 @dashboards.command()

@@ -247,8 +247,8 @@ def shared_memory_needed(document: RunConfig, processes: int) -> int:
 
 def _port_problems(document: RunConfig) -> Iterator[str]:
     telemetry = document.telemetry
-    if not telemetry.enabled:
-        return
+    if not telemetry.enabled or not telemetry.required:
+        return  # a run goes on without metrics, and says so
     family = socket.AF_INET6 if ":" in telemetry.address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -52,9 +52,9 @@ THRESHOLDS = (
     ),
     Threshold(
         "skippedSamplesShare",
-        0.001,
+        0.0005,
         "PodscaleSamplesSkippedHigh: most images that could not be decoded. Sharding has decoded every one of them, so "
-        "any is a sign of damage.",
+        "any is a sign of damage; at `input.max_bad_rate` (0.001) the run ends.",
     ),
     Threshold(
         "diskFullHours",

@@ -18,11 +18,14 @@ RULES = (*RECORDINGS, *ALERTS)
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 SERIES: dict[str, Entry] = {entry.series: entry for entry in ENTRIES}
 OF_PROMQL = set(
-    """
-    and or unless on by without ignoring group_left group_right bool offset sum avg min max count group quantile topk
-    rate increase changes time predict_linear last_over_time max_over_time min_over_time quantile_over_time
-    count_over_time label_replace
-    """.split()
+    re.findall(
+        r"\w+",
+        """
+        and or unless on by without ignoring group_left group_right bool offset sum avg min max count group quantile
+        topk rate increase changes time predict_linear last_over_time max_over_time min_over_time quantile_over_time
+        count_over_time label_replace deriv
+        """,
+    )
 )
 """Words of PromQL that the rules use, all of them in Prometheus 2.42."""
 OF_TARGETS = {"namespace", "pod", "job", "instance", "exported_pod", "exported_namespace", "podscale_dev_run"}
@@ -113,3 +116,38 @@ def test_promtool_accepts_the_rules_with_other_numbers_too(tmp_path: Path) -> No
         path.write_text(yaml.safe_dump(rule_file(settings)), encoding="utf-8")
         promtool.check("rules", path)
     assert (number_text(2.0), number_text(0.001), number_text(2_000_000)) == ("2", "0.001", "2000000")
+
+
+SECTIONS = ["Confirm", "Likely causes", "What to do", "Silence"]
+
+
+def test_each_alert_has_a_page_and_each_page_an_alert() -> None:
+    assert {path.name for path in RUNBOOKS.glob("*.md")} == {"README.md", *(alert.runbook for alert in ALERTS)}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_pages_say_what_to_do(alert: Alert) -> None:
+    page = (RUNBOOKS / alert.runbook).read_text(encoding="utf-8")
+    assert page.startswith(f"# {alert.name}\n")
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS
+    assert {name for name in DEFAULTS if f"metrics.thresholds.{name}" in page} == tokens(alert.expr)
+    assert f"alertname={alert.name} " in page
+    for linked in re.findall(r"\]\(([^)]+)\)", page):
+        assert (RUNBOOKS / linked).exists(), linked
+
+
+def test_queries_of_the_pages_are_of_series_that_exist(tmp_path: Path) -> None:
+    queries = [
+        query.replace("RANK", "0")
+        for alert in ALERTS
+        for block in re.findall(r"```promql\n(.*?)```", (RUNBOOKS / alert.runbook).read_text(), re.DOTALL)
+        for query in block.splitlines()
+    ]
+    assert len(queries) > len(ALERTS)
+    known = SERIES.keys() | FOREIGN | {recording.name for recording in RECORDINGS} | {"__name__"}
+    for query in queries:
+        assert series_of(query) <= known, query
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}), encoding="utf-8")
+    promtool.check("rules", path)

@@ -1,41 +1,32 @@
-"""What `podscale monitor` needs, and what it says where that is not there."""
-
-import os
-from pathlib import Path
+"""What became of checkpoints reaches the metrics of the rank that reads and writes them."""
 
 import pytest
-import yaml
+from prometheus_client import CollectorRegistry
 
-from podscale.cli import main
-from podscale.errors import ExitCode, InputError
-from podscale.monitoring import local
+from podscale.checkpoint import Failed, Passed, Report, Restored, Saved
+from podscale.pytorch.monitor import Monitor
+from podscale.telemetry.metrics import TrainMetrics
 
-
-def test_without_the_program_people_learn_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["monitor", str(tmp_path), "--port", "0"]) == ExitCode.BAD_INPUT
-    assert "apt-get install prometheus" in capsys.readouterr().err
+DURATION = "train_checkpoint_duration_seconds"
 
 
-def test_only_runs_that_serve_are_scraped(tmp_path: Path) -> None:
-    for name, text in (("a", "http://0.0.0.0:9464/metrics\n"), ("b", "http://[::1]:1/metrics"), ("c", ""), ("d", None)):
-        (tmp_path / name).mkdir()
-        if text is not None:
-            (tmp_path / name / "metrics.url").write_text(text)
-    assert local.endpoints(tmp_path) == ["127.0.0.1:9464", "[::1]:1"]
-    assert local.endpoints(tmp_path / "a") == ["127.0.0.1:9464"]  # a run itself
-
-
-def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    os.close(local.prepare(Path("runs")))
-    written = yaml.safe_load((tmp_path / "runs" / ".prometheus" / "prometheus.yml").read_text())
-    assert written["rule_files"] == [str(tmp_path / "runs" / ".prometheus" / "rules.yml")]
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        local.prepare(tmp_path / "file")
+@pytest.mark.parametrize(
+    ("report", "changed"),
+    [
+        (Saved(3, 100, 2.0, None), {(f"{DURATION}_count", "save"): 1, (f"{DURATION}_sum", "save"): 2.0}),
+        (Restored(3, 0.5), {(f"{DURATION}_count", "restore"): 1, (f"{DURATION}_sum", "restore"): 0.5}),
+        (Failed(3, "no room", full=True), {("train_checkpoint_failures_total", "disk_full"): 1}),
+        (Failed(3, "read only"), {("train_checkpoint_failures_total", "other"): 1}),
+        (Passed(3, "damaged"), {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_checkpoint_is_counted_once(report: Report, changed: dict[tuple[str, str], float]) -> None:
+    registry = CollectorRegistry()
+    monitor = Monitor(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
+    monitor.checkpoint(report)
+    counted = [(f"{DURATION}_{what}", op, "op") for what in ("count", "sum") for op in ("save", "restore")]
+    failures = [("train_checkpoint_failures_total", reason, "reason") for reason in ("disk_full", "other")]
+    for name, value, label in [*counted, *failures]:
+        labels = {"run": "r", "rank": "0", label: value}
+        assert registry.get_sample_value(f"podscale_{name}", labels) == changed.get((name, value), 0.0), (name, value)
