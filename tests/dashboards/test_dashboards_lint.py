@@ -18,7 +18,8 @@ from grafana_foundation_sdk.models import units
 
 from podscale.monitoring.dashboards.foreign import FOREIGN
 from podscale.monitoring.dashboards.render import BOARDS, render
-from podscale.monitoring.rule import RUNBOOKS
+from podscale.monitoring.groups import GROUPS
+from podscale.monitoring.rule import RUNBOOKS, Alert
 from podscale.telemetry.catalogue import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +172,13 @@ def test_counters_are_read_by_their_growth(panel: dict[str, Any]) -> None:
             assert one.called.endswith(("rate(", "increase("))
         else:
             assert not counter or one.name in WHOLE, f"{one.name} is a counter: use its growth"
+
+
+def test_panels_link_to_the_runbooks_of_alerts_that_there_are() -> None:
+    links = {link["url"] for panel in PANELS for link in panel.values[0].get("links", [])}
+    alerts = {f"{RUNBOOKS}{rule.runbook}" for group in GROUPS for rule in group.rules if isinstance(rule, Alert)}
+    assert links
+    assert links <= alerts
 
 
 def test_every_foreign_series_is_used() -> None:

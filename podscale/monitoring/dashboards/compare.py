@@ -36,8 +36,8 @@ TABLE = [
             "Images/s": (f"{TRAINED} / {SPENT}", "count:images/s"),
             "Per chip": (f"{TRAINED} / {SPENT} / {RANKS}", "count:images/s"),
             "MFU": (f"{total('train_model_flops', BY_RUN)} / {SPENT} / {PEAKS}", "percentunit"),
-            "Median update": (f"histogram_quantile(0.5, {STEP})", "s"),
-            "Waiting for data": (f"{WAITED} / {total('train_phase_seconds', BY_RUN)}", "percentunit"),
+            "Median update": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
+            "Waiting for data": (f"{WAITED} / ({total('train_phase_seconds', BY_RUN)} > 0)", "percentunit"),
             "Goodput": (GOODPUT, "percentunit"),
             "Restarts": (RESTARTED, "none"),
             "Done": (

@@ -19,6 +19,7 @@ from podscale.monitoring.dashboards.queries import (
     series,
     spread,
 )
+from podscale.monitoring.thresholds import DEFAULTS
 
 NONE = "Nothing trained in this time"
 UNSAVED = "No checkpoint yet"
@@ -36,7 +37,7 @@ NOW = [
         unit="percentunit",
         empty=NONE,
         base="red",
-        steps=[Step(0.5, "orange"), Step(0.8, "green")],
+        steps=[Step(DEFAULTS["goodputShare"], "orange"), Step(0.9, "green")],
         decimals=1,
     ),
     figure(
@@ -47,7 +48,7 @@ NOW = [
         empty=NONE,
         alert="PodscaleRestartLoop",
         base="green",
-        steps=[Step(1, "orange"), Step(5, "red")],
+        steps=[Step(1, "orange"), Step(DEFAULTS["restartsPerHour"], "red")],
     ),
     figure(
         "Checkpoint age",
@@ -55,7 +56,7 @@ NOW = [
         Query(CHECKPOINT_AGE),
         unit="s",
         empty=UNSAVED,
-        decimals=0,
+        decimals=1,
     ),
     figure(
         "Failed checkpoints",
@@ -118,7 +119,7 @@ TIME = [
         empty=NONE,
         alert="PodscaleGoodputLow",
         largest=1,
-        steps=[Step(0.8, "orange")],
+        steps=[Step(DEFAULTS["goodputShare"], "red")],
     ),
     lines(
         "Badput by state",
@@ -178,7 +179,7 @@ LEARNING = [
         "Euclidean norm of the averaged gradient at the last logged update.",
         Query(largest("train_grad_norm", BY_RUN)),
         unit="none",
-        empty=NONE,
+        empty="Not measured in this run",
     ),
     lines(
         "Accuracy",
@@ -196,6 +197,7 @@ LEARNING = [
         Query(rate("train_steps_skipped", BY_RUN), "{{run}} masked"),
         unit="count:updates/s",
         empty=NONE,
+        ceiling=1,
         alert="PodscaleNonFiniteSteps",
     ),
     lines(
@@ -204,6 +206,7 @@ LEARNING = [
         Query(rate("train_samples_skipped", f"{BY_RUN}, reason"), "{{run}} {{reason}}"),
         unit="count:images/s",
         empty=NONE,
+        ceiling=1,
         alert="PodscaleSamplesSkippedHigh",
     ),
 ]

@@ -60,12 +60,12 @@ def share(name: str, by: str, of: str, *matchers: str, ranks: bool = False) -> s
     """Growth of the part of a counter that `matchers` choose, by `of` more labels, over that of all of it."""
     part = rate(name, ", ".join(filter(None, (by, of))), *matchers, ranks=ranks)
     whole = rate(name, by, ranks=ranks)
-    return f"{part} / on ({by}) group_left () {whole}" if of else f"{part} / {whole}"
+    return f"{part} / on ({by}) group_left () ({whole} > 0)" if of else f"{part} / ({whole} > 0)"
 
 
 def quantile(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
-    """A quantile of a histogram."""
-    return f"histogram_quantile({portion}, {rate(name, f'{by}, le', suffix='_bucket', ranks=ranks)})"
+    """A quantile of a histogram; nothing, instead of NaN, where nothing was observed."""
+    return f"histogram_quantile({portion}, {rate(name, f'{by}, le', suffix='_bucket', ranks=ranks)}) >= 0"
 
 
 PRODUCTIVE = 'state="productive"'
@@ -81,12 +81,12 @@ LEFT = (
 )
 PROGRESS = f"{largest('train_completed_steps', BY_RUN)} / {largest('train_planned_steps', BY_RUN)}"
 DATA_WAIT = share("train_phase_seconds", BY_RUN, "", 'phase="data_wait"')
-SPENT = f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN)})"
+SPENT = f"(sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN)}) > 0)"
 GOODPUT = f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN, PRODUCTIVE)}) / {SPENT}"
-SPENT_RECENTLY = f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT)})"
+SPENT_RECENTLY = f"(sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT)}) > 0)"
 GOODPUT_RECENTLY = (
     f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT, PRODUCTIVE)}) / {SPENT_RECENTLY}"
 )
 RESTARTS = f"sum by ({BY_RUN}) (max by ({BY_RUN}, cause) ({series('train_restarts')}))"
 CHECKPOINT_AGE = f"time() - {largest('train_checkpoint_last_success_timestamp_seconds', BY_RUN)}"
-BUSY = f"{rate('train_busy_seconds', BY_RANK, ranks=True)} / {rate('train_steps', BY_RANK, ranks=True)}"
+BUSY = f"{rate('train_busy_seconds', BY_RANK, ranks=True)} / ({rate('train_steps', BY_RANK, ranks=True)} > 0)"
