@@ -140,7 +140,8 @@ class Monitor:
         if lap is None or self._log is None:
             return
         training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
-        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate)
+        norm = word.grad_norm if word.finite else None
+        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate, grad_norm=norm)
         self._log.step(
             word.step,
             epoch=epoch,
