@@ -14,7 +14,7 @@ FRAMEWORKS = {
     "tpu": {"jax"},
     "tools": set(),
 }
-MEGABYTES = {"base": 1350, "gpu": 9000, "tpu": 1500, "tools": 450}
+MEGABYTES = {"base": 1350, "gpu": 5600, "tpu": 1450, "tools": 450}
 """An image that grows beyond this has got something that it does not need; see docs/images.md for what they measure."""
 
 
