@@ -4,10 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from podscale.version import VERSION
 from tests.support.commands import SMALL_DIGITS
 from tests.support.containers import HARDENED, Engine
 
+pytestmark = pytest.mark.timeout(900)
 FRAMEWORKS = {
     "base": {"torch", "torchvision"},
     "gpu": {"torch", "torchvision", "nvidia.dali"},

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.containers import Engine
 
+pytestmark = pytest.mark.timeout(900)
 FROM_THE_NODE = re.compile(r"lib(cuda|nvidia-ml|nvcuvid|nvidia-encode|nvrm_gpu)\.so")
 """What the driver brings, or nothing does where there is no GPU."""
 FROM_THE_NETWORK = re.compile(r"lib(mlx5|ibverbs|rdmacm|fabric|ucs|ucp|mpi|pmix|oshmem|doca\w*)\.so")
