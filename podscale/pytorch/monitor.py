@@ -23,12 +23,12 @@ from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
-from podscale.telemetry.goodput import GoodputMetrics, Ledger, joined
-from podscale.telemetry.hang import HangMetrics
+from podscale.telemetry.goodput import Ledger, joined
 from podscale.telemetry.heartbeat import Heartbeat, read_book
 from podscale.telemetry.metrics import Lap, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
-from podscale.telemetry.stragglers import BusyMetrics, BusyTime, Comparison, Stragglers, interval
+from podscale.telemetry.series import Series, Source
+from podscale.telemetry.stragglers import BusyTime, Comparison, Stragglers, interval
 
 
 class Monitor:
@@ -267,11 +267,10 @@ def monitoring(
         busy=busy,
         hosts=world.hosts(),
     )
-    BusyMetrics(registry, busy, monitor.stragglers, rank=world.rank, run=config.run.id)
-    if whereabouts is not None and whereabouts.limit is not None:
-        HangMetrics(registry, whereabouts.limit, rank=world.rank, run=config.run.id)
-    if ledger is not None:
-        GoodputMetrics(registry, ledger, rank=world.rank, run=config.run.id)
+    limit = whereabouts.limit if whereabouts is not None else None
+    sources: tuple[Source | None, ...] = (busy, limit, monitor.stragglers, ledger)
+    for source in filter(None, sources):
+        Series(registry, source, rank=world.rank, run=config.run.id)
     try:
         with (
             SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),

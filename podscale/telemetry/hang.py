@@ -2,11 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from podscale.telemetry.catalogue import CATALOGUE
+from podscale.telemetry.series import Sample
 
 TIMES = 10.0
 """So often as long as an update takes, but for the slowest in a hundred, is no longer a matter of noise."""
@@ -41,19 +37,6 @@ class HangLimit:
             return self._most
         return min(self._most, max(self._least, TIMES * recent[(len(recent) - 1) * 99 // 100]))
 
-
-class HangMetrics(Collector):
-    """Exports the limit of a rank; registers itself with `registry`."""
-
-    def __init__(self, registry: CollectorRegistry, limit: HangLimit, *, rank: int, run: str) -> None:
-        self._limit, self._labels = limit, [run, str(rank)]
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        family = CATALOGUE["train_hang_limit_seconds"].family()
-        family.add_metric(self._labels, self._limit.seconds)  # type: ignore[attr-defined]
-        yield family
-
-    def describe(self) -> list[Metric]:
-        """Nothing: names are known when collected, and registration must not collect."""
-        return []
+    def samples(self) -> Iterator[Sample]:
+        """What is exported."""
+        yield "train_hang_limit_seconds", (), self.seconds

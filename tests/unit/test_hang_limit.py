@@ -3,7 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.hang import LEAST_UPDATES, RECENT, TIMES, HangLimit, HangMetrics
+from podscale.telemetry.hang import LEAST_UPDATES, RECENT, TIMES, HangLimit
+from podscale.telemetry.series import Series
 
 
 @pytest.mark.parametrize(
@@ -34,5 +35,5 @@ def test_the_longest_wait_bounds_the_least() -> None:
 
 def test_it_is_exported() -> None:
     registry = CollectorRegistry()
-    HangMetrics(registry, HangLimit(60.0, 300.0), rank=3, run="r")
+    Series(registry, HangLimit(60.0, 300.0), rank=3, run="r")
     assert registry.get_sample_value("podscale_train_hang_limit_seconds", {"run": "r", "rank": "3"}) == 300.0
