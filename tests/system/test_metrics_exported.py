@@ -10,6 +10,8 @@ from podscale.telemetry.catalogue import CATALOGUE
 from tests.support.commands import SMALL_DIGITS, Command
 from tests.support.exposition import families, final_text, foreign, names
 
+pytestmark = pytest.mark.timeout(900)  # the fixture carries out three stages, on a machine that may be busy
+
 SETTINGS = {
     "run.id": "exported",
     "telemetry.linger_seconds": 120,
