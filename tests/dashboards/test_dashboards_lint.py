@@ -18,7 +18,8 @@ from grafana_foundation_sdk.models import units
 
 from podscale.monitoring.dashboards.foreign import FOREIGN
 from podscale.monitoring.dashboards.render import BOARDS, render
-from podscale.monitoring.rule import RUNBOOKS
+from podscale.monitoring.groups import GROUPS
+from podscale.monitoring.rule import RUNBOOKS, Alert
 from podscale.telemetry.catalogue import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ MOST_BYTES = 1 << 20
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
 
 # Counters whose value itself means something, because they are kept over all lives of a run or a packing.
-WHOLE = {"podscale_train_restarts_total", "podscale_shard_images_total"}
+WHOLE = {"podscale_train_restarts_total", "podscale_train_wall_seconds_total", "podscale_shard_images_total"}
 OURS = {entry.series: entry for entry in ENTRIES}
 WORDS = {"unless", "or", "and", "bool", "offset"}
 LISTS = re.compile(r"\b(by|on|ignoring|group_left|without) \([^)]*\)")
@@ -162,10 +163,22 @@ def test_every_series_is_known_with_its_labels(panel: dict[str, Any]) -> None:
 def test_counters_are_read_by_their_growth(panel: dict[str, Any]) -> None:
     for one in [one for expression in expressions(panel) for one in series(expression)]:
         counter = one.name.endswith(("_total", "_bucket", "_sum", "_count"))
-        assert bool(one.window) is counter or one.name in WHOLE, f"{one.name}: counters by their growth, others not"
-        if one.window:
+        if one.window and one.called.endswith("_over_time("):
+            assert not counter or one.name in WHOLE
+            assert one.window in ("[$__range]", "[5m]")
+        elif one.window:
+            assert counter, f"{one.name} is no counter"
             assert one.window in ("[$__rate_interval]", "[$__range]")
             assert one.called.endswith(("rate(", "increase("))
+        else:
+            assert not counter or one.name in WHOLE, f"{one.name} is a counter: use its growth"
+
+
+def test_panels_link_to_the_runbooks_of_alerts_that_there_are() -> None:
+    links = {link["url"] for panel in PANELS for link in panel.values[0].get("links", [])}
+    alerts = {f"{RUNBOOKS}{rule.runbook}" for group in GROUPS for rule in group.rules if isinstance(rule, Alert)}
+    assert links
+    assert links <= alerts
 
 
 def test_every_foreign_series_is_used() -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,17 @@ def bundle() -> Path:
 
 
 def draw(
-    browser: Browser, dashboard: dict[str, Any], span: Span, page: Path, *, width: int, subtitle: str
+    browser: Browser,
+    dashboard: dict[str, Any],
+    span: Span,
+    page: Path,
+    *,
+    width: int,
+    subtitle: str = "",
+    variables: Mapping[str, str] = EVERYTHING,
 ) -> list[str]:
     """Draws a dashboard at `width` CSS pixels into the browser's tab; titles of the panels without data."""
-    job = {"dashboard": dashboard, "variables": EVERYTHING, "width": width, "subtitle": subtitle, **asdict(span)}
+    job = {"dashboard": dashboard, "variables": variables, "width": width, "subtitle": subtitle, **asdict(span)}
     page.write_text(
         '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         '<style>body{margin:0}</style><div id="board"></div>'

@@ -1,7 +1,7 @@
 """Samples of every series there is, as one run would leave them: for Prometheus, without a run.
 
-Twenty minutes of two ranks: one is slow for a while, a rank is killed and the run resumes, the loader starves. Series
-of others (GPUs, TPUs, Kubernetes, Kueue) are there too.
+Twenty minutes of two ranks: one is slow for a while, a rank is killed and the run resumes, nothing moves. Series of
+others (GPUs, TPUs, Kubernetes, Kueue) are there too.
 """
 
 import math
@@ -14,6 +14,7 @@ RUN = "imaginary"
 EVERY = 15.0
 LENGTH = 1200.0
 KILLED, BACK = 600.0, 660.0
+STALLED, WELL = 900.0, 1020.0
 RANKS = 2
 BATCH = 64
 Labels = tuple[tuple[str, str], ...]
@@ -74,6 +75,7 @@ def _labels(entry: Entry) -> Iterator[dict[str, str]]:
 
 def _podscale(found: History, entry: Entry, labels: dict[str, str], at: float) -> None:
     life = at - BACK if at >= BACK else at  # counters of processes begin anew
+    life -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and stand still while nothing moves
     family = entry.series.removesuffix("_total")
     if entry.kind == "histogram":
         steps = 5 * life
@@ -136,7 +138,7 @@ def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
         "train_loss": 0.4 + 6 * math.exp(-at / 300),
         "train_learning_rate": 0.1 * (1 + math.cos(math.pi * at / LENGTH)),
         "train_grad_norm": 1 + 3 * math.exp(-at / 400),
-        "train_data_queue_depth": 0 if 900 < at < 1000 else 3,
+        "train_data_queue_depth": 0 if STALLED < at < WELL else 3,
         "train_straggler_rank": 1,
         "train_straggler_ratio": 1.5 if 200 < at < 400 else 1.03,
         "train_done": 0,

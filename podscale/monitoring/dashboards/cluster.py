@@ -3,6 +3,7 @@
 from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Query, Step, figure, lines
 from podscale.monitoring.dashboards.queries import BY_RUN, SECONDS, SHOWN, rate, series
+from podscale.monitoring.thresholds import DEFAULTS
 
 NO_GPU = "No GPU under these runs"
 NO_DCGM = "NVIDIA's DCGM exporter is not scraped"
@@ -46,7 +47,7 @@ NOW = [
         empty=NO_DISK,
         span=6,
         base="red",
-        steps=[Step(0.1, "orange"), Step(0.2, "green")],
+        steps=[Step(DEFAULTS["diskFreeShare"], "orange"), Step(0.2, "green")],
         decimals=0,
     ),
     figure(
@@ -92,7 +93,7 @@ RUNS = [
         unit="celsius",
         empty=NO_GPU,
         alert="PodscaleGPUThermal",
-        steps=[Step(85, "red")],
+        steps=[Step(DEFAULTS["gpuCelsius"], "red")],
     ),
     lines(
         "Free space",
@@ -105,7 +106,7 @@ RUNS = [
         empty=NO_DISK,
         alert="PodscaleDiskFilling",
         largest=1,
-        steps=[Step(0.1, "red")],
+        steps=[Step(DEFAULTS["diskFreeShare"], "red")],
     ),
     lines(
         "Metrics endpoint",
@@ -150,7 +151,7 @@ DCGM = [
         unit="celsius",
         empty=NO_DCGM,
         span=6,
-        steps=[Step(85, "red")],
+        steps=[Step(DEFAULTS["gpuCelsius"], "red")],
     ),
 ]
 TPU = [

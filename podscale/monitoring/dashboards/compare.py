@@ -4,37 +4,49 @@ from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Query, columns, lines
 from podscale.monitoring.dashboards.queries import (
     BY_RUN,
-    DATA_WAIT,
     GOODPUT,
     IMAGES,
     IMAGES_PER_RANK,
     MFU,
-    PROGRESS,
+    SHOWN,
+    SPENT,
     largest,
-    quantile,
+    newest,
     series,
+    total,
 )
 
 NONE = "Nothing trained in this time"
+TRAINED = total("train_images", BY_RUN)
+RANKS = newest("train_world_size", BY_RUN)
+PEAKS = f"sum by ({BY_RUN}) (last_over_time({series('train_peak_flops')}[{SHOWN}]))"
+STEP = total("train_step_duration_seconds", f"{BY_RUN}, le", suffix="_bucket")
+RESTARTED = f"sum by ({BY_RUN}) (max by ({BY_RUN}, cause) (max_over_time({series('train_restarts')}[{SHOWN}])))"
+DONE = f"{newest('train_completed_steps', BY_RUN)} / {newest('train_planned_steps', BY_RUN)}"
+WAITED = total("train_phase_seconds", BY_RUN, 'phase="data_wait"')
 
 TABLE = [
     columns(
         "Runs",
-        "The chosen runs at the end of the time shown; a run that has ended by then is not in it.",
+        "The chosen runs over the time shown, those that have ended in it too. Images per second and MFU are over all"
+        " of a run's wall time, with its stops; accuracy, loss and progress are the last that were seen.",
         {
-            "Ranks": (largest("train_world_size", BY_RUN), "none"),
-            "Batch": (largest("train_global_batch_size", BY_RUN), "none"),
-            "Images/s": (IMAGES, "count:images/s"),
-            "Per chip": (IMAGES_PER_RANK, "count:images/s"),
-            "MFU": (MFU, "percentunit"),
-            "Median update": (quantile(0.5, "train_step_duration_seconds", BY_RUN), "s"),
-            "Waiting for data": (DATA_WAIT, "percentunit"),
+            "Ranks": (RANKS, "none"),
+            "Batch": (newest("train_global_batch_size", BY_RUN), "none"),
+            "Images/s": (f"{TRAINED} / {SPENT}", "count:images/s"),
+            "Per chip": (f"{TRAINED} / {SPENT} / {RANKS}", "count:images/s"),
+            "MFU": (f"{total('train_model_flops', BY_RUN)} / {SPENT} / {PEAKS}", "percentunit"),
+            "Median update": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
+            "Waiting for data": (f"{WAITED} / ({total('train_phase_seconds', BY_RUN)} > 0)", "percentunit"),
             "Goodput": (GOODPUT, "percentunit"),
-            "Restarts": (f"sum by ({BY_RUN}) ({series('train_restarts')})", "none"),
-            "Done": (PROGRESS, "percentunit"),
-            "Epoch": (largest("train_epoch", BY_RUN), "none"),
-            "Loss": (largest("train_loss", BY_RUN), "none"),
-            "Top-1": (largest("eval_top1_ratio", BY_RUN), "percentunit"),
+            "Restarts": (RESTARTED, "none"),
+            "Done": (
+                f"{newest('train_completed_steps', BY_RUN)} / {newest('train_planned_steps', BY_RUN)}",
+                "percentunit",
+            ),
+            "Epoch": (newest("train_epoch", BY_RUN), "none"),
+            "Loss": (newest("train_loss", BY_RUN), "none"),
+            "Top-1": (newest("eval_top1_ratio", BY_RUN), "percentunit"),
         },
         empty=NONE,
     )

@@ -2,7 +2,8 @@
 
 from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Query, Step, bars, figure, lines
-from podscale.monitoring.dashboards.queries import BY_RANK, BY_RUN, DATA_WAIT, SHOWN, grown, rate, series, share
+from podscale.monitoring.dashboards.queries import BY_RANK, BY_RUN, DATA_WAIT, grown, rate, series, share
+from podscale.monitoring.thresholds import DEFAULTS
 
 UNPACKED = "Nothing packed in this time"
 IDLE = "Nothing trained in this time"
@@ -48,7 +49,7 @@ NOW = [
         empty=IDLE,
         span=6,
         base="green",
-        steps=[Step(0.1, "orange"), Step(0.2, "red")],
+        steps=[Step(0.1, "orange"), Step(DEFAULTS["dataWaitShare"], "red")],
         decimals=1,
     ),
     figure(
@@ -82,7 +83,7 @@ SHARDING = [
     bars(
         "Images rejected, by reason",
         "In the time shown.",
-        Query(f"round(sum by (reason) (increase({series('shard_rejects')}[{SHOWN}])))", "{{reason}}", instant=True),
+        Query(f"sort_desc({grown('shard_rejects', 'reason')})", "{{reason}}", instant=True),
         unit="none",
         empty="No image was rejected",
         span=12,
@@ -106,7 +107,7 @@ INPUT = [
         unit="percentunit",
         empty=IDLE,
         alert="PodscaleDataStarved",
-        steps=[Step(0.2, "red")],
+        steps=[Step(DEFAULTS["dataWaitShare"], "red")],
     ),
     lines(
         "Batches ready",
@@ -121,6 +122,7 @@ INPUT = [
         Query(rate("train_samples_skipped", f"{BY_RUN}, reason", ranks=True), "{{run}} {{reason}}"),
         unit="count:images/s",
         empty=IDLE,
+        ceiling=1,
     ),
 ]
 BOARD = Board(

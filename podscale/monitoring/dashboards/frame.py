@@ -101,7 +101,8 @@ def _events() -> Sequence[dashboard.AnnotationQuery]:
     """
     restarts = series("train_restarts")
     evaluated = f"sum by ({BY_RUN}) (rate({series('eval_images')}[$__rate_interval])) > bool 0"
-    grown = f"sum by ({BY_RUN}, cause) ({restarts} > max_over_time({restarts}[1h] offset 1m))"
+    cause = f"max by ({BY_RUN}, cause)"
+    grown = f"{cause} ({restarts}) > {cause} (max_over_time({restarts}[1h] offset 1m))"
     saved = f"({largest('train_checkpoint_last_success_timestamp_seconds', BY_RUN)} > 0) * 1000"
     return [
         _event("Restarts", "red", grown, "{{run}}: started again after {{cause}}"),

@@ -4,20 +4,28 @@ from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Query, Step, bars, figure, lines
 from podscale.monitoring.dashboards.queries import (
     BY_RUN,
+    BY_STATE,
     CHECKPOINT_AGE,
     GOODPUT,
+    GOODPUT_RECENTLY,
+    RECENT,
+    RESTARTS,
     SHOWN,
+    SPENT_RECENTLY,
+    UNPRODUCTIVE,
     grown,
     largest,
     rate,
     series,
-    share,
+    spread,
 )
+from podscale.monitoring.thresholds import DEFAULTS
 
 NONE = "Nothing trained in this time"
 UNSAVED = "No checkpoint yet"
 UNMEASURED = "Not evaluated yet"
-BY_STATE = f"sum by (state) (increase({series('train_wall_seconds')}[{SHOWN}]))"
+SPLIT = f"sum by (state) ({spread('train_wall_seconds', BY_STATE, SHOWN)})"
+BAD = f"sum by (state) ({spread('train_wall_seconds', BY_STATE, RECENT, UNPRODUCTIVE)})"
 SAVING = "train_checkpoint_duration_seconds"
 NONFINITE = [Step(1, "red")]
 
@@ -29,18 +37,18 @@ NOW = [
         unit="percentunit",
         empty=NONE,
         base="red",
-        steps=[Step(0.5, "orange"), Step(0.8, "green")],
+        steps=[Step(DEFAULTS["goodputShare"], "orange"), Step(0.9, "green")],
         decimals=1,
     ),
     figure(
         "Restarts",
         "Launches after the first, over the whole life of the run.",
-        Query(f"sum by ({BY_RUN}) ({series('train_restarts')})"),
+        Query(RESTARTS),
         unit="none",
         empty=NONE,
         alert="PodscaleRestartLoop",
         base="green",
-        steps=[Step(1, "orange"), Step(5, "red")],
+        steps=[Step(1, "orange"), Step(DEFAULTS["restartsPerHour"], "red")],
     ),
     figure(
         "Checkpoint age",
@@ -48,7 +56,7 @@ NOW = [
         Query(CHECKPOINT_AGE),
         unit="s",
         empty=UNSAVED,
-        decimals=0,
+        decimals=1,
     ),
     figure(
         "Failed checkpoints",
@@ -98,25 +106,25 @@ TIME = [
     bars(
         "What the time went to",
         "Share of the wall time shown, by what it was spent on. Only productive is good for anything.",
-        Query(f"{BY_STATE} / scalar(sum({BY_STATE}))", "{{state}}", instant=True),
+        Query(f"sort_desc({SPLIT} / scalar(sum({SPLIT})))", "{{state}}", instant=True),
         unit="percentunit",
         empty=NONE,
         largest=1,
     ),
     lines(
         "Goodput",
-        "Share of the wall time spent on updates that were kept.",
-        Query(share("train_wall_seconds", BY_RUN, "", 'state="productive"')),
+        "Share of the last five minutes that was spent on updates that were kept.",
+        Query(GOODPUT_RECENTLY),
         unit="percentunit",
         empty=NONE,
         alert="PodscaleGoodputLow",
         largest=1,
-        steps=[Step(0.8, "orange")],
+        steps=[Step(DEFAULTS["goodputShare"], "red")],
     ),
     lines(
         "Badput by state",
-        "Share of the wall time spent on anything else. A kill shows as recovery, then redo.",
-        Query(share("train_wall_seconds", "", "state", 'state!="productive"'), "{{state}}"),
+        "Share of the last five minutes that was spent on anything else. A kill shows as recovery, then redo.",
+        Query(f"{BAD} / on () group_left () sum({SPENT_RECENTLY})", "{{state}}"),
         unit="percentunit",
         empty=NONE,
         stacked=True,
@@ -126,7 +134,7 @@ SAFETY = [
     lines(
         "Restarts",
         "Launches after the first, by how the one before ended.",
-        Query(f"sum by ({BY_RUN}, cause) ({series('train_restarts')}) > 0", "{{run}} {{cause}}"),
+        Query(f"max by ({BY_RUN}, cause) ({series('train_restarts')}) > 0", "{{run}} {{cause}}"),
         unit="none",
         empty="No restart",
     ),
@@ -171,7 +179,7 @@ LEARNING = [
         "Euclidean norm of the averaged gradient at the last logged update.",
         Query(largest("train_grad_norm", BY_RUN)),
         unit="none",
-        empty=NONE,
+        empty="Not measured in this run",
     ),
     lines(
         "Accuracy",
@@ -189,6 +197,7 @@ LEARNING = [
         Query(rate("train_steps_skipped", BY_RUN), "{{run}} masked"),
         unit="count:updates/s",
         empty=NONE,
+        ceiling=1,
         alert="PodscaleNonFiniteSteps",
     ),
     lines(
@@ -197,6 +206,7 @@ LEARNING = [
         Query(rate("train_samples_skipped", f"{BY_RUN}, reason"), "{{run}} {{reason}}"),
         unit="count:images/s",
         empty=NONE,
+        ceiling=1,
         alert="PodscaleSamplesSkippedHigh",
     ),
 ]

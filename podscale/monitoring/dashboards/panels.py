@@ -107,9 +107,14 @@ def lines(
     steps: Sequence[Step] = (),
     largest: float | None = None,
     smallest: float | None = 0,
+    ceiling: float | None = None,
     points: bool = False,
 ) -> timeseries.Panel:
-    """Values over time; `steps` are drawn as dashed limits, and `alert` names the alert that the panel explains."""
+    """Values over time.
+
+    `steps` are drawn as dashed limits, `alert` names the alert that the panel explains. The axis ends at `largest`, and
+    at `ceiling` while all values are below it.
+    """
     panel = _dress(timeseries.Panel(), title, text, queries, unit, empty, span, 8, alert)
     panel.legend(common.VizLegendOptions().show_legend(True).display_mode(shared.LegendDisplayMode.LIST))
     panel.tooltip(common.VizTooltipOptions().mode(shared.TooltipDisplayMode.MULTI).sort(shared.SortOrder.DESCENDING))
@@ -119,6 +124,8 @@ def lines(
         panel.min(smallest)
     if largest is not None:
         panel.max(largest)
+    if ceiling is not None:
+        panel.axis_soft_max(ceiling)
     if stacked:
         panel.stacking(common.StackingConfig().mode(shared.StackingMode.NORMAL).group("A")).line_width(0)
     if steps:

@@ -8,8 +8,11 @@ from podscale.telemetry.catalogue import CATALOGUE
 
 BY_RUN = "namespace, run"
 BY_RANK = "namespace, run, rank"
+BY_STATE = "namespace, run, state"
 SECONDS = "$__rate_interval"
 SHOWN = "$__range"
+RECENT = "5m"
+"""Long enough for most restarts: what was lost is booked after them."""
 
 
 def series(name: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
@@ -23,28 +26,50 @@ def rate(name: str, by: str, *matchers: str, suffix: str = "", ranks: bool = Fal
     return f"sum by ({by}) (rate({series(name, *matchers, suffix=suffix, ranks=ranks)}[{SECONDS}]))"
 
 
-def grown(name: str, by: str, *matchers: str, ranks: bool = False) -> str:
-    """Growth of a counter over the time shown, summed; whole, since `increase` extrapolates."""
-    return f"round(sum by ({by}) (increase({series(name, *matchers, ranks=ranks)}[{SHOWN}])))"
-
-
 def largest(name: str, by: str, *matchers: str, ranks: bool = False) -> str:
     """A gauge that every rank may export alike."""
     return f"max by ({by}) ({series(name, *matchers, ranks=ranks)})"
+
+
+def newest(name: str, by: str) -> str:
+    """A gauge as it was last seen in the time shown: of runs that have ended, too."""
+    return f"max by ({by}) (last_over_time({series(name)}[{SHOWN}]))"
+
+
+def total(name: str, by: str, *matchers: str, suffix: str = "") -> str:
+    """Growth of a counter over the time shown, summed, as `increase` extrapolates it."""
+    return f"sum by ({by}) (increase({series(name, *matchers, suffix=suffix)}[{SHOWN}]))"
+
+
+def grown(name: str, by: str, *matchers: str) -> str:
+    """Growth of a counter over the time shown, as a whole number."""
+    return f"round({total(name, by, *matchers)})"
+
+
+def spread(name: str, by: str, window: str, *matchers: str) -> str:
+    """Growth of a total that is kept over all lives of a run.
+
+    A pod that starts again exports it under a new address, perhaps a heartbeat behind: `increase` would lose what was
+    booked between, or count it all again. The span between least and most cannot be misled.
+    """
+    found = f"{series(name, *matchers)}[{window}]"
+    return f"max by ({by}) (max_over_time({found})) - min by ({by}) (min_over_time({found}))"
 
 
 def share(name: str, by: str, of: str, *matchers: str, ranks: bool = False) -> str:
     """Growth of the part of a counter that `matchers` choose, by `of` more labels, over that of all of it."""
     part = rate(name, ", ".join(filter(None, (by, of))), *matchers, ranks=ranks)
     whole = rate(name, by, ranks=ranks)
-    return f"{part} / on ({by}) group_left () {whole}" if of else f"{part} / {whole}"
+    return f"{part} / on ({by}) group_left () ({whole} > 0)" if of else f"{part} / ({whole} > 0)"
 
 
 def quantile(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
-    """A quantile of a histogram."""
-    return f"histogram_quantile({portion}, {rate(name, f'{by}, le', suffix='_bucket', ranks=ranks)})"
+    """A quantile of a histogram; nothing, instead of NaN, where nothing was observed."""
+    return f"histogram_quantile({portion}, {rate(name, f'{by}, le', suffix='_bucket', ranks=ranks)}) >= 0"
 
 
+PRODUCTIVE = 'state="productive"'
+UNPRODUCTIVE = 'state!="productive"'
 IMAGES = rate("train_images", BY_RUN)
 IMAGES_PER_RANK = f"{IMAGES} / {largest('train_world_size', BY_RUN)}"
 FLOPS = rate("train_model_flops", BY_RUN)
@@ -56,8 +81,12 @@ LEFT = (
 )
 PROGRESS = f"{largest('train_completed_steps', BY_RUN)} / {largest('train_planned_steps', BY_RUN)}"
 DATA_WAIT = share("train_phase_seconds", BY_RUN, "", 'phase="data_wait"')
-SPENT = f"sum by ({BY_RUN}) (increase({series('train_wall_seconds')}[{SHOWN}]))"
-KEPT = series("train_wall_seconds", 'state="productive"')
-GOODPUT = f"sum by ({BY_RUN}) (increase({KEPT}[{SHOWN}])) / {SPENT}"
+SPENT = f"(sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN)}) > 0)"
+GOODPUT = f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN, PRODUCTIVE)}) / {SPENT}"
+SPENT_RECENTLY = f"(sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT)}) > 0)"
+GOODPUT_RECENTLY = (
+    f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT, PRODUCTIVE)}) / {SPENT_RECENTLY}"
+)
+RESTARTS = f"sum by ({BY_RUN}) (max by ({BY_RUN}, cause) ({series('train_restarts')}))"
 CHECKPOINT_AGE = f"time() - {largest('train_checkpoint_last_success_timestamp_seconds', BY_RUN)}"
-BUSY = f"{rate('train_busy_seconds', BY_RANK, ranks=True)} / {rate('train_steps', BY_RANK, ranks=True)}"
+BUSY = f"{rate('train_busy_seconds', BY_RANK, ranks=True)} / ({rate('train_steps', BY_RANK, ranks=True)} > 0)"

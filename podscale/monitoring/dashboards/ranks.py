@@ -3,11 +3,12 @@
 from podscale.monitoring.dashboards.frame import Board
 from podscale.monitoring.dashboards.panels import Panel, Query, Step, figure, heat, lines
 from podscale.monitoring.dashboards.queries import BUSY, BY_RANK, BY_RUN, largest, series, share
+from podscale.monitoring.thresholds import DEFAULTS
 
 NONE = "Nothing trained in this time"
 ALIKE = "The ranks have not been compared yet"
 RANK = "rank {{rank}}"
-SLOW = Step(1.25, "red")
+SLOW = Step(DEFAULTS["stragglerRatio"], "red")
 SILENT = f"time() - {largest('train_last_step_timestamp_seconds', BY_RANK, ranks=True)}"
 
 

@@ -17,10 +17,11 @@ from podscale.monitoring.dashboards.queries import (
     series,
     share,
 )
+from podscale.monitoring.thresholds import DEFAULTS
 
 IDLE = "Nothing trained in this time"
 NO_PEAK = "No peak is known for this device"
-STARVED = [Step(0.1, "orange"), Step(0.2, "red")]
+STARVED = [Step(0.1, "orange"), Step(DEFAULTS["dataWaitShare"], "red")]
 
 NOW = [
     figure(

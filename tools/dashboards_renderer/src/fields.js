@@ -5,7 +5,7 @@ const STANDARD = ['unit', 'min', 'max', 'decimals', 'displayName', 'noValue', 't
 const CUSTOM = [
   'drawStyle', 'lineInterpolation', 'lineWidth', 'fillOpacity', 'gradientMode', 'lineStyle', 'spanNulls', 'insertNulls',
   'showPoints', 'pointSize', 'stacking', 'axisPlacement', 'axisLabel', 'axisColorMode', 'scaleDistribution', 'hideFrom',
-  'thresholdsStyle', 'align', 'cellOptions', 'width', 'minWidth',
+  'thresholdsStyle', 'axisSoftMin', 'axisSoftMax', 'align', 'cellOptions', 'width', 'minWidth',
 ];
 
 function option(id, isCustom) {

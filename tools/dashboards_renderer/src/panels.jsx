@@ -1,6 +1,7 @@
 // One panel: Grafana's components, with the options that the dashboard's JSON gives.
 import {
-  FieldColorModeId, FieldType, applyFieldOverrides, cacheFieldDisplayNames, dateTime, getDisplayProcessor, getFieldDisplayValues, transformDataFrame,
+  FieldColorModeId, FieldType, applyFieldOverrides, cacheFieldDisplayNames, dateTime, getDisplayProcessor, getDisplayValueAlignmentFactors,
+  getFieldDisplayValues, transformDataFrame,
 } from '@grafana/data';
 import { BarGauge, BigValue, PanelChrome, TimeSeries, VizRepeater } from '@grafana/ui';
 import { TableNG } from '@grafana/ui/unstable'; // the one of Grafana 13's table panel
@@ -94,6 +95,7 @@ function bars(props) {
   return (
     <VizRepeater
       getValues={() => displayed(props)}
+      getAlignmentFactors={getDisplayValueAlignmentFactors}
       renderValue={({ value, width, height, orientation, alignmentFactors }) => (
         <BarGauge
           value={value.display} field={value.field} display={value.view?.getFieldDisplayProcessor(value.colIndex)} text={panel.options.text}

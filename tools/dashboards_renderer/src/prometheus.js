@@ -23,9 +23,16 @@ export function stepOf(job) {
   return Math.max(job.scrape, Math.ceil((job.end - job.begin) / MOST_POINTS));
 }
 
-async function ask(job, path, parameters) {
-  const answer = await fetch(`${job.prometheus}/api/v1/${path}?${new URLSearchParams(parameters)}`);
-  const body = await answer.json();
+async function ask(job, path, parameters, again = 5) {
+  let body;
+  try {
+    const answer = await fetch(`${job.prometheus}/api/v1/${path}?${new URLSearchParams(parameters)}`);
+    body = await answer.json();
+  } catch (error) {
+    if (!again) throw error; // on a busy machine a connection may fail
+    await new Promise((done) => setTimeout(done, 1000));
+    return ask(job, path, parameters, again - 1);
+  }
   if (body.status !== 'success') throw new Error(`${parameters.query}: ${body.error}`);
   return body.data.result;
 }
@@ -51,7 +58,14 @@ async function framesOfTarget(target, job) {
     return target.format === 'table' ? [tabled(target, result)] : result.map((one) => frame(target, one.metric, [one.value], 0));
   }
   const result = await range(job, query);
-  return result.map((one) => frame(target, one.metric, one.values, stepOf(job) * 1000));
+  return result.map((one) => frame(target, one.metric, gapped(one.values, job), stepOf(job) * 1000));
+}
+
+// A value for every step, as Grafana draws it: where Prometheus has none, the line ends.
+function gapped(values, job) {
+  const known = new Map(values.map(([at, value]) => [Math.round((at - job.begin) / stepOf(job)), value]));
+  const steps = Math.floor((job.end - job.begin) / stepOf(job)) + 1;
+  return Array.from({ length: steps }, (_, place) => [job.begin + place * stepOf(job), known.get(place) ?? null]);
 }
 
 function frame(target, labels, values, interval) {
@@ -64,7 +78,7 @@ function frame(target, labels, values, interval) {
         name: 'Value',
         type: FieldType.number,
         labels,
-        values: values.map(([, value]) => Number(value)),
+        values: values.map(([, value]) => (value === null ? null : Number(value))),
         config: { displayNameFromDS: named(labels, target.legendFormat) },
       },
     ],
