@@ -39,6 +39,33 @@ from the start. A series that is not known does not exist: nothing is reported a
 Prometheus' to make: images a second are `sum by (run) (rate(podscale_train_images_total[5m]))`.
 """
 
+SERVING = """## Serving them
+
+Sharding, training and evaluation serve the same way, each in the parent process of its stage: ranks leave their figures
+in a file once a second, and only the parent talks to scrapers. It answers `/metrics` and nothing else, within time
+limits, for at most 32 clients at once; one more, and it hangs up on the oldest, so that clients that sit still hold up
+nobody. Pods serve at port 9464 (the container port `metrics`); on a machine of your own any free port is taken and
+printed.
+
+| what | how |
+|---|---|
+| HTTPS | `telemetry.tls_certificate`, `telemetry.tls_key`: PEM files |
+| only scrapers with a certificate (mTLS) | `telemetry.tls_client_ca`: the authority that signs theirs |
+| only scrapers with a token | `telemetry.bearer_token_file` |
+| the last values of a stage are scraped too | `telemetry.linger_seconds`: two scrape intervals, say |
+| short stages push too | `telemetry.pushgateway`, for `telemetry.linger_seconds`; not training |
+| no run without metrics | `telemetry.required: true`; else a port that is taken costs a warning, and the run goes on |
+| no metrics | `telemetry.enabled: false` |
+
+Certificates, keys and tokens are read once, when a stage begins; what cannot work (a key of another certificate, an
+empty token) is refused before anything is started. Afterwards nothing of telemetry can fail a run: a full disk, a
+Pushgateway that is not there and clients that mean harm cost a warning at most. The last figures of every stage stand
+in `telemetry.json` of the run directory, those of sharding beside the shard set.
+
+In a Kubeflow pipeline on a cluster, the shard stage is given nothing but the `data` section, so it serves no metrics
+there; `podscale submit` and `podscale run` do.
+"""
+
 COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|---|---|---|---|---|---|"
 
 
@@ -52,7 +79,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a dashboard, and the names its queries speak of."""
+    """A panel of a dashboard, and the names its queries speak of; the board's title without the part all share."""
 
     dashboard: str
     title: str
@@ -69,15 +96,18 @@ def render() -> str:
     for exporter, (title, text) in EXPORTERS.items():
         entries = [entry for entry in ENTRIES if entry.exporter == exporter]
         parts += [f"## {title}\n", f"{text}\n", COLUMNS, *(row(entry, rules, panels) for entry in entries), ""]
+    parts.append(SERVING)
     return "\n".join(parts)
 
 
 def row(entry: Entry, rules: list[Rule], panels: list[Panel]) -> str:
     """One metric as a row of its table."""
-    own = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
-    using = [rule for rule in rules if rule.names & own]
-    recorded = {rule.name for rule in using}
-    shown = [panel for panel in panels if panel.names & (own | recorded)]
+    spoken = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
+    using: list[Rule] = []
+    while found := [rule for rule in rules if rule.names & spoken and rule not in using]:
+        using += found
+        spoken |= {rule.name for rule in found}  # what is recorded stands for what it was recorded from
+    shown = [panel for panel in panels if panel.names & spoken]
     cells = (
         f"`{entry.series}`",
         entry.kind,
@@ -105,7 +135,7 @@ def read_panels(directory: Path = DASHBOARDS) -> Iterator[Panel]:
         for panel in _flat(board.get("panels", [])):
             asked = " ".join(target.get("expr", "") for target in panel.get("targets", []))
             if asked:
-                yield Panel(board["title"], panel["title"], names_in(asked))
+                yield Panel(board["title"].removeprefix("Podscale / "), panel["title"], names_in(asked))
 
 
 def names_in(expression: str) -> frozenset[str]:

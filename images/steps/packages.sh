@@ -10,7 +10,8 @@ rm -rf "$PIP_CACHE_DIR/wheels"     # but what is built from source is built each
 
 python3 -m venv /opt/pip
 /opt/pip/bin/pip install --require-hashes --only-binary :all: -r requirements/build.txt
-# Some packages come as source only: pip checks their hash too, and the tools installed above build them.
+# Some packages come as source only: pip checks their hash too, and the tools installed above build them. pip keeps the
+# hash of what they built in direct_url.json, so that SOURCE_DATE_EPOCH has to be set here: archives carry times.
 /opt/pip/bin/pip wheel --require-hashes --no-build-isolation --wheel-dir /wheels -r "$1"
 python3 -m venv --without-pip /opt/podscale
 /opt/pip/bin/pip --python /opt/podscale/bin/python install --no-cache-dir --no-compile --no-index /wheels/*.whl

@@ -60,6 +60,12 @@ class LaunchSection(Section):
     timeout_seconds: float = placement(
         300.0, "Longest wait of one rank for its peers; then all end and name the missing one.", gt=0
     )
+    hang_seconds: float = placement(
+        180.0,
+        "Least time without an update that counts as a hang: more where ten times the usual update is more, at most "
+        "launch.timeout_seconds. Never during an evaluation, a checkpoint or the first update.",
+        gt=0,
+    )
     image: str = placement(
         "podscale-base:latest", "Container image of the stages: podscale-base, podscale-gpu ...", min_length=1
     )

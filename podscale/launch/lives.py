@@ -54,8 +54,10 @@ class Lives:
         assert self._lease is not None
         try:
             write_book(self._path, book, self._lease.check)
-        except (OSError, LeaseLost) as error:
-            logger.warning("%s: %s", self._path, error)
+        except LeaseLost:
+            return  # its life is of no interest any more
+        except OSError as error:
+            logger.warning("%s: when launches begin and how they end is not kept: %s", self._path, error.strerror)
 
 
 def age(environment: Mapping[str, str] = os.environ) -> float:

@@ -75,6 +75,7 @@ def build_session(
         accumulation=train.accumulation,
         forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
         randomness=Randomness(model, config.run.seed, world),
+        norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
     )
     return Session(
         config=config,

@@ -23,11 +23,12 @@ from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
-from podscale.telemetry.goodput import GoodputMetrics, Ledger, joined
+from podscale.telemetry.goodput import Ledger, joined
 from podscale.telemetry.heartbeat import Heartbeat, read_book
 from podscale.telemetry.metrics import Lap, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
-from podscale.telemetry.stragglers import BusyMetrics, BusyTime, Comparison, Stragglers, interval
+from podscale.telemetry.series import Series, Source
+from podscale.telemetry.stragglers import BusyTime, Comparison, Stragglers, interval
 
 
 class Monitor:
@@ -111,10 +112,11 @@ class Monitor:
 
     def updated(self, step: int, images: int, bad_records: int) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted."""
-        self._whereabouts.updated(step)
+        seconds = time.perf_counter() - self._step_started
+        self._whereabouts.updated(step, seconds)
         if self._ledger is not None:
             self._ledger.updated(step)
-        self._metrics.step(images, time.perf_counter() - self._step_started)
+        self._metrics.step(images, seconds)
         self._progress(completed=step)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
@@ -138,7 +140,8 @@ class Monitor:
         if lap is None or self._log is None:
             return
         training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
-        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate)
+        norm = word.grad_norm if word.finite else None
+        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate, grad_norm=norm)
         self._log.step(
             word.step,
             epoch=epoch,
@@ -264,9 +267,10 @@ def monitoring(
         busy=busy,
         hosts=world.hosts(),
     )
-    BusyMetrics(registry, busy, monitor.stragglers, rank=world.rank, run=config.run.id)
-    if ledger is not None:
-        GoodputMetrics(registry, ledger, rank=world.rank, run=config.run.id)
+    limit = whereabouts.limit if whereabouts is not None else None
+    sources: tuple[Source | None, ...] = (busy, limit, monitor.stragglers, ledger)
+    for source in filter(None, sources):
+        Series(registry, source, rank=world.rank, run=config.run.id)
     try:
         with (
             SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),

@@ -4,13 +4,22 @@ import socket
 from dataclasses import dataclass, field
 
 from podscale import processes
+from podscale.telemetry.hang import HangLimit
+from podscale.telemetry.phases import PHASES
+
+HELD = ("start", "checkpoint", "evaluation")
+"""Phases whose length says nothing about updates."""
 
 
 class Whereabouts:
     """What a rank is doing: the phase (names in telemetry.phases) of the update after `step` updates."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: HangLimit | None = None) -> None:
         self.step, self.phase = 0, "start"
+        self.limit = limit
+        """Of one update; None: nobody calls it a hang."""
+        self.laps = 0
+        """Rises with every update, and with every end of what stands between two of them."""
         self.changes = 0
         """Rises with every sign of progress: a rank whose number stands still does not get on."""
         self.under_way = False
@@ -21,7 +30,14 @@ class Whereabouts:
         self.step = step
         self.changes += 1
 
+    @property
+    def updating(self) -> bool:
+        """Whether this rank is in an update, and not in its first, in which the network is compiled."""
+        return self.under_way and self.phase not in HELD
+
     def enter(self, phase: str) -> None:
+        if self.phase in HELD:
+            self.laps += 1
         self.phase = phase
         self.changes += 1
 
@@ -29,10 +45,14 @@ class Whereabouts:
         """Some progress inside a phase."""
         self.changes += 1
 
-    def updated(self, step: int) -> None:
+    def updated(self, step: int, seconds: float | None = None) -> None:
+        """seconds: that the update took."""
+        if self.limit is not None and self.under_way and seconds is not None:
+            self.limit.add(seconds)
         self.step = step
         self.under_way = True
         self.changes += 1
+        self.laps += 1
 
     def __str__(self) -> str:
         return _place(self.step, self.phase)
@@ -63,6 +83,15 @@ class Note:
     def place(self) -> str:
         return _place(self.step, self.phase)
 
+    @property
+    def process(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def order(at: Note | Whereabouts) -> tuple[int, int]:
+    """How far along a rank is: who waits for others is in a later phase than who lets them wait."""
+    return at.step, PHASES.index(at.phase) if at.phase in PHASES else -1
+
 
 @dataclass(frozen=True)
 class Census:
@@ -81,14 +110,20 @@ class Census:
     def __str__(self) -> str:
         """Who is to blame, for people: who is missing, else who ended first, else who is behind."""
         told = [
-            f"rank {rank} {note.fate} (process {note.pid} on {note.host}, last seen in {note.place})"
+            f"rank {rank} {note.fate} ({note.process}, last seen in {note.place})"
             for rank, note in self.missing.items()
         ]
         told += [f"rank {rank} ended: {note.ended}" for rank, note in self.ended.items() if not note.follows]
-        if not told and self.alive:
-            rank, note = min(self.alive.items(), key=lambda entry: entry[1].step)
-            told = [f"no rank is missing; the furthest behind is rank {rank}, in {note.place}"]
+        if not told and self.behind is not None:
+            rank, note = self.behind
+            told = [f"no rank is missing; the furthest behind is rank {rank} ({note.process}), in {note.place}"]
         return "; ".join(told) or "the others have ended, because of each other"
+
+    @property
+    def behind(self) -> tuple[int, Note] | None:
+        """Of those that live, or have ended because of another: the one that is furthest behind."""
+        present = self.alive | {rank: note for rank, note in self.ended.items() if note.follows}
+        return min(present.items(), key=lambda entry: order(entry[1]), default=None)
 
 
 def _place(step: int, phase: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Protocol
 
 from torch._C._distributed_c10d import Store
@@ -27,6 +28,8 @@ PATIENCE = 3.5
 STORE_PATIENCE = 5.0
 """Notes in whose time the store answers, or never will."""
 FAILED = "pulse/failed"
+HANG = "pulse/hang"
+"""Which rank was the first to call it a hang: then all write down what they were doing."""
 
 
 class Trouble(Protocol):
@@ -36,9 +39,10 @@ class Trouble(Protocol):
 class Pulse:
     """Writes this rank's notes and reads those of all.
 
-    on_trouble: called on the pulse's thread where this rank, once under way, has not got on for `deaf_seconds`, or
-    where another has ended with an error and this one does not notice: what a rank needs whose collectives raise
-    nothing (NCCL's, which wait on the device). seconds: between two notes; default: by the size of the world.
+    on_trouble: called once, on a thread of its own, where an update takes longer than the limit of `whereabouts`, and
+    where another rank calls it a hang. With `deaf_seconds` also where this rank, once under way, has not got on for as
+    long, or where another has ended with an error and this one does not notice: what a rank needs whose collectives
+    raise nothing (NCCL's, which wait on the device). seconds: between two notes; default: by the size of the world.
     """
 
     def __init__(
@@ -58,8 +62,9 @@ class Pulse:
         self._first: Note | None = None
         """The newest note of rank 0: the store may end with it."""
         self._over = threading.Event()
+        self._spoken = False
         self._write(meeting.store)
-        if meeting.size > 1:
+        if meeting.size > 1 or whereabouts.limit is not None:
             threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def last_words(self, ended: str, *, follows: bool = False) -> None:
@@ -71,6 +76,18 @@ class Pulse:
         stay = follows and self._meeting.rank == 0
         self._bounded(lambda: self._say(ended, follows, stay), self._store_seconds)
 
+    def call_hang(self) -> None:
+        """Lets the others know at once, before it is known who is to blame."""
+        self._bounded(self._say_hang, self._store_seconds)
+
+    def hang_called(self) -> bool:
+        """Whether any rank calls it a hang."""
+        found: list[bool] = []
+        self._bounded(
+            lambda: found.append(self._meeting.own_store(self._store_seconds).check([HANG])), self._store_seconds
+        )
+        return any(found)
+
     def census(self) -> Census:
         """How the other ranks are; takes up to `PATIENCE` notes and never hangs."""
         found: list[Census] = []
@@ -80,26 +97,49 @@ class Pulse:
         return Census(missing={0: self._first}) if self._first is not None else Census()
 
     def _run(self) -> None:
-        changes, since = -1, time.monotonic()
+        still, quiet = _Stillness(), _Stillness()
         with suppress(RuntimeError):  # the store is gone, and with it whoever would read
             store = self._meeting.own_store(self._store_seconds)
+            ticked = time.monotonic()
             while not self._over.wait(self._seconds):
+                # What a process that was stopped itself, or whose machine was, does not live through does not count.
+                now, before = time.monotonic(), ticked
+                ticked, passed = now, min(now - before, 3 * self._seconds)
                 self._beat += 1
                 self._write(store)
                 if self._meeting.rank != 0:
                     self._first = _read(store, [0])[0]
-                if self._whereabouts.changes != changes:
-                    changes, since = self._whereabouts.changes, time.monotonic()
-                self._listen(store, time.monotonic() - since)
+                at = self._whereabouts
+                quiet_seconds = quiet.after(passed, at.laps) if at.updating else 0.0
+                self._listen(store, still.after(passed, at.changes), quiet_seconds)
 
-    def _listen(self, store: Store, still_seconds: float) -> None:
-        """Speaks up for a main thread that hears nothing."""
-        if self._deaf_seconds is None:
-            return
-        if still_seconds > self._deaf_seconds and self._whereabouts.under_way:
-            self._on_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
-        elif still_seconds > PATIENCE * self._seconds and store.check([FAILED]):
-            self._on_trouble(f"rank {store.get(FAILED).decode()} has failed", hang=False)
+    def _listen(self, store: Store, still_seconds: float, quiet_seconds: float) -> None:
+        """Speaks up for a main thread that hears nothing.
+
+        still_seconds: since it last moved; quiet_seconds: since the last update, while it is in one.
+        """
+        at, deaf = self._whereabouts, self._deaf_seconds
+        if at.limit is not None and quiet_seconds > (limit := at.limit.seconds):
+            self._speak(f"there was no update for {quiet_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True)
+        elif deaf is not None and still_seconds > deaf and at.under_way:
+            self._speak(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
+        elif still_seconds > PATIENCE * self._seconds:
+            if store.check([HANG]):
+                self._speak(f"rank {store.get(HANG).decode()} calls it a hang", hang=True)
+            elif deaf is not None and store.check([FAILED]):
+                self._speak(f"rank {store.get(FAILED).decode()} has failed", hang=False)
+
+    def _speak(self, reason: str, *, hang: bool) -> None:
+        """Once, and on a thread of its own: this one goes on writing notes, lest others take this rank for missing."""
+        if not self._spoken:
+            self._spoken = True
+            work = partial(self._on_trouble, reason, hang=hang)
+            threading.Thread(target=work, name="trouble", daemon=True).start()
+
+    def _say_hang(self) -> None:
+        store = self._meeting.own_store(self._store_seconds)
+        if not store.check([HANG]):
+            store.set(HANG, str(self._meeting.rank))
 
     def _say(self, ended: str, follows: bool, stay: bool) -> None:
         store = self._meeting.own_store(self._store_seconds)
@@ -139,6 +179,19 @@ class Pulse:
         at = self._whereabouts
         note = Note(self._beat, at.step, at.phase, socket.gethostname(), os.getpid(), ended, follows)
         store.set(_key(self._meeting.rank), json.dumps(asdict(note)))
+
+
+class _Stillness:
+    """Seconds since a number last changed."""
+
+    def __init__(self) -> None:
+        self._number, self._seconds = -1, 0.0
+
+    def after(self, passed: float, number: int) -> float:
+        """`passed`: seconds since the call before."""
+        self._seconds = self._seconds + passed if number == self._number else 0.0
+        self._number = number
+        return self._seconds
 
 
 def _key(rank: int) -> str:

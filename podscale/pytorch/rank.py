@@ -86,7 +86,8 @@ def main() -> None:
     place = Place.of()
     meeting = meet(place.config.launch.timeout_seconds)
     try:
-        with watched(meeting, place.end) as whereabouts:
+        stacks = RunDirectory.of(place.config).hang
+        with watched(meeting, place.end, hang_seconds=place.config.launch.hang_seconds, stacks=stacks) as whereabouts:
             run_stage(place, meeting, whereabouts)
     except Preempted:
         worlds.leave()

@@ -109,6 +109,11 @@ class RunDirectory:
         return self.path / "report.html"
 
     @property
+    def hang(self) -> Path:
+        """What each rank was doing when the run last hung."""
+        return self.path / "hang"
+
+    @property
     def heartbeat(self) -> Path:
         """Where the run's wall time went so far, over all launches (see podscale.telemetry.goodput)."""
         return self.path / ".heartbeat"

@@ -168,7 +168,12 @@ ENTRIES = (
     Entry("train_epoch", "gauge", "rank 0", "Passes over the training split so far.", "epochs"),
     Entry("train_loss", "gauge", "rank 0", "Training loss of the last logged update."),
     Entry("train_learning_rate", "gauge", "rank 0", "Learning rate of the last logged update."),
-    Entry("train_grad_norm", "gauge", "rank 0", "Euclidean norm of the averaged gradient at the last logged update."),
+    Entry(
+        "train_grad_norm",
+        "gauge",
+        "rank 0",
+        "Euclidean norm of the averaged gradient at the last logged update; absent where updates are sharded.",
+    ),
     Entry(
         "train_nonfinite_steps",
         "counter",
@@ -319,7 +324,7 @@ ENTRIES = (
         "telemetry_connections_shed",
         "counter",
         "supervisor",
-        "Connections closed at once, over the limit.",
+        "Connections hung up on because too many were open.",
         "connections",
     ),
 )

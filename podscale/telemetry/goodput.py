@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from podscale.telemetry.catalogue import CATALOGUE, RESTART_CAUSES, STATES
+from podscale.telemetry.catalogue import RESTART_CAUSES, STATES
 from podscale.telemetry.phases import PHASES
+from podscale.telemetry.series import Sample
 
 IN_ORDER = ("done", "preempted")
 """Endings after which nobody was at work until the next launch, whoever was to launch it."""
@@ -187,6 +184,12 @@ class Ledger:
             seconds=dict(zip(STATES, seconds, strict=True)),
         )
 
+    def samples(self) -> Iterator[Sample]:
+        """What is exported of the book of this moment."""
+        book = self.book()
+        yield from (("train_wall_seconds", (state,), seconds) for state, seconds in book.seconds.items())
+        yield from (("train_restarts", (cause,), count) for cause, count in book.restarts.items())
+
     def _enter(self, state: int) -> None:
         booked, running, since = self._at
         if state == running:
@@ -195,23 +198,3 @@ class Ledger:
         seconds = booked.copy()
         seconds[running] += now - since
         self._at = (seconds, state, now)
-
-
-class GoodputMetrics(Collector):
-    """Exports the ledger of a run; registers itself with `registry`."""
-
-    def __init__(self, registry: CollectorRegistry, ledger: Ledger, *, rank: int, run: str) -> None:
-        self._ledger, self._labels = ledger, (run, str(rank))
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        book = self._ledger.book()
-        for name, values in (("train_wall_seconds", book.seconds), ("train_restarts", book.restarts)):
-            family = CATALOGUE[name].family()
-            for label, value in values.items():
-                family.add_metric([*self._labels, label], value)  # type: ignore[attr-defined]
-            yield family
-
-    def describe(self) -> list[Metric]:
-        """Nothing: names are known when collected, and registration must not collect."""
-        return []

@@ -85,10 +85,15 @@ class TrainMetrics(Collector):
         self.readings.set("train_last_step_timestamp_seconds", time())
 
     def state(
-        self, *, epoch: float | None = None, loss: float | None = None, learning_rate: float | None = None
+        self,
+        *,
+        epoch: float | None = None,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+        grad_norm: float | None = None,
     ) -> None:
         """Sets what is known of the state of training."""
-        self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate)
+        self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate, train_grad_norm=grad_norm)
 
     def progress(self, *, planned: int | None = None, completed: int | None = None, done: bool | None = None) -> None:
         """Sets how far the run is: updates of the whole of it, and those done over all launches."""

@@ -24,7 +24,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECONDS = 5.0
-EVICTION_SECONDS = 0.5
+EVICTION_SECONDS = 2.0
 """A connection that was closed has ended its thread long before."""
 
 

@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import quote
 
@@ -132,11 +133,11 @@ class StageTelemetry:
         key = {"job": "podscale", "instance": socket.gethostname(), "run": self._run, "stage": self._stage}
         group = "/".join(f"{name}/{quote(value, safe='')}" for name, value in key.items())
         url = f"{self._section.pushgateway.rstrip('/')}/metrics/{group}"
-        request = urllib.request.Request(url, body, {"Content-Type": CONTENT_TYPE}, method=method)
         try:
+            request = urllib.request.Request(url, body, {"Content-Type": CONTENT_TYPE}, method=method)
             with urllib.request.urlopen(request, timeout=GATEWAY_SECONDS):
                 return True
-        except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
+        except (OSError, ValueError, HTTPException) as error:  # URLError and HTTPError are OSErrors
             reason = getattr(error, "reason", None) or error
             logger.warning("telemetry.pushgateway %s: %s failed: %s", self._section.pushgateway, method, reason)
             return False

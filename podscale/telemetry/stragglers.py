@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from podscale.telemetry.catalogue import CATALOGUE
+from podscale.telemetry.series import Sample
 
 THRESHOLD = 1.25
 """Busy time of the slowest rank over that of the fastest from which it is worth a word."""
@@ -63,6 +59,10 @@ class BusyTime:
     def next_interval(self) -> None:
         self._sum, self._updates = 0.0, 0
 
+    def samples(self) -> Iterator[Sample]:
+        """What is exported."""
+        yield "train_busy_seconds", (), self.total
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -109,31 +109,11 @@ class Stragglers:
             figures = {"milliseconds": found.milliseconds, "fastest_milliseconds": found.fastest_milliseconds}
             self._tell("straggler", step=step, **self._who(suspect), ratio=round(found.ratio, 3), **figures)
 
+    def samples(self) -> Iterator[Sample]:
+        """What is exported: nothing before the first interval."""
+        if self.newest is not None:
+            yield "train_straggler_rank", (), self.newest.rank
+            yield "train_straggler_ratio", (), self.newest.ratio
+
     def _who(self, rank: int) -> dict[str, Any]:
         return {"rank": rank, "host": self._hosts[rank]}
-
-
-class BusyMetrics(Collector):
-    """Exports the busy time of a rank, and on rank 0 who was the slowest; registers itself with `registry`."""
-
-    def __init__(
-        self, registry: CollectorRegistry, busy: BusyTime, stragglers: Stragglers | None, *, rank: int, run: str
-    ) -> None:
-        self._busy, self._stragglers, self._labels = busy, stragglers, [run, str(rank)]
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._family("train_busy_seconds", self._busy.total)
-        found = self._stragglers.newest if self._stragglers is not None else None
-        if found is not None:
-            yield self._family("train_straggler_rank", found.rank)
-            yield self._family("train_straggler_ratio", found.ratio)
-
-    def describe(self) -> list[Metric]:
-        """Nothing: names are known when collected, and registration must not collect."""
-        return []
-
-    def _family(self, name: str, value: float) -> Metric:
-        family = CATALOGUE[name].family()
-        family.add_metric(self._labels, value)  # type: ignore[attr-defined]
-        return family

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,7 +159,8 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
 
     said = run_world(3, body, timeout_seconds=TIMEOUT)
     for rank in (0, 2):
-        assert said[rank].endswith("no rank is missing; the furthest behind is rank 1, in data_wait of update 8")
+        assert "no rank is missing; the furthest behind is rank 1 (process " in said[rank]
+        assert said[rank].endswith("), in data_wait of update 8")
 
 
 def test_who_ends_by_itself_says_why(run_world: Any) -> None:
@@ -201,3 +203,52 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
     assert code == 76
     assert text.startswith("rank 0 of 2 waited in vain for its peers in phase allreduce_wait")
     assert "rank 1 is stopped" in text
+
+
+def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Path) -> None:
+    """By the clock, also where nobody waits for this rank; an evaluation may take as long as it likes."""
+    limit = 1.0
+
+    def body(world: World) -> list[tuple[int, str]]:
+        ended: list[PodscaleError] = []
+        with watched(meet(60), ended.append, seconds=BEAT, hang_seconds=limit, stacks=tmp_path) as whereabouts:
+            for step in range(20):
+                whereabouts.enter("forward_backward")
+                whereabouts.updated(step, 0.01)
+            whereabouts.enter("evaluation")
+            time.sleep(3 * limit)
+            assert not ended
+            whereabouts.enter("data_wait")
+            deadline = time.monotonic() + 60
+            while not ended and time.monotonic() < deadline:
+                time.sleep(BEAT)
+        return [(int(error.exit_code), str(error)) for error in ended]
+
+    (((code, text),),) = run_world(1, body)
+    assert code == 76
+    assert text.startswith("rank 0 of 1 does not get on (process ")
+    assert "in data_wait of update 20)\nthere was no update for " in text
+    assert f"What each rank was doing is in {tmp_path}." in text
+    assert "test_lost_rank_worlds.py" in (tmp_path / "rank-0.txt").read_text()
+
+
+def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:
+    """As a process in a container that is paused, or on a machine that is moved."""
+    limit, pause = 6.0, 9.0
+
+    def body(world: World) -> int:
+        ended: list[PodscaleError] = []
+        with watched(meet(60), ended.append, seconds=BEAT, hang_seconds=limit) as whereabouts:
+            for step in range(20):
+                whereabouts.enter("forward_backward")
+                whereabouts.updated(step, 0.01)
+            subprocess.Popen(["sh", "-c", f"sleep {pause}; kill -CONT {os.getpid()}"])
+            stopped = time.monotonic()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(4 * BEAT)  # the watch wakes up before anything has moved
+            while time.monotonic() < stopped + pause + 8 * BEAT:
+                whereabouts.updated(20, 0.01)
+                time.sleep(BEAT)
+        return len(ended)
+
+    assert run_world(1, body) == [0]

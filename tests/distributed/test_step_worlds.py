@@ -59,11 +59,17 @@ def one_update(world: World, running: Literal["mean", "first"] = "mean") -> dict
         schedule=schedule,
         label_smoothing=SMOOTHING,
         accumulation=PARTS,
+        norm_every=1,
     )
     step.seek(1)
     result = step(batch(world.rank), lambda name: nullcontext())
     reducer.close()
-    return {**copy.deepcopy(dict(model.state_dict())), "loss": result.loss, "finite": result.finite}
+    return {
+        **copy.deepcopy(dict(model.state_dict())),
+        "loss": result.loss,
+        "finite": result.finite,
+        "norm": result.grad_norm,
+    }
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -83,6 +89,8 @@ def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, si
         statistics.append(torch.stack([model[1].running_mean, model[1].running_var]).clone())
     mean, var = torch.stack(statistics).mean(0)
     want = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    want |= {"norm": torch.cat([gradient.flatten() for gradient in gradients]).norm()}
     want |= {"1.running_mean": mean, "1.running_var": var, "loss": torch.stack(losses).sum()}
     for found in ranks:
         assert found.pop("finite")

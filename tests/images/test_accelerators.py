@@ -9,6 +9,7 @@ from tests.images.test_images import shard
 from tests.support.commands import SMALL_DIGITS
 from tests.support.containers import Engine
 
+pytestmark = pytest.mark.timeout(900)
 KERNEL = """
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -85,7 +86,7 @@ def test_dali_feeds_a_training_on_the_cpu(engine: Engine, workspace: Path):
     """The whole way from images to a model with the loader that GPUs use, its CPU pipeline."""
     image = engine.image("gpu")
     shard(engine, image, workspace)
-    script = "cd /workspace && podscale train run.yaml --set input.loader=dali --set train.epochs=1"
+    script = "cd /workspace && podscale train run.yaml --set input.loader=dali --set launch.processes=1"
     engine.inside(image, script, f"--volume={workspace}:/workspace", "--shm-size=256m")
     run = workspace / "runs" / "small"
     environment = json.loads((run / "environment.json").read_text())

@@ -4,17 +4,20 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from podscale.version import VERSION
 from tests.support.commands import SMALL_DIGITS
 from tests.support.containers import HARDENED, Engine
 
+pytestmark = pytest.mark.timeout(900)
 FRAMEWORKS = {
     "base": {"torch", "torchvision"},
     "gpu": {"torch", "torchvision", "nvidia.dali"},
     "tpu": {"jax"},
     "tools": set(),
 }
-MEGABYTES = {"base": 1350, "gpu": 9000, "tpu": 1500, "tools": 450}
+MEGABYTES = {"base": 1350, "gpu": 5600, "tpu": 1450, "tools": 450}
 """An image that grows beyond this has got something that it does not need; see docs/images.md for what they measure."""
 
 

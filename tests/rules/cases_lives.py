@@ -248,7 +248,7 @@ GOODPUT_LOW = (
     Case(
         GOODPUT,
         "is done, and lingers",
-        (*ledger(180, start=OLD, idle=1.0), of("train_done", Line(1).hold(180))),
+        (*ledger(180, start=OLD), of("train_done", Line(1).hold(180))),
         silent=(20, 90, 170),
     ),
     Case(GOODPUT, "ends", ledger(60, start=OLD, productive=0.5, ends=True), {50: (DIGITS,)}, (62, 90)),

@@ -176,7 +176,14 @@ SAMPLES_SKIPPED_HIGH = (
         (19, 22),
     ),
     Case(SAMPLES, "one image in ten thousand", damaged(Line().rise(90, by=0.06)), silent=(30, 90)),
-    Case(SAMPLES, "one image of a small set, once an epoch", damaged(Line().rise(90, by=0.2)), silent=(30, 90)),
+    Case(SAMPLES, "one image of a small set, once an epoch", damaged(Line().rise(90, by=0.32)), silent=(30, 90)),
+    Case(
+        SAMPLES,
+        "one bad minute: over after half an hour",
+        damaged(Line().hold(20).rise(1, by=60).hold(69)),
+        {28: (DIGITS,), 48: (DIGITS,)},
+        (19, 53, 80),
+    ),
     Case(
         SAMPLES,
         "one rank of two reads a damaged shard",

@@ -9,12 +9,18 @@ import yaml
 from podscale.monitoring.groups import ALERTS, RECORDINGS
 from podscale.monitoring.render import Settings, rule_file
 from podscale.monitoring.rule import Alert, Recording
-from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress
+from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress, cases_speed
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
 from tests.rules.recorded import RECORDED
 from tests.support import promtool
 
-CASES: tuple[Case, ...] = (*cases_progress.CASES, *cases_numerics.CASES, *cases_lives.CASES, *cases_place.CASES)
+CASES: tuple[Case, ...] = (
+    *cases_progress.CASES,
+    *cases_speed.CASES,
+    *cases_numerics.CASES,
+    *cases_lives.CASES,
+    *cases_place.CASES,
+)
 
 TEXTS = yaml.safe_load((Path(__file__).parent / "texts.yaml").read_text(encoding="utf-8"))
 ONE_GROUP = "under-test"

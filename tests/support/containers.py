@@ -24,7 +24,7 @@ HARDENED = (
     "--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777",
 )
 """As pods run where Pod Security is `restricted`, on a read-only root file system."""
-SECONDS = 280
+SECONDS = 840
 
 
 @dataclass(frozen=True)

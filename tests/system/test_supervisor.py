@@ -52,7 +52,7 @@ class Run:
         entry: dict[str, object] = json.loads((self.place / "outcome.json").read_text())["train"]
         return entry
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.process.communicate()

@@ -33,6 +33,7 @@ FLOORS = {
     "podscale.shards": 3,
     "podscale.checkpoint": 4,
     "podscale.telemetry": 4,
+    "podscale.monitoring": 5,
     "podscale.input": 4,
     "podscale.evaluate": 5,
     "podscale.launch": 5,

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from podscale.telemetry.series import Series
 from podscale.telemetry.stragglers import (
     INTERVALS,
     LEAST_UPDATES,
-    BusyMetrics,
     BusyTime,
     Comparison,
     Stragglers,
@@ -100,7 +100,8 @@ def test_an_interval_ends_with_a_line_of_the_log(log_every: int, updates: int) -
 
 def test_what_is_exported(stragglers: Stragglers) -> None:
     registry, busy = CollectorRegistry(), BusyTime()
-    BusyMetrics(registry, busy, stragglers, rank=0, run="r")
+    for source in (busy, stragglers):
+        Series(registry, source, rank=0, run="r")
     busy.add(2.5)
 
     def sample(name: str) -> float | None:

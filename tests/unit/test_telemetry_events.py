@@ -134,6 +134,13 @@ def test_events_and_evaluations_in_words() -> None:
     assert describe({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
     assert describe({"kind": "event", "event": "done", "step": 90, "skipped_updates": 0}) == "done  step 90"
     assert describe({"kind": "event", "event": "done", "step": 90, "skipped_updates": 2}).endswith("2 skipped")
+    seconds = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle": 0.0}
+    line = {"kind": "event", "event": "goodput", "goodput": 0.87, "wall_seconds": 100.0, "seconds": seconds}
+    assert describe(line) == "goodput 87%  of 1:40  redo 10%  init 3%"
+    who = {"kind": "event", "rank": 3, "host": "node-b", "ratio": 1.625, "milliseconds": 65, "fastest_milliseconds": 40}
+    text = "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms an update"
+    assert describe({**who, "event": "straggler"}).startswith(text)
+    assert describe({**who, "event": "straggler_over"}) == "rank 3 on node-b is no longer the slowest by far"
 
 
 START = {

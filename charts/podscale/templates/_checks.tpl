@@ -10,6 +10,9 @@
 {{- if and (eq $workspace.kind "existing") (not $workspace.name) -}}
 {{- fail "workspace.kind is existing, but workspace.name is empty: name the claim, such as --set workspace.name=my-claim" -}}
 {{- end -}}
+{{- if and $workspace.prepare (has $workspace.kind (list "bucket" "none")) -}}
+{{- fail (printf "workspace.prepare is true, but workspace.kind is %s, which has no volume with owners: leave workspace.prepare false (for a bucket workspace.mountOptions say who may write)" $workspace.kind) -}}
+{{- end -}}
 {{- range $role, $account := .Values.serviceAccounts -}}
 {{- if and (not $account.create) (not $account.name) -}}
 {{- fail (printf "serviceAccounts.%s.create is false, but serviceAccounts.%s.name is empty: name the account that exists" $role $role) -}}

@@ -1,0 +1,42 @@
+"""How long a rank waits for an update before it calls it a hang: learned from the updates there were."""
+
+from collections.abc import Iterator
+
+from podscale.telemetry.series import Sample
+
+TIMES = 10.0
+"""So often as long as an update takes, but for the slowest in a hundred, is no longer a matter of noise."""
+LEAST_UPDATES = 10
+RECENT = 256
+
+
+class HangLimit:
+    """`most` seconds until some updates are known, then `TIMES` their 99th percentile between `least` and `most`.
+
+    Times are added by one thread, the limit is read by others, about once a second.
+    """
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = min(least, most), most
+        self._recent: list[float] = []
+        self._added = 0
+
+    def add(self, seconds: float) -> None:
+        """An update took `seconds`."""
+        if len(self._recent) < RECENT:
+            self._recent.append(seconds)
+        else:
+            self._recent[self._added % RECENT] = seconds
+        self._added += 1
+
+    @property
+    def seconds(self) -> float:
+        """The limit of this moment."""
+        recent = sorted(self._recent)
+        if len(recent) < LEAST_UPDATES:
+            return self._most
+        return min(self._most, max(self._least, TIMES * recent[(len(recent) - 1) * 99 // 100]))
+
+    def samples(self) -> Iterator[Sample]:
+        """What is exported."""
+        yield "train_hang_limit_seconds", (), self.seconds

@@ -1,0 +1,39 @@
+"""The time without an update that is called a hang."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from podscale.telemetry.hang import LEAST_UPDATES, RECENT, TIMES, HangLimit
+from podscale.telemetry.series import Series
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        ([0.1] * (LEAST_UPDATES - 1), 300.0),  # too few to know
+        ([0.1] * LEAST_UPDATES, 60.0),
+        ([8.0] * LEAST_UPDATES, 8.0 * TIMES),
+        ([40.0] * LEAST_UPDATES, 300.0),
+        ([0.1] * 199 + [20.0], 60.0),  # one of many that took long teaches nothing
+        ([0.1] * 100 + [20.0] * 100, 20.0 * TIMES),
+        ([20.0] * 100 + [0.1] * RECENT, 60.0),  # that is long ago
+    ],
+)
+def test_it_is_learned_from_recent_updates(seconds: list[float], limit: float) -> None:
+    learned = HangLimit(60.0, 300.0)
+    for value in seconds:
+        learned.add(value)
+    assert learned.seconds == pytest.approx(limit)
+
+
+def test_the_longest_wait_bounds_the_least() -> None:
+    learned = HangLimit(180.0, 5.0)
+    for _ in range(LEAST_UPDATES):
+        learned.add(0.1)
+    assert learned.seconds == 5.0
+
+
+def test_it_is_exported() -> None:
+    registry = CollectorRegistry()
+    Series(registry, HangLimit(60.0, 300.0), rank=3, run="r")
+    assert registry.get_sample_value("podscale_train_hang_limit_seconds", {"run": "r", "rank": "3"}) == 300.0
