@@ -33,11 +33,11 @@ TABLE = [
         {
             "Ranks": (RANKS, "none"),
             "Batch": (newest("train_global_batch_size", BY_RUN), "none"),
-            "Images/s": (f"{TRAINED} / {SPENT}", "count:images/s"),
-            "Per chip": (f"{TRAINED} / {SPENT} / {RANKS}", "count:images/s"),
+            "Images/s": (f"{TRAINED} / {SPENT}", "none"),
+            "Per chip": (f"{TRAINED} / {SPENT} / {RANKS}", "none"),
             "MFU": (f"{total('train_model_flops', BY_RUN)} / {SPENT} / {PEAKS}", "percentunit"),
-            "Median update": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
-            "Waiting for data": (f"{WAITED} / ({total('train_phase_seconds', BY_RUN)} > 0)", "percentunit"),
+            "Update p50": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
+            "Data wait": (f"{WAITED} / ({total('train_phase_seconds', BY_RUN)} > 0)", "percentunit"),
             "Goodput": (GOODPUT, "percentunit"),
             "Restarts": (RESTARTED, "none"),
             "Done": (
@@ -48,7 +48,7 @@ TABLE = [
             "Loss": (newest("train_loss", BY_RUN), "none"),
             "Top-1": (newest("eval_top1_ratio", BY_RUN), "percentunit"),
         },
-        empty=NONE,
+        empty="-",
     )
 ]
 LINES = [
