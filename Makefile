@@ -8,7 +8,7 @@ RUN ?= digits
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint types check bench bench-network bench-gpu chart images clean lock lock-upgrade \
+.PHONY: help run test lint types check bench bench-network bench-gpu chart dashboards images clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
 help: ## this list
@@ -39,8 +39,12 @@ bench-network: .venv/.dev ## all-reduce and scaling over shaped links, about ten
 bench-gpu: ## on a machine with a GPU and PYTHON with torch: its tests, then the sweep of `podscale bench train`
 	@PYTHON="$(PYTHON)" tools/gpu_session.sh
 
-chart: .venv/.run ## write the chart's schema and the table of its README from values.yaml and the run document's model
+chart: .venv/.run ## write the chart's rules, its schema and the table of its README from their sources
+	@$(BIN)/python tools/monitoring_rules.py
 	@$(BIN)/python tools/chart_values.py
+
+dashboards: .venv/.dev ## write the dashboards' JSON, and draw them of a real training into docs/images (ten minutes)
+	@$(BIN)/python tools/dashboards.py && $(BIN)/python -m tests.dashboards.pictures
 
 images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/images.md)
 	@images/build.sh $(IMAGES)

@@ -1,12 +1,14 @@
-"""Maps components/ and pipelines/, which stand at the top of the repository where Kubeflow users look for them, into
-the package as podscale.components and podscale.pipelines. Everything else about the package is in pyproject.toml."""
+"""Maps into the package what stands elsewhere: components/ and pipelines/ at the top of the repository, where Kubeflow
+users look for them, and the dashboards in the chart. Everything else about the package is in pyproject.toml."""
 
 from setuptools import find_packages, setup
 
 TOP = ("components", "pipelines")
+DASHBOARDS = {"podscale.dashboards": "charts/podscale/dashboards"}
 
 setup(
     packages=find_packages(include=["podscale", "podscale.*"])
-    + [f"podscale.{name}" for top in TOP for name in find_packages(include=[top, f"{top}.*"])],
-    package_dir={"podscale": "podscale", **{f"podscale.{top}": top for top in TOP}},
+    + [f"podscale.{name}" for top in TOP for name in find_packages(include=[top, f"{top}.*"])]
+    + [*DASHBOARDS],
+    package_dir={"podscale": "podscale", **{f"podscale.{top}": top for top in TOP}, **DASHBOARDS},
 )

@@ -1,34 +1,21 @@
 """The learning proof on the digits that come with Podscale: every training in seconds, for anybody."""
 
-from learning_parts import Arm, Base, Batches, Groups, Part, Proof, Rule
+from learning_parts import COMMON, Arm, Base, Batches, Groups, Part, Proof, Rule
 from trials import Get, Settings
 
 DIGITS: Settings = {
+    **COMMON,
     "data.shard_bytes": 2**20,
     "input.image_size": 8,
     "input.crop": {"scale": [0.7, 1.0], "ratio": [0.85, 1.18], "flip": 0.0},
     "input.mean": [0.3, 0.3, 0.3],
     "input.std": [0.35, 0.35, 0.35],
-    "model.name": "resnet18",
     "model.stem": "small",
     "model.width": 8,
     "train.epochs": 20,
     "train.global_batch": 64,
-    "train.label_smoothing": 0.1,
-    "train.optimizer.name": "sgd",
-    "train.optimizer.momentum": 0.9,
-    "train.optimizer.weight_decay": 5e-4,
-    "train.schedule.name": "polynomial",
-    "train.schedule.power": 2.0,
     "train.schedule.learning_rate": 0.1,
     "train.schedule.warmup_epochs": 5,
-    "evaluate.crop_fraction": 1.0,
-    "evaluate.every_epochs": 2,
-    "checkpoint.every_epochs": 0,
-    "launch.processes": 1,
-    "launch.threads": 1,
-    "telemetry.enabled": False,
-    "telemetry.log_every": 1,
 }
 BASE = Base("digits", DIGITS)
 SGD = Rule("sgd", 0.1, linear=True)

@@ -9,6 +9,24 @@ from itertools import zip_longest
 
 from trials import Get, Record, Settings, Trial
 
+COMMON: Settings = {
+    "model.name": "resnet18",
+    "train.label_smoothing": 0.1,
+    "train.optimizer.name": "sgd",
+    "train.optimizer.momentum": 0.9,
+    "train.optimizer.weight_decay": 5e-4,
+    "train.schedule.name": "polynomial",
+    "train.schedule.power": 2.0,
+    "evaluate.crop_fraction": 1.0,
+    "evaluate.every_epochs": 2,
+    "checkpoint.every_epochs": 0,
+    "launch.processes": 1,
+    "launch.threads": 1,
+    "telemetry.enabled": False,
+    "telemetry.log_every": 1,
+}
+"""What the documents of all proofs say alike: one process with one thread, and a rate that falls to 0."""
+
 SEEDS = (1, 2, 3)
 SEED_OF_SWEEPS = SEEDS[0]
 WIDENINGS = 2

@@ -1,34 +1,21 @@
 """The learning proof on photographs: imagenette, at a size that two cores train."""
 
-from learning_parts import Arm, Base, Batches, Groups, Part, Proof, Rule
+from learning_parts import COMMON, Arm, Base, Batches, Groups, Part, Proof, Rule
 from trials import Get, Settings, Trial
 
 PHOTOGRAPHS: Settings = {
+    **COMMON,
     "data.resize_short": 40,
     "data.quality": 95,
     "data.shard_bytes": 32 * 2**20,
     "input.image_size": 32,
     "input.crop": {"scale": [0.35, 1.0], "flip": 0.5},
-    "model.name": "resnet18",
     "model.stem": "imagenet",
     "model.width": 16,
     "train.epochs": 12,
     "train.global_batch": 256,
-    "train.label_smoothing": 0.1,
-    "train.optimizer.name": "sgd",
-    "train.optimizer.momentum": 0.9,
-    "train.optimizer.weight_decay": 5e-4,
-    "train.schedule.name": "polynomial",
-    "train.schedule.power": 2.0,
     "train.schedule.learning_rate": 0.2,
     "train.schedule.warmup_epochs": 3,
-    "evaluate.crop_fraction": 1.0,
-    "evaluate.every_epochs": 2,
-    "checkpoint.every_epochs": 0,
-    "launch.processes": 1,
-    "launch.threads": 1,
-    "telemetry.enabled": False,
-    "telemetry.log_every": 1,
 }
 BASE = Base("photographs", PHOTOGRAPHS)
 

@@ -7,6 +7,8 @@ timers, metrics, the step log under a lease, a snapshot of each rank every secon
 another process); off is none of it. Compared is the CPU time of the ranks' processes, which other load on the machine
 disturbs less than wall time; beside it stands the CPU time of the calls alone, measured apart.
 
+Abuse: see benchmarks/abuse.py.
+
 Checkpoints: seconds that the training loop is held by a save (draining control words, copying the state, handing it
 over, or waiting for the writer before), asynchronous and not, against the interval between saves.
 """
@@ -21,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from abuse import abuse
 from conditions import RESULTS, head, publish
 from prometheus_client import CollectorRegistry, generate_latest
 from world import run_world
@@ -42,6 +45,7 @@ from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.server import MetricsServer
 
 RESNET50 = {"name": "resnet50"}
+PARTS = ("telemetry", "abuse", "checkpoints")
 
 
 class Switched(Monitor):
@@ -240,6 +244,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=float, default=60, help="of digits, 22 steps each")
     parser.add_argument("--block", type=int, default=22, help="steps between switches")
+    parser.add_argument("--slot", type=float, default=5, help="seconds between quiet and abuse")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     options = parser.parse_args()
     packages = ["torch", "numpy", "prometheus-client"]
     lines = head("Telemetry", packages)
@@ -262,10 +268,15 @@ def main() -> None:
         lines.append(
             f"Digits on two gloo processes, {options.epochs:g} epochs; on and off in turn every {options.block} steps."
         )
-        lines += ["", *telemetry(config, found.location, scratch, options.block)]
-        publish(RESULTS / "telemetry.md", lines)
-        document["train"]["epochs"] = 6
-        publish(RESULTS / "checkpoint.md", [*saves, *checkpoints(document, found.location)])
+        if "telemetry" in options.parts:
+            lines += ["", *telemetry(config, found.location, scratch, options.block)]
+            publish(RESULTS / "telemetry.md", lines)
+        if "abuse" in options.parts:
+            lines = head("Abuse of the metrics endpoint", packages)
+            publish(RESULTS / "telemetry-abuse.md", [*lines, *abuse(config, found.location, scratch, options.slot)])
+        if "checkpoints" in options.parts:
+            document["train"]["epochs"] = 6
+            publish(RESULTS / "checkpoint.md", [*saves, *checkpoints(document, found.location)])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,14 @@ SUCCEEDED = ("SUCCEEDED", "COMPLETE")
 def pack(data: str, workspace: str, index: int, of: int) -> None:
     """Packs part `index` of `of` of a shard set; whichever part ends last completes it."""
     with stage_process("shard"):
-        stages.shard(DataSection.model_validate_json(data), workspace, workers=_workers(), index=index, of=of)
+        stages.shard(
+            DataSection.model_validate_json(data),
+            workspace,
+            workers=_workers(),
+            index=index,
+            of=of,
+            telemetry=stages.Telemetry.from_environment(),
+        )
 
 
 def shard(data: str, workspace: str, shard_set: Any) -> None:
@@ -40,6 +47,7 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             workspace,
             workers=_workers(),
             progress=progress.from_environment(),
+            telemetry=stages.Telemetry.from_environment(),
         )
         assert result is not None, "a component packs the whole set"
         for note in result.notes:

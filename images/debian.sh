@@ -25,6 +25,7 @@ path-exclude /usr/share/locale/*
 END
 find "$root/usr/share/doc" -type f ! -name copyright -delete
 rm -rf "$root"/usr/share/man/* "$root"/usr/share/info/* "$root"/usr/share/locale/*
-chroot "$root" sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get upgrade -qq -y >/dev/null'
+# TMPDIR is a folder of this machine: packages' scripts would look for it inside.
+env -u TMPDIR chroot "$root" sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get upgrade -qq -y >/dev/null'
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/*
 tar --numeric-owner --sort=name --mtime=@"${SOURCE_DATE_EPOCH:-0}" --one-file-system -C "$root" -c . | "$engine" import --change CMD=/bin/sh - "$name"

@@ -60,10 +60,8 @@ def main(site: Path) -> int:
         build(soname, versions, folder)
         print(f"{soname}: {sum(map(len, versions.values()))} stubs")
     for path in _libraries(folder):
-        whole = path.read_bytes()
-        smaller = elf.cut(whole, DEVICE_CODE)
-        _replace(path, smaller)
-        print(f"{path.name}: {len(whole) / 1e6:.1f} MB, now {len(smaller) / 1e6:.1f}")
+        gain = elf.shrink(path, DEVICE_CODE)
+        print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {gain / 1e6:.1f} MB less")
     return 0
 
 
@@ -114,14 +112,6 @@ def build(soname: str, versions: dict[str, set[str]], folder: Path) -> None:
         subprocess.run([*command, "-x", "c", "-", "-o", folder / soname], input=source, text=True, check=True)
     finally:
         script.unlink()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """A new file under the name: installers link one file into many environments, and those keep theirs."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.chmod(path.stat().st_mode)
-    part.replace(path)
 
 
 def _libraries(folder: Path) -> list[Path]:

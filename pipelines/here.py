@@ -208,6 +208,7 @@ def _variables(launch: Launch) -> dict[str, str]:
         process.SIGNPOST: str(launch.signpost),
         progress.VARIABLE: str(launch.progress),
         work.WORKERS: str(launch.config.launch.shard_workers),
+        **stages.Telemetry.of(launch.config, RunDirectory.of(launch.config).endpoint).variables,
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -6,6 +6,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+GOOGLE = "0x1ae0"
+TPU_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
+"""PCI vendor, and generation by PCI device. Source: jax 0.10.2, jax/_src/hardware_utils.py, which counts chips so."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -56,6 +60,15 @@ def gpu_names() -> list[str]:
         fields = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
         names.append(fields.get("Model", "unknown").strip())
     return names or ["unknown NVIDIA GPU"] * visible_gpus()
+
+
+def tpu_chips(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:
+    """The generation of each TPU chip of this machine, by the PCI bus."""
+    found = []
+    for vendor in sorted(bus.glob("*/vendor")):
+        if vendor.read_text(encoding="ascii").strip() == GOOGLE:  # network cards and disks of its clouds too
+            found.append(TPU_DEVICES.get(vendor.with_name("device").read_text(encoding="ascii").strip(), ""))
+    return [generation for generation in found if generation]
 
 
 def default_processes() -> int:

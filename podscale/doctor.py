@@ -26,11 +26,16 @@ METRICS_PORT = 9400
 IMAGE = "PODSCALE_IMAGE"
 """Environment: the image that this runs in, named by the image itself; absent outside of one."""
 LEFT_OUT = {
-    "podscale-tools": ("PyTorch", "scikit-learn"),
-    "podscale-tpu": ("PyTorch",),
+    "podscale-base": ("DALI",),
+    "podscale-tools": ("PyTorch", "scikit-learn", "DALI"),
+    "podscale-tpu": ("PyTorch", "DALI"),
 }
 """What an image does without on purpose, because its pods never need it (see images/)."""
 
+GPUS_IN_A_CONTAINER = (
+    "the driver and the devices come from the node: nvidia.com/gpu among a pod's limits (launch.resources), "
+    "docker run --gpus all, podman run --device nvidia.com/gpu=all; without GPUs stages run on the CPU"
+)
 ELSEWHERE = "stages run in the image that launch.image names"
 
 
@@ -41,14 +46,24 @@ def main(workspace: Path, *, as_json: bool) -> int:
 
 def examine(workspace: Path) -> list[Finding]:
     """Looks at everything; nothing is written and nothing is started for longer than the look."""
-    found = (_system(), _memory(), _disk(workspace), _network(), _software(), _engine(), _cluster())
+    found = (
+        _system(),
+        _gpus(),
+        _tpus(),
+        _memory(),
+        _disk(workspace),
+        _network(),
+        _software(),
+        _engine(),
+        _cluster(),
+    )
     return [_in_this_image(finding) for findings in found for finding in findings]
 
 
 def _in_this_image(finding: Finding) -> Finding:
     """Nothing is missing that the image leaves out: other pods do that part."""
     image = os.environ.get(IMAGE, "")
-    if finding.verdict != "missing" or finding.subject not in LEFT_OUT.get(image, ()):
+    if finding.verdict == "ok" or finding.subject not in LEFT_OUT.get(image, ()):
         return finding
     return replace(finding, verdict="note", found=f"not in {image}, which does without", advice=ELSEWHERE)
 
@@ -72,12 +87,30 @@ def _system() -> Iterator[Finding]:
         "" if linux else "training runs on Linux; use WSL or a container",
     )
     yield Finding("processor", "ok", f"{devices.cores()} cores for this process, {devices.cpu_name()}")
+
+
+def _gpus() -> Iterator[Finding]:
     gpus = devices.visible_gpus()
     if gpus:
         yield Finding("GPUs", "ok", f"{gpus} visible: {', '.join(devices.gpu_names())}")
+        return
+    hidden = "; CUDA_VISIBLE_DEVICES hides them" if devices.gpu_names() else ""
+    here = "small runs work on the CPU (try `podscale run`)"
+    in_gpu_image = os.environ.get(IMAGE) == "podscale-gpu"
+    yield Finding("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
+
+
+def _tpus() -> Iterator[Finding]:
+    """Nothing where neither a chip nor its library is here: that is every other machine."""
+    chips, library = devices.tpu_chips(), installed("libtpu")
+    if not chips and library is None:
+        return
+    if chips:
+        yield Finding("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
     else:
-        hidden = "; CUDA_VISIBLE_DEVICES hides them" if devices.gpu_names() else ""
-        yield Finding("GPUs", "note", f"none{hidden}", "small runs work on the CPU (try `podscale run`)")
+        yield Finding("TPUs", "note", "none: JAX finds its CPU only", "start it on a machine with TPUs")
+    versions = f"{installed('jax') or 'not installed'}, libtpu {library or 'not installed'}"
+    yield Finding("JAX", "note", versions, "Podscale's engine for TPUs is still to come; train on GPUs or CPUs")
 
 
 def _memory() -> Iterator[Finding]:

@@ -6,7 +6,9 @@ The engines and the packer are imported inside, so that a launcher pod needs no 
 """
 
 import errno
+import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from podscale import resume
 from podscale.config import RunConfig
-from podscale.config.model import DataSection
+from podscale.config.model import DataSection, TelemetrySection
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, error_of
 from podscale.progress import Report
@@ -32,9 +34,13 @@ from podscale.rundir import (
     write_outcome,
 )
 from podscale.shards.manifest import Manifest
+from podscale.shards.watch import UNWATCHED, Watch
 
 if TYPE_CHECKING:
     from podscale.launch.outcomes import Verdict
+
+TELEMETRY = "PODSCALE_TELEMETRY"
+"""Environment: a Telemetry as JSON, for a stage that a launcher of this machine starts."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,37 @@ class ShardResult:
     """What a person should know, one sentence each."""
 
 
+@dataclass(frozen=True)
+class Telemetry:
+    """Which run's metrics a stage exports that is not given the whole document, and how.
+
+    endpoint: file in which the URL stands while they are served, of whoever holds the run directory.
+    """
+
+    run: str
+    section: TelemetrySection
+    endpoint: str | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, endpoint: Path | None = None) -> "Telemetry":
+        return cls(config.run.id, config.telemetry, str(endpoint) if endpoint is not None else None)
+
+    @classmethod
+    def from_environment(cls) -> "Telemetry | None":
+        """As the launcher says in TELEMETRY; None where it does not."""
+        text = os.environ.get(TELEMETRY)
+        if not text:
+            return None
+        found = json.loads(text)
+        return cls(found["run"], TelemetrySection.model_validate(found["telemetry"]), found["endpoint"])
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment that tells a stage."""
+        section = self.section.model_dump(mode="json")
+        return {TELEMETRY: json.dumps({"run": self.run, "telemetry": section, "endpoint": self.endpoint})}
+
+
 def shard(
     data: DataSection,
     workspace: str,
@@ -57,11 +94,13 @@ def shard(
     of: int = 1,
     verify: bool = False,
     progress: Report | None = None,
+    telemetry: Telemetry | None = None,
 ) -> ShardResult | None:
     """Makes the shard set of a data section under <workspace>/datasets, or finds it complete.
 
     workers: packing processes, 0 = one per core. index, of: this pod's part of the work; None is returned by a part
-    that leaves the set incomplete. Raises InputError for an unusable source or target.
+    that leaves the set incomplete. telemetry: what the document says of it; default: no metrics. Raises InputError for
+    an unusable source or target.
     """
     from podscale.shards.build import build_shard_set
 
@@ -69,11 +108,35 @@ def shard(
     directory = local_path(location)
     record = shard_outcome_path(workspace, data, index, of)
     before = read_outcomes(record).get("shard")
-    with recorded_stage(record, "shard") as recording, _disk_errors(directory):
-        result = build_shard_set(data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress)
+    watched = _watched(telemetry, directory, record.with_name(record.name.replace(".outcome.", ".telemetry.")))
+    with recorded_stage(record, "shard") as recording, _disk_errors(directory), watched as watch:
+        result = build_shard_set(
+            data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress, watch=watch
+        )
         if result.reused:
             recording.found = before if before is not None and before.done else Outcome("shard", ExitCode.DONE)
     return ShardResult(location, result.found, result.reused, result.notes) if result.found else None
+
+
+@contextmanager
+def _watched(telemetry: Telemetry | None, directory: Path, summary: Path) -> Iterator[Watch]:
+    """Serves the metrics of a build, and makes the last ones known at its end, also where its input was bad."""
+    if telemetry is None:
+        yield UNWATCHED
+        return
+    from podscale.telemetry.sharding import ShardMetrics
+    from podscale.telemetry.stage import StageTelemetry
+
+    volumes = {"workspace": directory.parent, "scratch": Path(tempfile.gettempdir())}
+    with StageTelemetry(telemetry.section, run=telemetry.run, stage="shard", volumes=volumes) as served:
+        watch = ShardMetrics(served.registry, run=telemetry.run)
+        served.start(Path(telemetry.endpoint) if telemetry.endpoint is not None else None)
+        try:
+            yield watch
+        except InputError:
+            served.finish(summary)
+            raise
+        served.finish(summary)
 
 
 def train(config: RunConfig, shard_set: str) -> Outcome:

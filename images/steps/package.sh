@@ -3,7 +3,7 @@
 # Podscale itself and the list of everything in the image, under /out/opt/podscale: a layer of its own, since it
 # changes with every commit and the packages below it do not.
 set -eu
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=2 PIP_ROOT_USER_ACTION=ignore
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=2 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 /opt/pip/bin/pip wheel --no-build-isolation --wheel-dir /wheel .
 /opt/pip/bin/pip --python /opt/podscale/bin/python install --no-compile --no-index --no-warn-script-location --root /out /wheel/*.whl
 sh images/steps/compile.sh /out/opt/podscale/lib/python3.*/site-packages

@@ -21,7 +21,7 @@ from podscale.checkpoint.layout import (
     steps_on_disk,
 )
 from podscale.checkpoint.retention import best_entries, kept_steps
-from podscale.checkpoint.writer import remove_checkpoint, write_checkpoint
+from podscale.checkpoint.writer import FULL, remove_checkpoint, write_checkpoint
 from podscale.errors import InputError, PodscaleError
 
 logger = logging.getLogger(__name__)
@@ -40,10 +40,11 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """A save that left nothing, and why."""
+    """A save that left nothing, and why; full: because the disk, or the user's quota, is."""
 
     step: int
     reason: str
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,9 @@ class Checkpoints:
             try:
                 manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
             except PodscaleError as error:
-                self._listener(Failed(snapshot.step, str(error)))
+                cause = error.__cause__
+                full = isinstance(cause, OSError) and cause.errno in FULL
+                self._listener(Failed(snapshot.step, str(error), full))
                 raise
             self._verified.add(snapshot.step)
             self._damaged.discard(snapshot.step)

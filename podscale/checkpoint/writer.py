@@ -16,6 +16,9 @@ from podscale.checkpoint.layout import MANIFEST, Manifest, Snapshot, step_direct
 from podscale.errors import PodscaleError
 from podscale.files import sync_directory
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a file system answers that has no room left for this user."""
+
 
 def write_checkpoint(
     root: Path, snapshot: Snapshot, identity: Identity, top1: float | None, fence: Callable[[], None]
@@ -73,7 +76,7 @@ def _groups(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDAr
 def _explain(directory: Path, snapshot: Snapshot, error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     text = f"{directory}: the checkpoint of step {snapshot.step} could not be written: {reason}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         need = sum(array.nbytes for array in snapshot.arrays.values())
         text += f"; it needs {need / 2**20:.1f} MiB: free space or lower checkpoint.keep_last"
     return text + ". Earlier checkpoints are untouched; the same command continues from the newest"

@@ -177,6 +177,12 @@ def _failure(config: RunConfig, ended: Carried) -> str:
     return f"{ended.stage} of run {config.run.id} failed (exit code {ended.exit_code}): {ended.error}"
 
 
+def entries_of(run: str, where: Where) -> tuple[Api, list[Entry]]:
+    """The jobs of a run (a document's path, a preset, or an id) on its cluster."""
+    name, api = _meant(run, where)
+    return api, entries(api, name)
+
+
 def _meant(run: str, where: Where) -> tuple[str, Api]:
     """The run's id and the API of its cluster. run: a document's path or preset, else an id."""
     if not Path(run).is_file() and run not in presets.names():

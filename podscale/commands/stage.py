@@ -35,6 +35,7 @@ def shard(document: str | None, changes: Sequence[str], *, workers: int, index: 
         of=of,
         verify=verify,
         progress=progress,
+        telemetry=stages.Telemetry.of(config),
     )
     progress.clear()
     if result is None:

@@ -175,9 +175,17 @@ def _measure(source: Path) -> int:
 def _software_problems(document: RunConfig) -> Iterator[str]:
     for module in ("torch", "torchvision"):
         if find_spec(module) is None:
-            yield f"the PyTorch engine needs {module}, which is not installed: pip install 'podscale[torch]'"
+            advice = _where_from("pip install 'podscale[torch]'", "podscale-base or podscale-gpu")
+            yield f"the PyTorch engine needs {module}, which is not installed: {advice}"
     if document.input.loader == "dali" and not has_dali():
-        yield "input.loader=dali: DALI is not installed: pip install 'podscale[gpu]', or set input.loader=torchvision"
+        advice = _where_from("pip install 'podscale[gpu]'", "podscale-gpu")
+        yield f"input.loader=dali: DALI is not installed: {advice}, or set input.loader=torchvision"
+
+
+def _where_from(install: str, images: str) -> str:
+    """What to do about missing software: nothing can be installed into a container, which has another image."""
+    inside = os.environ.get("PODSCALE_IMAGE")
+    return f"this is {inside}, choose {images}" if inside else install
 
 
 def has_dali() -> bool:
@@ -239,8 +247,8 @@ def shared_memory_needed(document: RunConfig, processes: int) -> int:
 
 def _port_problems(document: RunConfig) -> Iterator[str]:
     telemetry = document.telemetry
-    if not telemetry.enabled:
-        return
+    if not telemetry.enabled or not telemetry.required:
+        return  # a run goes on without metrics, and says so
     family = socket.AF_INET6 if ":" in telemetry.address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -40,6 +40,11 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def accuracies(self) -> tuple[float, float]:
+        """Shares of samples whose true class is the first guess, and among the first five."""
+        hits = self.topk[:, :5] == self.labels[:, None]
+        return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())
+
     def sorted_by_key(self) -> "Predictions":
         """The same rows in key order, which is the order of the file."""
         order = np.argsort(self.keys, kind="stable")

@@ -7,6 +7,7 @@ google/dranet (pkg/cloudprovider/gce). Recalled, not read again: everything abou
 and n1, vCPUs and memory of a3-mega, a3-ultra and a4, and Local SSD.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,55 +41,22 @@ class GpuKind:
         return tuple(machine.gpus for machine in self.machines)
 
 
-def _n1(gpus: int, cpus: int) -> GpuMachine:
-    """GPUs of old attach to general machines of any size; the one named here is ours to choose."""
-    return GpuMachine(f"n1-standard-{cpus}", gpus, cpus, 3.75 * cpus)
+def _even(name: str, counts: Sequence[int], cpus: int, memory: float, local_ssd: int = 0) -> tuple[GpuMachine, ...]:
+    """Machine types of a family that gives each GPU as many vCPUs and as much memory and Local SSD as any other."""
+    return tuple(GpuMachine(name.format(gpus=n, cpus=n * cpus), n, n * cpus, n * memory, n * local_ssd) for n in counts)
 
 
 GPUS = (
-    GpuKind("nvidia-t4", "nvidia-tesla-t4", (_n1(1, 8), _n1(2, 16), _n1(4, 32))),
-    GpuKind(
-        "nvidia-l4",
-        "nvidia-l4",
-        (
-            GpuMachine("g2-standard-12", 1, 12, 48, 375),
-            GpuMachine("g2-standard-24", 2, 24, 96, 750),
-            GpuMachine("g2-standard-48", 4, 48, 192, 1500),
-            GpuMachine("g2-standard-96", 8, 96, 384, 3000),
-        ),
-    ),
+    # GPUs of old attach to general machines of any size; those named here are ours to choose.
+    GpuKind("nvidia-t4", "nvidia-tesla-t4", _even("n1-standard-{cpus}", (1, 2, 4), 8, 30)),
+    GpuKind("nvidia-l4", "nvidia-l4", _even("g2-standard-{cpus}", (1, 2, 4, 8), 12, 48, 375)),
     GpuKind(
         "nvidia-a100-40gb",
         "nvidia-tesla-a100",
-        (
-            GpuMachine("a2-highgpu-1g", 1, 12, 85),
-            GpuMachine("a2-highgpu-2g", 2, 24, 170),
-            GpuMachine("a2-highgpu-4g", 4, 48, 340),
-            GpuMachine("a2-highgpu-8g", 8, 96, 680),
-            GpuMachine("a2-megagpu-16g", 16, 96, 1360),
-        ),
+        (*_even("a2-highgpu-{gpus}g", (1, 2, 4, 8), 12, 85), GpuMachine("a2-megagpu-16g", 16, 96, 1360)),
     ),
-    GpuKind(
-        "nvidia-a100-80gb",
-        "nvidia-a100-80gb",
-        (
-            GpuMachine("a2-ultragpu-1g", 1, 12, 170, 375),
-            GpuMachine("a2-ultragpu-2g", 2, 24, 340, 750),
-            GpuMachine("a2-ultragpu-4g", 4, 48, 680, 1500),
-            GpuMachine("a2-ultragpu-8g", 8, 96, 1360, 3000),
-        ),
-    ),
-    GpuKind(
-        "nvidia-h100-80gb",
-        "nvidia-h100-80gb",
-        (
-            GpuMachine("a3-highgpu-1g", 1, 26, 234, 750),
-            GpuMachine("a3-highgpu-2g", 2, 52, 468, 1500),
-            GpuMachine("a3-highgpu-4g", 4, 104, 936, 3000),
-            GpuMachine("a3-highgpu-8g", 8, 208, 1872, 6000),
-        ),
-        "tcpx",
-    ),
+    GpuKind("nvidia-a100-80gb", "nvidia-a100-80gb", _even("a2-ultragpu-{gpus}g", (1, 2, 4, 8), 12, 170, 375)),
+    GpuKind("nvidia-h100-80gb", "nvidia-h100-80gb", _even("a3-highgpu-{gpus}g", (1, 2, 4, 8), 26, 234, 750), "tcpx"),
     GpuKind(
         "nvidia-h100-mega-80gb",
         "nvidia-h100-mega-80gb",

@@ -38,6 +38,11 @@ class Loader(Protocol):
         """Records of this rank that could not be decoded and were substituted, so far."""
         ...
 
+    @property
+    def ready(self) -> int | None:
+        """Batches that wait to be taken, asked from any thread; None where the loader cannot tell."""
+        ...
+
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The rank's slices of the global batches start, ..., stop - 1, in order."""
         ...

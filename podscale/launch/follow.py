@@ -12,11 +12,14 @@ from podscale.text import printable
 
 
 class Follower:
-    """Hands over the whole lines that were appended to a file since the last call; it may not exist yet."""
+    """Hands over the whole lines that were appended to a file since the last call; it may not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    from_start: also those that stand in it already.
+    """
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not from_start else 0
         self._rest = b""
 
     def lines(self) -> list[bytes]:

@@ -17,23 +17,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from prometheus_client import CollectorRegistry
-
 from podscale import devices, processes
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.files import write_atomically
 from podscale.launch import comeback, local, orphans
 from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
 from podscale.launch.lives import Lives
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
 from podscale.launch.podtask import PodTask, Stage, pod_task
-from podscale.rundir import Lease, RunDirectory
+from podscale.rundir import Lease, RunDirectory, local_path
 from podscale.stopping import ECHO_SECONDS
 from podscale.telemetry.events import EventLog
-from podscale.telemetry.exposition import MergedMetrics
-from podscale.telemetry.server import MetricsServer
+from podscale.telemetry.stage import StageTelemetry
 from podscale.telemetry.steplog import StepLog
 
 POLL_SECONDS = 0.1
@@ -69,19 +65,12 @@ def run_job(
         stop = stack.enter_context(_stop_requests())
         rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
         stack.callback(shutil.rmtree, rank_dir, ignore_errors=True)
-        registry = CollectorRegistry()
-        merged = MergedMetrics(rank_dir, registry)
-        server = _listen(config, merged, stack)
+        telemetry = stack.enter_context(_telemetry(config, task, rank_dir))
         logs = run.path / "logs"
         logs.mkdir(exist_ok=True)
         if task.leads is not False:
             write_environment(run.environment, task)
-        if server:
-            server.start()
-            print(f"metrics at {server.url}", file=sys.stderr, flush=True)
-            if lease is not None:  # `podscale run` shows it to people from here
-                write_atomically(run.endpoint, f"{server.url}\n")
-                stack.callback(run.endpoint.unlink, missing_ok=True)
+        telemetry.start(run.endpoint if lease is not None else None)  # from there `podscale run` shows it to people
         display = _display(task, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
         stack.callback(display.close)
         comeback.begin(task, lambda: stop.requested)
@@ -98,9 +87,7 @@ def run_job(
             with EventLog(run.metrics, lease.check if lease else None) as events:
                 events.event("restart", cause=cause, error=verdict.error, left=left)
             print(f"{verdict.error}; restarting ({left} more)", file=sys.stderr, flush=True)
-        if server:
-            merged.refresh()
-            server.linger(config.telemetry.linger_seconds, lambda: stop.requested)
+        telemetry.finish(run.telemetry if verdict.leads else None, lambda: stop.requested)
         return verdict
 
 
@@ -255,12 +242,18 @@ def _display(task: PodTask, run: RunDirectory, logs: Path, rank_dir: Path, stepl
     return Display(metrics, rank_log, local.progress_path(rank_dir, os.environ), steplog, sys.stderr)
 
 
-def _listen(config: RunConfig, merged: MergedMetrics, stack: ExitStack) -> MetricsServer | None:
-    if not config.telemetry.enabled:
-        return None
-    server = MetricsServer(config.telemetry.address, config.telemetry.port, merged)
-    stack.callback(server.close)
-    return server
+def _telemetry(config: RunConfig, task: PodTask, rank_dir: Path) -> StageTelemetry:
+    volumes = {"workspace": local_path(config.run.workspace), "scratch": Path(tempfile.gettempdir())}
+    if config.input.cache_dir is not None:
+        volumes["cache"] = Path(config.input.cache_dir)
+    return StageTelemetry(
+        config.telemetry,
+        run=task.run,
+        stage=task.stage,
+        engine=config.train.engine,
+        volumes=volumes,
+        snapshots=rank_dir,
+    )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """One function for each part of a training that the run document chooses, and one that puts them together."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def build_session(
     reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
     report_wire(train.all_reduce, reducer, world, monitor)
     feed, normalise = Feed(world), Normalise(config.input, world, channels_last=train.channels_last)
-    evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision)
+    evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, monitor.evaluated_images)
     step = Step(
         reducer,
         optimizer,
@@ -74,6 +75,7 @@ def build_session(
         accumulation=train.accumulation,
         forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
         randomness=Randomness(model, config.run.seed, world),
+        norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
     )
     return Session(
         config=config,
@@ -136,13 +138,18 @@ def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.n
 
 
 def build_evaluator(
-    config: RunConfig, world: World, shard_set: ShardSet, feed: Feed, precision: Precision
+    config: RunConfig,
+    world: World,
+    shard_set: ShardSet,
+    feed: Feed,
+    precision: Precision,
+    counted: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
     """The evaluator over the validation split, and its loader, which the caller closes."""
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, rank=world.rank, world=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
-    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world)
+    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world, counted)
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:

@@ -34,13 +34,14 @@ class Word:
     slowest_rank: int
     slowest_milliseconds: int
     fastest_milliseconds: int
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True)
 class _Pending:
     step: int
     word: Tensor
-    loss: Tensor
+    figures: Tensor
     work: "dist.Work | torch.cuda.Event | None"
 
 
@@ -61,7 +62,7 @@ class Control:
         if self._stream is None:
             mine[1] = (~result.finite).to(torch.int32)
             work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._pending.append(_Pending(step, mine, result.loss, work))
+            self._pending.append(_Pending(step, mine, result.figures, work))
         else:
             self._pending.append(self._send_from_gpu(step, mine, result, self._stream))
 
@@ -81,12 +82,14 @@ class Control:
             word[1] = (~result.finite).to(torch.int32)
             dist.all_reduce(word, dist.ReduceOp.MAX, group=self._group)
             on_host = torch.empty(len(mine), dtype=torch.int32, pin_memory=True).copy_(word, non_blocking=True)
-            loss = torch.empty((), pin_memory=True).copy_(result.loss, non_blocking=True)
-            for tensor in (result.loss, result.finite):
-                tensor.record_stream(stream)
+            figures = result.figures
+            told = torch.empty(len(figures), pin_memory=True).copy_(figures, non_blocking=True)
+            for tensor in (result.loss, result.finite, result.grad_norm):
+                if tensor is not None:
+                    tensor.record_stream(stream)
             arrived = torch.cuda.Event()
             arrived.record(stream)
-        return _Pending(step, on_host, loss, arrived)
+        return _Pending(step, on_host, told, arrived)
 
     def _take(self, keep: int) -> list[Word]:
         words = []
@@ -102,4 +105,5 @@ def _read(pending: _Pending) -> Word:
         pending.work.wait()
     stop, nonfinite, slowest, fastest = pending.word.tolist()
     slow = {"slowest_rank": slowest & 0xFFFF, "slowest_milliseconds": slowest >> 16, "fastest_milliseconds": -fastest}
-    return Word(pending.step, bool(stop), not nonfinite, pending.loss.item(), **slow)
+    loss, *norm = pending.figures.tolist()
+    return Word(pending.step, bool(stop), not nonfinite, loss, **slow, grad_norm=norm[0] if norm else None)

@@ -62,7 +62,10 @@ class Evaluator:
         normalise: Normalise,
         precision: Precision,
         world: World,
+        counted: Callable[[int], None] = lambda images: None,
     ) -> None:
+        """counted: hears how many samples of this rank each batch held."""
+        self._counted = counted
         self._loader, self._feed, self._normalise = loader, feed, normalise
         self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
@@ -118,6 +121,7 @@ class Evaluator:
                 with self._precision.autocast():
                     logits = model(self._normalise(batch.images))
                 yield batch, answers_of(logits, batch.labels)
+                self._counted(int(np.count_nonzero(batch.source.weights)))
                 ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
 

@@ -108,7 +108,10 @@ class GraphedStep:
         with phase("forward_backward"):
             self._graph.replay()
         with phase("allreduce_wait"):  # inside the graph; tells the monitor that this rank was busy until here
-            return StepResult(self._result.loss.clone(), self._result.finite.clone())
+            norm = self._result.grad_norm
+            return StepResult(
+                self._result.loss.clone(), self._result.finite.clone(), norm.clone() if norm is not None else None
+            )
 
     def _report(self) -> None:
         """Hands over the times of the last measured update, once the device is past it."""

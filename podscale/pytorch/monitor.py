@@ -96,6 +96,7 @@ class Monitor:
         if self._ledger is not None:
             self._ledger.begin(step)
         self._metrics.world(ranks, global_batch)
+        self._progress(planned=total_steps, completed=step, done=False)
         self._metrics.lap()
         self.event(
             "resumed" if resumed else "start",
@@ -116,6 +117,7 @@ class Monitor:
         if self._ledger is not None:
             self._ledger.updated(step)
         self._metrics.step(images, seconds)
+        self._progress(completed=step)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
             self._metrics.bad_samples(bad_records)
@@ -138,7 +140,8 @@ class Monitor:
         if lap is None or self._log is None:
             return
         training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
-        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate)
+        norm = word.grad_norm if word.finite else None
+        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate, grad_norm=norm)
         self._log.step(
             word.step,
             epoch=epoch,
@@ -148,6 +151,14 @@ class Monitor:
             phases=lap.phases,
             slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
         )
+
+    def measure(self, meters: Callable[[TrainMetrics], None]) -> None:
+        """Has `meters` set up what the metrics look up by themselves whenever they are written."""
+        meters(self._metrics)
+
+    def evaluated_images(self, images: int) -> None:
+        """Counts images of this rank in an evaluation."""
+        self._metrics.evaluating(images)
 
     def evaluating(self, step: int) -> None:
         """An evaluation begins after `step` updates, all of which are done."""
@@ -192,12 +203,14 @@ class Monitor:
             case Restored():
                 self._metrics.checkpoint_restored(report.seconds)
             case Failed():
-                self._metrics.checkpoint_failed()  # no line in the log, which may stand on the same full disk
+                # no line in the log, which may stand on the same full disk
+                self._metrics.checkpoint_failed("disk_full" if report.full else "other")
             case _:
                 self.event("checkpoint_passed", step=report.step, reason=report.reason)
 
     def finished(self, step: int, **values: Any) -> None:
         """The training is done after `step` updates, and its model is written."""
+        self._progress(completed=step, done=True)
         self._goodput()
         self.event("done", step=step, **values)
 
@@ -205,6 +218,11 @@ class Monitor:
         """All ranks end on request, and the state after `step` updates is saved."""
         self._goodput()
         self.event("preempted", step=step)
+
+    def _progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
+        """Rank 0 alone tells how far the run is."""
+        if self._log is not None:
+            self._metrics.progress(planned=planned, completed=completed, done=done)
 
     def _goodput(self) -> None:
         """Where the time of the run went until now."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.config import RunConfig, result_values
@@ -37,7 +38,9 @@ from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.rundir.lease import fence
 from podscale.shards.shardset import ShardSet
+from podscale.telemetry.evaluating import EvaluationMetrics
 from podscale.telemetry.events import EventLog
+from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 
 
 @dataclass(frozen=True)
@@ -165,13 +168,19 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
     precision = build_precision(config.train, world)
     precision.cast(model)
     load_weights(model, run.model / WEIGHTS)
-    loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), precision)
+    registry = CollectorRegistry()
+    metrics = EvaluationMetrics(registry, rank=world.rank, run=config.run.id)
+    feed = Feed(world)
+    loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, metrics.evaluating)
     world.barrier()  # so that rank 0 does not count the time in which others are still starting
     started = time.perf_counter()
-    try:
-        found = evaluator.predict(model, untimed)
-    finally:
-        loader.close()
+    with SnapshotWriter(registry, snapshot_path(place.rank_directory, world.rank)):
+        try:
+            found = evaluator.predict(model, untimed)
+        finally:
+            loader.close()
+        if found is not None:
+            metrics.evaluated(*found.accuracies())
     if found is not None:
         seconds = round(time.perf_counter() - started, 6)
         predictions.write(run.predictions, found)

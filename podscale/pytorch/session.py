@@ -18,6 +18,7 @@ from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.export import Trained, export
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.meters import Meters
 from podscale.pytorch.monitor import Monitor
 from podscale.pytorch.reducer import Reducer
 from podscale.pytorch.step import Step
@@ -54,6 +55,8 @@ class Session:
 
     def started(self, resumed: bool) -> None:
         """Reports the beginning."""
+        flops = self.spec.training_flops(self.config.input.image_size)
+        self.monitor.measure(Meters(self.config, self.world, self.loader, flops, self.checkpoint_steps))
         self.monitor.started(
             resumed=resumed,
             step=self.state.progress.step,
@@ -65,7 +68,7 @@ class Session:
             train_images=round(self.steps_per_epoch * self.config.train.global_batch),
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
-            training_flops_per_image=self.spec.training_flops(self.config.input.image_size),
+            training_flops_per_image=flops,
             optimizer_bytes=self.state.optimizer_bytes,
         )
 
@@ -125,6 +128,12 @@ class Session:
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
         self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
+
+    @property
+    def checkpoint_steps(self) -> float:
+        """Updates between two checkpoints, by the document; 0 where it asks for none before the end."""
+        settings = self.config.checkpoint
+        return min(filter(None, (settings.every_steps, settings.every_epochs * self.steps_per_epoch)), default=0.0)
 
     def checkpoint_due(self) -> bool:
         step, settings = self.state.progress.step, self.config.checkpoint

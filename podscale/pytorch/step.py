@@ -25,11 +25,18 @@ from podscale.pytorch.weights import Weights
 class StepResult:
     """What is known of an update, still on the device and equal on all ranks.
 
-    loss: mean training loss over the global batch. finite: whether the update was carried out.
+    loss: mean training loss over the global batch. finite: whether the update was carried out. grad_norm: Euclidean
+    norm of the averaged gradient, where it was taken.
     """
 
     loss: Tensor
     finite: Tensor
+    grad_norm: Tensor | None = None
+
+    @property
+    def figures(self) -> Tensor:
+        """Loss and, where there is one, norm: fp32 [1 or 2], what the host is told once it has arrived there."""
+        return self.loss.reshape(1) if self.grad_norm is None else torch.stack([self.loss, self.grad_norm])
 
 
 class Step:
@@ -48,10 +55,12 @@ class Step:
         accumulation: int = 1,
         forward: Forward | None = None,
         randomness: Randomness | None = None,
+        norm_every: int = 0,
     ) -> None:
         """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
 
-        `forward`: a batch's images to logits (see compilation); default: the reducer's module as it is.
+        `forward`: a batch's images to logits (see compilation); default: the reducer's module as it is. `norm_every`:
+        updates between two in which the norm of the gradient is taken; 0 = never.
         """
         assert len(reducer.buffer.extra) == 1 + len(statistics)
         self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
@@ -60,6 +69,7 @@ class Step:
         self._label_smoothing, self._accumulation = label_smoothing, accumulation
         self._forward = forward or reducer.module
         self._randomness = randomness
+        self._norm_every, self._norm_due = norm_every, False
 
     def seek(self, number: int) -> None:
         """The next update is the one after `number` updates: what a resumed run begins with."""
@@ -71,6 +81,7 @@ class Step:
 
     def begin(self, step: int) -> None:
         """What the host does before update `step`, from 0; the rest is the device's."""
+        self._norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         if self._randomness is not None:
             self._randomness.begin(step)
 
@@ -112,11 +123,17 @@ class Step:
         finite = all_finite([*buffer.averages, buffer.extra])
         zero_unless(finite, buffer.averages)
         self._precision.unscale(buffer.averages)
+        norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._takes_norm() else None
         finite = self._optimizer.step(self._next_hyper(), finite)
         self._weights.publish()
         self._precision.update(finite)
         self._statistics.settle(buffer.extra[1:], finite)
-        return StepResult(loss, finite)
+        return StepResult(loss, finite, norm)
+
+    def _takes_norm(self) -> bool:
+        """Whether this update takes the gradient's norm; one that is being recorded does it for all replays."""
+        may_record = self._norm_every > 0 and self._number.is_cuda  # asking costs an error where there is no driver
+        return self._norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
     def _next_hyper(self) -> Hyper:
         """The schedule's row of this update; a masked one uses up its row."""

@@ -1,7 +1,7 @@
 """The run directory: its layout, how stages ended, and the lease that keeps it to one writer."""
 
 from podscale.rundir.layout import RunDirectory, dataset_directory, local_path
-from podscale.rundir.lease import Lease, LeaseLost, fence, refuse_taken
+from podscale.rundir.lease import Lease, LeaseLost, fence, is_held, refuse_taken
 from podscale.rundir.outcome import Outcome, read_outcomes, recorded_stage, write_outcome
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "RunDirectory",
     "dataset_directory",
     "fence",
+    "is_held",
     "local_path",
     "read_outcomes",
     "recorded_stage",

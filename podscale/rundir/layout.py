@@ -72,6 +72,11 @@ class RunDirectory:
         return self.path / "metrics.url"
 
     @property
+    def telemetry(self) -> Path:
+        """The last values of the metrics of each stage, as the pod that led it knew them."""
+        return self.path / "telemetry.json"
+
+    @property
     def outcome(self) -> Path:
         """How the newest launch of each stage ended."""
         return self.path / "outcome.json"

@@ -120,17 +120,28 @@ class Lease:
 
 def refuse_taken(path: Path) -> None:
     """Raises InputError naming the holder where a living launch holds the lease of `path`; changes nothing."""
+    held, holder = _look(path)
+    if held:
+        raise InputError(_taken(path, holder))
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living launch holds the lease of `path`; changes nothing."""
+    return _look(path)[0]
+
+
+def _look(path: Path) -> tuple[bool, Holder | None]:
+    """Whether the lease is held, and who took it last."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return  # no lease yet, or a place that `acquire` complains about
+        return False, None  # no lease yet, or a place that `acquire` complains about
     try:
         lock = _lock(descriptor)
         holder = _parse(os.pread(descriptor, RECORD_BYTES, 0))
     finally:
         os.close(descriptor)
-    if lock == "taken" or (lock == "none" and holder and holder.alive_here):
-        raise InputError(_taken(path, holder))
+    return lock == "taken" or (lock == "none" and holder is not None and holder.alive_here), holder
 
 
 def fence(path: Path, number: int) -> Callable[[], None]:

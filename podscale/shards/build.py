@@ -22,6 +22,7 @@ from podscale.shards.pack import Packer, Task, TooManyRejects, pack_all, writing
 from podscale.shards.plan import SPLITS, Plan, make_plan
 from podscale.shards.sources import SourceMissing, open_source
 from podscale.shards.verify import file_matches
+from podscale.shards.watch import UNWATCHED, Watch
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def build_shard_set(
     of: int = 1,
     verify: bool = False,
     progress: Report | None = None,
+    watch: Watch = UNWATCHED,
 ) -> BuildResult:
     """Makes the shard set of `data` in `directory`, or finishes it, or finds that it is complete.
 
@@ -70,12 +72,20 @@ def build_shard_set(
         for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
             folder.mkdir(parents=True, exist_ok=True)
     with _locked(directory, shared=of > 1):
-        return _build(data, directory, workers, index, of, verify, report)
+        return _build(data, directory, workers, index, of, verify, report, watch)
 
 
 def _build(
-    data: DataSection, directory: Path, workers: int, index: int, of: int, verify: bool, report: Report
+    data: DataSection,
+    directory: Path,
+    workers: int,
+    index: int,
+    of: int,
+    verify: bool,
+    report: Report,
+    watch: Watch,
 ) -> BuildResult:
+    watch.phase("plan")
     before = _complete(directory, data)
     try:
         plan = make_plan(open_source(data), data, report)
@@ -97,10 +107,14 @@ def _build(
     _check_room(directory, plan, mine)
     limit = int(data.max_reject_rate * len(plan))
     try:
-        pack_all(Packer(directory, data, Rules.of(data)), plan, mine, workers, report, limit)
+        watch.phase("pack")
+        for split in SPLITS:
+            watch.planned(split, sum(plan.images(*task) for task in mine if task.split == split))
+        pack_all(Packer(directory, data, Rules.of(data)), plan, mine, workers, report, limit, watch)
     except TooManyRejects:
         check_rejects(directory, plan, data, write_rejects(directory, plan, _records(directory, plan, everything)))
         raise
+    watch.phase("merge")
     records = _records(directory, plan, everything)
     finished = sum(map(len, records.values())) == len(everything)
     found = merge(directory, plan, data, records) if finished else None

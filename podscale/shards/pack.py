@@ -8,13 +8,13 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +27,14 @@ from podscale.files import sync_directory
 from podscale.progress import Report, Ticker
 from podscale.shards import ustar
 from podscale.shards.convert import Rules, admit
+from podscale.shards.counting import PackerCounter, SplitTicker, Totals, add_to
 from podscale.shards.index import JPEG
-from podscale.shards.plan import NAME, Entry, Plan
+from podscale.shards.plan import NAME, SPLITS, Entry, Plan
 from podscale.shards.record import UNREADABLE, Record, Reject, Rows, path_of
 from podscale.shards.sources import Source, open_source
 from podscale.shards.sources.base import class_name
 from podscale.shards.validate import Unusable
+from podscale.shards.watch import UNWATCHED, Progress, Watch
 
 FLUSH_BYTES = 2**20
 """Every write is this long and begins at a multiple of it, which costs a file system least: its page cache then works
@@ -48,13 +50,10 @@ class Task(NamedTuple):
     shard: int
 
 
-class Progress(NamedTuple):
-    images: int
-    bytes: int
-    rejects: int
-
-
 Count = Callable[[Progress], None]
+"""Hears of every image."""
+Rejects = Mapping[str, int]
+"""Images that a shard had to leave out, by reason."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,7 @@ class Packer:
     ) -> tuple[dict[str, Any], list[Reject]]:
         rows, rejects = Rows(), []
         for entry in entries:
+            original = b""
             try:
                 original = self._read(source, entry)
                 content, image = admit(entry.item.name, original, self.rules)
@@ -106,7 +106,7 @@ class Packer:
                         "data.policy to quarantine"
                     ) from None
                 rejects.append(Reject(entry.key, problem.reason, problem.detail))
-                count(Progress(1, 0, 1))
+                count(Progress(1, 0, 1, len(original)))
                 continue
             digest = xxhash.xxh3_128_intdigest(original)
             offset = writer.sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
@@ -115,7 +115,7 @@ class Packer:
                 *(image.height, image.width, image.format, image.flags),
                 *(digest >> 64, digest & (2**64 - 1)),
             )
-            count(Progress(1, len(content), 0))
+            count(Progress(1, len(content), 0, len(original)))
         return rows.columns(), rejects
 
     def _read(self, source: Source, entry: Entry) -> bytes:
@@ -231,48 +231,59 @@ class TooManyRejects(Exception):
     """More unusable images than allowed, in the shards packed so far."""
 
 
-def pack_all(packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, report: Report, limit: int) -> None:
+def pack_all(
+    packer: Packer,
+    plan: Plan,
+    tasks: Sequence[Task],
+    workers: int,
+    report: Report,
+    limit: int,
+    watch: Watch = UNWATCHED,
+) -> None:
     """Packs `tasks`, in this process where there is little to do, else in `workers` processes.
 
     Raises InputError where the place fails, and TooManyRejects as soon as the finished shards hold more than `limit`
     unusable images.
     """
-    total = sum(int(plan.bounds[split][shard + 1] - plan.bounds[split][shard]) for split, shard in tasks)
+    total = sum(plan.images(*task) for task in tasks)
     size = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
-    ticker = Ticker("pack", report, total)
+    ticker = SplitTicker(Ticker("pack", report, total), watch)
     workers = min(workers, len(tasks))
     rejects = 0
     pack = _pack_here if workers <= 1 or size < SMALL else _pack_in_processes
-    for rejected in pack(packer, plan, tasks, workers, ticker):
-        rejects += rejected
+    for split, rejected in pack(packer, plan, tasks, workers, ticker):
+        watch.finished(split, rejected)
+        rejects += sum(rejected.values())
         if rejects > limit:
             raise TooManyRejects
     ticker.close()
 
 
-def _pack_here(packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: Ticker) -> Iterator[int]:
-    """Yields the number of rejects of every finished shard."""
-
-    def count(progress: Progress) -> None:
-        ticker.add(progress.images, progress.bytes, progress.rejects)
-
+def _pack_here(
+    packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: SplitTicker
+) -> Iterator[tuple[str, Rejects]]:
+    """Yields the rejects of every finished shard."""
     source = open_source(packer.data)
     for task in tasks:
-        yield len(packer.pack(plan, source, task, count).rejects)
+        counter = PackerCounter(partial(ticker.add, task.split))
+        record = packer.pack(plan, source, task, counter)
+        counter.publish()
+        yield task.split, _reasons(record)
 
 
 def _pack_in_processes(
-    packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: Ticker
-) -> Iterator[int]:
-    """Yields the number of rejects of every finished shard."""
+    packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: SplitTicker
+) -> Iterator[tuple[str, Rejects]]:
+    """Yields the rejects of every finished shard."""
     context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of whoever calls
-    counters = [context.Value("Q", 0) for _ in Progress._fields]
+    counters = {split: [context.Value("Q", 0) for _ in Progress._fields] for split in SPLITS}
     pool = ProcessPoolExecutor(workers, context, _start_worker, (packer, counters, os.getpid()))
     try:
-        waiting: set[Future[int]] = {pool.submit(_work, task) for task in tasks}
+        waiting: set[Future[tuple[str, Rejects]]] = {pool.submit(_work, task) for task in tasks}
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            ticker.set(*(int(counter.value) for counter in counters))
+            for split, totals in counters.items():
+                ticker.set(split, Progress(*(int(counter.value) for counter in totals)))
             yield from (future.result() for future in done)
     except BrokenProcessPool as error:
         raise InputError(
@@ -283,48 +294,31 @@ def _pack_in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Counter:
-    """Counts images in a packing process and passes the sums on ten times a second."""
-
-    def __init__(self, totals: "list[Synchronized[int]]") -> None:
-        self._totals = totals
-        self._pending = [0] * len(totals)
-        self._last = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        for position, value in enumerate(progress):
-            self._pending[position] += value
-        if time.monotonic() - self._last > Ticker.INTERVAL:
-            self.publish()
-
-    def publish(self) -> None:
-        self._last = time.monotonic()
-        for position, total in enumerate(self._totals):
-            with total.get_lock():
-                total.value += self._pending[position]
-            self._pending[position] = 0
-
-
 class _Worker(NamedTuple):
     packer: Packer
     plan: Plan
     source: Source
-    counter: _Counter
+    totals: Totals
 
 
 _worker: list[_Worker] = []  # the state of this process: a pool hands its tasks no other
 
 
-def _start_worker(packer: Packer, totals: "list[Synchronized[int]]", parent: int) -> None:
+def _start_worker(packer: Packer, totals: Totals, parent: int) -> None:
     """Prepares a packing process, which dies with its parent even where that is killed."""
     processes.die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
     plan = Plan.read(packer.directory / NAME)
-    _worker.append(_Worker(packer, plan, open_source(packer.data), _Counter(totals)))
+    _worker.append(_Worker(packer, plan, open_source(packer.data), totals))
 
 
-def _work(task: Task) -> int:
+def _work(task: Task) -> tuple[str, Rejects]:
     worker = _worker[0]
-    record = worker.packer.pack(worker.plan, worker.source, task, worker.counter)
-    worker.counter.publish()
-    return len(record.rejects)
+    counter = PackerCounter(partial(add_to, worker.totals[task.split]))
+    record = worker.packer.pack(worker.plan, worker.source, task, counter)
+    counter.publish()
+    return task.split, _reasons(record)
+
+
+def _reasons(record: Record) -> Rejects:
+    return Counter(reject.reason for reject in record.rejects)

@@ -60,6 +60,10 @@ class Plan:
     def shards(self, split: str) -> int:
         return len(self.bounds[split]) - 1
 
+    def images(self, split: str, shard: int) -> int:
+        """How many images a shard is made of, unusable ones among them."""
+        return int(self.bounds[split][shard + 1] - self.bounds[split][shard])
+
     def shard_name(self, split: str, shard: int) -> str:
         return f"shard-{shard:05d}-of-{self.shards(split):05d}.tar"
 

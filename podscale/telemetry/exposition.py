@@ -78,11 +78,14 @@ def merge(texts: Iterable[str]) -> str:
 
 
 class MergedMetrics:
-    """Renders all ranks' snapshots under `directory`, and the supervisor's own registry, at most once a second."""
+    """Renders the supervisor's own registry and all ranks' snapshots under `directory`, at most once a second.
+
+    directory: None where there are no ranks.
+    """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         registry: CollectorRegistry,
         interval: float = INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -109,6 +112,7 @@ class MergedMetrics:
 
     def _texts(self) -> Iterable[str]:
         yield generate_latest(self._registry).decode()
-        for path in sorted(self._directory.glob("metrics-*.prom"), key=lambda p: int(p.stem.partition("-")[2])):
+        paths = self._directory.glob("metrics-*.prom") if self._directory is not None else ()
+        for path in sorted(paths, key=lambda path: int(path.stem.partition("-")[2])):
             with suppress(FileNotFoundError):  # the ranks are being started again
                 yield path.read_text(encoding="utf-8")

@@ -1,50 +1,77 @@
 """One endpoint, /metrics, that a stuck or hostile client cannot hold up.
 
 prometheus_client's own server has no time limit and no limit on connections (800 idle sockets hold 802 threads for
-ever). This one reads a small request within a total time, answers from rendered bytes, and closes; connections over
-the limit are closed at once.
+ever), and with TLS one silent client stops all others. This one reads a small request within a total time, answers from
+rendered bytes, and closes; the handshake is the connection's own affair. Where too many are open, the oldest goes: a
+scrape is over within milliseconds, so that it is never a scraper's.
 """
 
 import errno
 import os
 import socket
 import socketserver
+import ssl
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from podscale.errors import InputError
+from podscale.telemetry.access import OPEN, Access
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECONDS = 5.0
+EVICTION_SECONDS = 2.0
+"""A connection that was closed has ended its thread long before."""
+
+
+class CannotListen(Exception):
+    """Why an address cannot be listened on, and what to do."""
 
 
 class MetricsServer:
-    """Serves `render()` at http://address:port/metrics from its own threads, from `start` until `close`.
+    """Serves `render()` at http(s)://address:port/metrics from its own threads, from `start` until `close`.
 
     Listening begins with the constructor, so that a taken port is known before anything is started; port 0 takes a
-    free one (`port` says which). Raises InputError where the address cannot be listened on.
+    free one (`port` says which). Raises CannotListen where the address cannot be listened on.
     """
 
     def __init__(
-        self, address: str, port: int, render: Callable[[], bytes], *, request_seconds: float = REQUEST_SECONDS
+        self,
+        address: str,
+        port: int,
+        render: Callable[[], bytes],
+        *,
+        access: Access = OPEN,
+        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         try:
-            self._server = _Server(address, port, render, request_seconds)
-        except OSError as error:
-            raise InputError(_explain(address, port, error)) from error
+            self._server = _Server(address, port, render, access, request_seconds)
+        except (OSError, UnicodeError) as error:
+            raise CannotListen(_explain(address, port, error)) from error
         self.address = address
         self.port: int = self._server.server_address[1]
+        self._scheme = "https" if access.tls is not None else "http"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
         self._started = False
 
     @property
     def url(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{self.port}/metrics"
+        return f"{self._scheme}://{host}:{self.port}/metrics"
+
+    @property
+    def scrapes(self) -> int:
+        """Scrapes answered so far."""
+        return self._server.scrapes
+
+    @property
+    def shed(self) -> int:
+        """Connections closed unanswered so far, because too many were open."""
+        return self._server.shed
 
     def start(self) -> "MetricsServer":
         self._started = True
@@ -75,75 +102,127 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: str, port: int, render: Callable[[], bytes], request_seconds: float) -> None:
+    def __init__(
+        self, address: str, port: int, render: Callable[[], bytes], access: Access, request_seconds: float
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.render = render
-        self.request_seconds = request_seconds
+        self.render, self.access, self.request_seconds = render, access, request_seconds
         self.scraped = threading.Event()
+        self.scrapes = self.shed = 0
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, socket.socket] = OrderedDict()
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """On the accepting thread: finds room, for which the oldest connection may have to go."""
         if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self.shed += 1
+            self._evict()
+            if not self._free.acquire(timeout=EVICTION_SECONDS):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._open[id(request)] = request
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread could be started
-            self._free.release()
+            self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._leave(request)
+
+    def secured(self, request: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+        """The connection under TLS, within the time of a request; on its own thread."""
+        with self._lock:  # the old object lets go of the connection: from here the new one is what can be evicted
+            secured = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            if id(request) in self._open:
+                self._open[id(request)] = secured
+        secured.settimeout(self.request_seconds)
+        secured.do_handshake()
+        return secured
+
+    def note_scrape(self) -> None:
+        """A scraper has its answer."""
+        with self._lock:
+            self.scrapes += 1
+        self.scraped.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that hang up or send nonsense are no news."""
+
+    def _evict(self) -> None:
+        """Hangs up on the oldest connection, which ends its thread."""
+        with self._lock, suppress(OSError):
+            if self._open:
+                _, oldest = self._open.popitem(last=False)
+                socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # not SSL's own, which the other thread is using
+
+    def _leave(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(id(request), None)
+        self._free.release()
 
 
 class _Handler(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        words = self._request_line().split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            self._answer("400 Bad Request", b"")
-        elif words[1].partition("?")[0] != "/metrics":
-            self._answer("404 Not Found", b"only /metrics is here\n")
-        elif words[0] not in ("GET", "HEAD"):
-            self._answer("405 Method Not Allowed", b"")
-        else:
-            self._answer("200 OK", self.server.render(), head_only=words[0] == "HEAD")
-            self.server.scraped.set()
+        tls = self.server.access.tls
+        if tls is None:
+            self._handle(self.request)
+            return
+        with self.server.secured(self.request, tls) as connection:
+            self._handle(connection)
 
-    def _request_line(self) -> str:
+    def _handle(self, connection: socket.socket) -> None:
+        request = self._request(connection).split(b"\n")
+        words = request[0].decode("latin-1").strip().split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            self._answer(connection, "400 Bad Request", b"")
+        elif words[1].partition("?")[0] != "/metrics":
+            self._answer(connection, "404 Not Found", b"only /metrics is here\n")
+        elif words[0] not in ("GET", "HEAD"):
+            self._answer(connection, "405 Method Not Allowed", b"")
+        elif not self.server.access.permits(request[1:]):
+            self._answer(connection, "401 Unauthorized", b"", "WWW-Authenticate: Bearer\r\n")
+        else:
+            self._answer(connection, "200 OK", self.server.render(), head_only=words[0] == "HEAD")
+            self.server.note_scrape()
+
+    def _request(self, connection: socket.socket) -> bytes:
         """Reads to the end of the headers within the time for the whole request."""
         deadline = time.monotonic() + self.server.request_seconds
         received = b""
         while b"\r\n\r\n" not in received and b"\n\n" not in received:
-            self.request.settimeout(max(0.001, deadline - time.monotonic()))
-            part = self.request.recv(4096)
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = connection.recv(4096)
             received += part
             if not part or len(received) > MAX_REQUEST_BYTES:
                 raise ConnectionError("no request")
-        return received.split(b"\n", 1)[0].decode("latin-1").strip()
+        return received
 
-    def _answer(self, status: str, body: bytes, *, head_only: bool = False) -> None:
+    def _answer(
+        self, connection: socket.socket, status: str, body: bytes, more: str = "", *, head_only: bool = False
+    ) -> None:
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
+            f"{more}Connection: close\r\n\r\n"
         )
-        self.request.settimeout(self.server.request_seconds)  # sendall: a limit for the whole of it
-        self.request.sendall(head.encode() + (b"" if head_only else body))
+        connection.settimeout(self.server.request_seconds)  # sendall: a limit for the whole of it
+        connection.sendall(head.encode() + (b"" if head_only else body))
 
 
-def _explain(address: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
+def _explain(address: str, port: int, error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
         return (
             f"telemetry.port {port} on {address} is in use by another process; choose another port, or 0 for any "
             "free one"
         )
-    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    reason = os.strerror(number) if number is not None and number > 0 else str(error)
     return f"telemetry.address {address}, port {port}: cannot listen there: {reason}"

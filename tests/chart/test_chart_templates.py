@@ -130,7 +130,8 @@ def test_monitors_come_where_the_cluster_has_their_api() -> None:
 def test_googles_objects_hold_what_its_documentation_lists() -> None:
     made = helm.template(apis=[GOOGLE])
     (monitoring,) = helm.kinds(made, "PodMonitoring")
-    assert set(monitoring["spec"]) == {"selector", "endpoints"}
+    assert set(monitoring["spec"]) == {"selector", "endpoints", "targetLabels"}
+    assert monitoring["spec"]["targetLabels"] == {"fromPod": [{"from": "podscale.dev/run", "to": "podscale_dev_run"}]}
     assert monitoring["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
     (rules,) = helm.kinds(made, "Rules")
     assert set(rules["spec"]) == {"groups"}
@@ -222,7 +223,7 @@ def test_jobs_give_up_as_those_of_the_stages_do() -> None:
     """Bad input ends them at once, pods that were taken away do not count; Kubernetes wants restartPolicy Never."""
     stage = rendered("job", stage="report").job["spec"]
     jobs = helm.kinds(helm.template(None, EVERYTHING), "Job")
-    assert len(jobs) == 2
+    assert len(jobs) == 3
     for job in jobs:
         assert job["spec"]["podFailurePolicy"]["rules"] == stage["podFailurePolicy"]["rules"][:2]
         assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
@@ -254,9 +255,13 @@ def test_a_changed_direct_run_is_another_job() -> None:
         ({"workspace": {"kind": "bucket"}}, ["workspace.bucket is empty", "--set workspace.bucket="]),
         ({"workspace": {"bucket": "runs"}}, ["mounts no bucket", "set workspace.kind=bucket"]),
         ({"workspace": {"kind": "existing"}}, ["workspace.name is empty", "--set workspace.name="]),
+        ({"workspace": {"kind": "none", "prepare": True}}, ["workspace.kind is none", "leave workspace.prepare false"]),
         ({"serviceAccounts": {"trainer": {"create": False}}}, ["serviceAccounts.trainer.name is empty"]),
         ({"kueue": {"enabled": True}}, ["does not serve kueue.x-k8s.io/v1beta2", "install Kueue"]),
         ({"directRun": {"enabled": True}}, ["directRun.document is empty"]),
+        ({"metrics": {"disabledAlerts": ["PodscaleNone"]}}, ["metrics.disabledAlerts", "PodscaleNone", "no alert"]),
+        ({"metrics": {"thresholds": {"dataWaitShare": "much"}}}, ["/metrics/thresholds/dataWaitShare"]),
+        ({"metrics": {"thresholds": {"dataWait": 0.3}}}, ["/metrics/thresholds", "dataWait", "not allowed"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -296,8 +301,9 @@ def notes(values: dict[str, Any], tmp_path: Path) -> str:
         ({"workspace": {"kind": "existing", "name": "theirs"}}, "claim theirs at /workspace"),
         ({"workspace": {"kind": "none"}}, "Workspace: none"),
         ({"networkPolicy": {"enabled": False}}, "every pod of the cluster may talk"),
+        ({"rbac": {"pipelinePods": True}}, "--set workspace.prepare=true"),
     ],
-    ids=["claim", "deleted", "bucket", "existing", "none", "open"],
+    ids=["claim", "deleted", "bucket", "existing", "none", "open", "pipelines"],
 )
 def test_notes_say_what_to_do_next(values: dict[str, Any], words: str, tmp_path: Path) -> None:
     text = notes(values, tmp_path)

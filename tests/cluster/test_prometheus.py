@@ -2,19 +2,17 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from podscale.monitoring.groups import ALERTS, RECORDINGS
 from tests.cluster.cluster import Cluster
 from tests.cluster.lab import images
 from tests.cluster.training import Training
 from tests.support import helm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("monitoring.coreos.com")]
-RULES = Path(helm.CHART) / "rules"
 NAME = "under-test"
 Ask = Callable[..., Any]
 
@@ -48,8 +46,7 @@ def prometheus(cluster: Cluster, namespace: str, chart: None) -> Ask:
 
 
 def test_the_operator_takes_over_our_rules(cluster: Cluster, prometheus: Ask) -> None:
-    expected = {rule["alert"] for path in RULES.glob("*.yaml") for rule in _rules(path) if "alert" in rule}
-    assert expected
+    expected = {rule.name for rule in (*ALERTS, *RECORDINGS)}
 
     def loaded() -> dict[str, str]:
         groups = prometheus("rules")["groups"]
@@ -77,10 +74,6 @@ def test_the_metrics_of_every_pod_are_scraped_while_it_trains(
     (sample,) = cluster.wait("images per second", lambda: prometheus("query", query=rate)["result"], poll=2)
     assert float(sample["value"][1]) > 1
     training.succeed()
-
-
-def _rules(path: Path) -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
 
 
 def _manifests(namespace: str, image: str | None) -> list[dict[str, Any]]:

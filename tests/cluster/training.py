@@ -11,17 +11,12 @@ from podscale.launch.backends import BACKENDS
 from podscale.launch.jobspec import Stage, job_spec
 from podscale.launch.render import render
 from tests.cluster.cluster import Cluster
+from tests.support.tiny import TINY
 
-DIGITS = """
+DIGITS = (
+    TINY
+    + """
 run: {id: calm, workspace: /workspace, seed: 1}
-data: {source: digits, shard_bytes: 131072}
-input:
-  image_size: 16
-  loader: torchvision
-  crop: {scale: [0.7, 1.0], ratio: [0.85, 1.18], flip: 0.0}
-  mean: [0.3, 0.3, 0.3]
-  std: [0.35, 0.35, 0.35]
-model: {name: resnet18, stem: small, width: 4}
 train: {epochs: 6, global_batch: 64, schedule: {learning_rate: 0.1, warmup_epochs: 1}}
 evaluate: {crop_fraction: 1.0, every_epochs: 0}
 checkpoint: {every_epochs: 0, every_steps: 20}
@@ -35,6 +30,7 @@ launch:
   resources: {memory_gib: 1.5, shm_gib: 0.25, ephemeral_gib: 1}
   cluster: {workspace_claim: workspace, image_pull_policy: IfNotPresent}
 """
+)
 """135 updates on two pods, a checkpoint every 20, so that a disturbed run has work to do again. No CPU is asked for:
 two cores carry the whole cluster."""
 

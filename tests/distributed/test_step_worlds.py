@@ -38,7 +38,7 @@ def batch(rank: int) -> DeviceBatch:
     return DeviceBatch(images, labels, Batch(None, labels.numpy(), nothing, np.ones(8, np.float32), 0))
 
 
-def one_update(world: World, running: Literal["mean", "first"] = "mean") -> dict[str, Any]:
+def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_every: int = 1) -> dict[str, Any]:
     model = network()
     statistics = RunningStatistics(model, share=running_share(BatchNormSection(running=running), world))
     reducer = FlatReducer(model, Flat(world), world, extra=1 + len(statistics), bucket_mb=0.001)
@@ -59,11 +59,17 @@ def one_update(world: World, running: Literal["mean", "first"] = "mean") -> dict
         schedule=schedule,
         label_smoothing=SMOOTHING,
         accumulation=PARTS,
+        norm_every=norm_every,
     )
     step.seek(1)
     result = step(batch(world.rank), lambda name: nullcontext())
     reducer.close()
-    return {**copy.deepcopy(dict(model.state_dict())), "loss": result.loss, "finite": result.finite}
+    return {
+        **copy.deepcopy(dict(model.state_dict())),
+        "loss": result.loss,
+        "finite": result.finite,
+        "norm": result.grad_norm,
+    }
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -83,12 +89,19 @@ def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, si
         statistics.append(torch.stack([model[1].running_mean, model[1].running_var]).clone())
     mean, var = torch.stack(statistics).mean(0)
     want = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    want |= {"norm": torch.cat([gradient.flatten() for gradient in gradients]).norm()}
     want |= {"1.running_mean": mean, "1.running_var": var, "loss": torch.stack(losses).sum()}
     for found in ranks:
         assert found.pop("finite")
         assert found.keys() == want.keys()
         for name, value in want.items():
             np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_the_norm_is_taken_now_and_then(run_world: Any) -> None:
+    (found,) = run_world(1, lambda world: one_update(world, norm_every=2))
+    assert found["norm"] is None
 
 
 def test_running_statistics_of_the_first_rank_can_stand_for_all(run_world: Any) -> None:

@@ -147,10 +147,9 @@ def test_training_learns_and_leaves_everything_behind(run_world: Any, make_shard
     assert evaluations[-1]["top1"] == results[0].evaluation["top1"]
     description = json.loads((RunDirectory.of(config).model / "model.json").read_text())
     assert description["classes"] == ["ant", "bee", "cat", "dog"]
-    assert [line["event"] for line in lines if line["kind"] == "event" and line["event"] != "checkpoint"] == [
-        "start",
-        "done",
-    ]
+    events = [line["event"] for line in lines if line["kind"] == "event"]
+    by_chance = ("checkpoint", "straggler", "straggler_over")  # on a busy machine any rank may be slow
+    assert [event for event in events if event not in by_chance] == ["start", "goodput", "done"]
 
 
 def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

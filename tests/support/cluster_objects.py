@@ -4,7 +4,7 @@ import copy
 import json
 from typing import Any
 
-from tests.support.fake_cluster import now
+from tests.support.fake_state import now
 
 Object = dict[str, Any]
 

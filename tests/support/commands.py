@@ -15,27 +15,23 @@ from safetensors.numpy import load_file
 
 from podscale.launch.outcomes import registered_ranks
 from podscale.telemetry.events import read_records, undisturbed
+from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"
 PATIENCE = 180.0
 """Seconds for anything to happen on a loaded machine."""
 
-SMALL_DIGITS = """
+SMALL_DIGITS = (
+    TINY
+    + """
 run: {id: small, workspace: ., seed: 1}
-data: {source: digits, shard_bytes: 131072}
-input:
-  image_size: 16
-  loader: torchvision
-  crop: {scale: [0.7, 1.0], ratio: [0.85, 1.18], flip: 0.0}
-  mean: [0.3, 0.3, 0.3]
-  std: [0.35, 0.35, 0.35]
-model: {name: resnet18, stem: small, width: 4}
 train: {epochs: 3, global_batch: 64, schedule: {learning_rate: 0.1, warmup_epochs: 1}}
 evaluate: {crop_fraction: 1.0, every_epochs: 0}
 checkpoint: {every_epochs: 0, every_steps: 5}
 telemetry: {log_every: 1}
 launch: {processes: 2, grace_seconds: 60, timeout_seconds: 120}
 """
+)
 """67 updates of a tiny network on two processes; a checkpoint every 5, so that a kill finds work to do again."""
 
 

@@ -24,7 +24,7 @@ HARDENED = (
     "--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777",
 )
 """As pods run where Pod Security is `restricted`, on a read-only root file system."""
-SECONDS = 280
+SECONDS = 840
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,14 @@ class Engine:
     def inside(self, image: str, script: str, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a shell script in a hardened container that is gone afterwards."""
         return self("run", "--rm", "--network=none", *HARDENED, *options, image, "sh", "-c", script, check=check)
+
+    @contextmanager
+    def mounted(self, image: str) -> Iterator[Path]:
+        """The files of an image, for programs that it does not hold."""
+        try:
+            yield Path(self("image", "mount", image).stdout.strip())
+        finally:
+            self("image", "unmount", image, check=False)
 
     @contextmanager
     def service(self, folder: Path) -> Iterator[str]:

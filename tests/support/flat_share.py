@@ -81,6 +81,17 @@ class FlatArrays:
         self.put(self.gradients, gradients)
         return bool(optimizer.step(hyper, torch.tensor(finite)))
 
+    def train(
+        self, optimizer: Optimizer, decay: float, *, first: int = 0, times: float = 1.0, beta: float | None = None
+    ) -> Values:
+        """The weights after the steps from `first` on.
+
+        times: what the rate is multiplied by. beta: constant momentum; default: one that changes.
+        """
+        for step in range(first, STEPS):
+            assert self.step(optimizer, gradients(step), hyper(times * rate(step), beta or momentum(step), decay))
+        return self.take(self.weights)
+
 
 def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2) -> Hyper:
     return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay)))

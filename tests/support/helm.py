@@ -29,6 +29,7 @@ EVERYTHING: dict[str, Any] = {
     "resourceQuota": {"requests.nvidia.com/gpu": 16},
     "limitRange": [{"type": "Container", "defaultRequest": {"cpu": "100m", "memory": "128Mi"}}],
     "pipeline": {"upload": True, "token": True, "userNamespace": "me"},
+    "workspace": {"prepare": True},
     "directRun": {"enabled": True, "document": {"run": {"id": "digits"}, "data": {"shard_bytes": 1000000}}},
     "images": {"pullSecrets": ["registry"], "registry": "registry.example/podscale"},
 }

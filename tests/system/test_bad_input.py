@@ -268,7 +268,8 @@ def test_a_port_in_use(sharded: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for command in ("run", "train"):
-            message = sharded.refuses(command, "run.yaml", "--set", f"telemetry.port={port}")
+            changes = ("--set", f"telemetry.port={port}", "--set", "telemetry.required=true")
+            message = sharded.refuses(command, "run.yaml", *changes)
             assert f"telemetry.port {port}: another program listens there" in message
 
 

@@ -52,7 +52,7 @@ class Run:
         entry: dict[str, object] = json.loads((self.place / "outcome.json").read_text())["train"]
         return entry
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
@@ -274,12 +274,41 @@ def test_restarts_end(launch: Launch) -> None:
 def test_a_taken_port_is_known_before_anything_starts(launch: Launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = launch(f"telemetry.port={port}", all="train")
+        run = launch(f"telemetry.port={port}", "telemetry.required=true", all="train")
         code, _, err = run.end()
     assert code == 2
     assert f"telemetry.port {port}: another program listens there" in err.splitlines()[-1]
     assert not (run.place / "logs").exists()
     assert run.outcome()["exit_code"] == 2
+
+
+def test_training_goes_on_without_metrics_unless_they_are_required(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = launch(f"telemetry.port={port}", all="train")
+        code, _, err = run.end()
+    assert code == 0, err
+    assert f"no metrics are served: telemetry.port {port} on 127.0.0.1 is in use" in err
+    assert not (run.place / "metrics.url").exists()
+    assert run.outcome()["exit_code"] == 0
+
+
+def test_certificates_that_cannot_be_used_are_bad_input(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("no certificate")
+    options = [f"telemetry.tls_certificate={tmp_path}/pem", f"telemetry.tls_key={tmp_path}/missing"]
+    run = launch(*options, all="train")
+    code, _, err = run.end()
+    assert code == 2, err
+    assert f"telemetry.tls_key {tmp_path}/missing: No such file or directory" in err.splitlines()[-1]
+    assert not (run.place / "ready-0").exists()
+
+
+def test_the_last_figures_outlive_the_endpoint(launch: Launch) -> None:
+    run = launch("launch.processes=2", all="train")
+    assert run.end(120)[0] == 0
+    told = json.loads((run.place / "telemetry.json").read_text())["train"]["series"]
+    assert told['podscale_train_images_total{rank="1",run="t"}'] == 5 * 32
+    assert told['podscale_train_loss{rank="0",run="t"}'] == 1 / 5
 
 
 def test_a_second_run_of_the_same_directory_is_refused(launch: Launch) -> None:

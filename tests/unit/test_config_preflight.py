@@ -45,9 +45,8 @@ def test_a_run_that_can_start_has_no_problems_and_leaves_no_trace(tmp_path):
 
 def test_every_problem_is_told_at_once(tmp_path):
     (tmp_path / "file").touch()
-    config = document(
-        tmp_path / "file" / "below", "data.source=/no/such/folder", "launch.nodes=2", "telemetry.address=203.0.113.1"
-    )
+    changes = ["data.source=/no/such/folder", "launch.nodes=2", "telemetry.required=true"]
+    config = document(tmp_path / "file" / "below", *changes, "telemetry.address=203.0.113.1")
     with pytest.raises(InputError) as caught:
         preflight(config, "here")
     told = str(caught.value)
@@ -112,10 +111,12 @@ def test_a_port_in_use(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert f"telemetry.port {port}: another program listens there" in only(
-            document(tmp_path, f"telemetry.port={port}")
+            document(tmp_path, f"telemetry.port={port}", "telemetry.required=true")
         )
-        assert find_problems(document(tmp_path, f"telemetry.port={port}", "telemetry.enabled=false"), "here") == []
-    assert find_problems(document(tmp_path, f"telemetry.port={port}"), "here") == []
+        assert find_problems(document(tmp_path, f"telemetry.port={port}"), "here") == []  # it would go on without
+        unserved = document(tmp_path, f"telemetry.port={port}", "telemetry.required=true", "telemetry.enabled=false")
+        assert find_problems(unserved, "here") == []
+    assert find_problems(document(tmp_path, f"telemetry.port={port}", "telemetry.required=true"), "here") == []
 
 
 def test_ranks_and_the_global_batch(tmp_path, monkeypatch):

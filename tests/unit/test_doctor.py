@@ -56,6 +56,40 @@ def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):
     assert by_subject(doctor.examine(tmp_path))["PyTorch"].verdict == "missing"
 
 
+def test_the_image_for_gpus_says_where_they_come_from(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    assert "--gpus all" not in by_subject(doctor.examine(tmp_path))["GPUs"].advice
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
+    told = by_subject(doctor.examine(tmp_path))["GPUs"]
+    assert (told.verdict, told.found.split(";")[0]) == ("note", "none")
+    assert "driver" in told.advice
+    assert "--gpus all" in told.advice
+
+
+def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
+    devices_of_google = {"00:05": "0x0063", "00:06": "0x0063", "00:04": "0x0042"}  # two chips and a network card
+    for address, device in devices_of_google.items():
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "vendor").write_text("0x1ae0\n")
+        (tmp_path / address / "device").write_text(f"{device}\n")
+    (tmp_path / "00:01").mkdir()
+    (tmp_path / "00:01" / "vendor").write_text("0x8086\n")
+    assert devices.tpu_chips(tmp_path) == ["v5e", "v5e"]
+    assert devices.tpu_chips(tmp_path / "none") == []
+
+
+def test_what_jax_finds_is_told_only_where_its_library_or_a_chip_is(monkeypatch, tmp_path):
+    versions = {"jax": "1.0"}
+    monkeypatch.setattr(doctor, "installed", versions.get)
+    monkeypatch.setattr(devices, "tpu_chips", list)
+    assert not {"TPUs", "JAX"} & set(by_subject(doctor.examine(tmp_path)))
+    versions["libtpu"] = "2.0"
+    found = by_subject(doctor.examine(tmp_path))
+    assert (found["TPUs"].verdict, found["JAX"].found) == ("note", "1.0, libtpu 2.0")
+    monkeypatch.setattr(devices, "tpu_chips", lambda: ["v5e"] * 4)
+    assert by_subject(doctor.examine(tmp_path))["TPUs"].found == "4 chips of v5e"
+
+
 def test_a_metrics_port_in_use(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(doctor, "METRICS_PORT", server.getsockname()[1])

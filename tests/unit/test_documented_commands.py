@@ -13,7 +13,7 @@ import typer
 from podscale.cli import WrongUsage, app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`(podscale [^`]+)`")
 IN_CONTAINERS = ("podman", "docker")

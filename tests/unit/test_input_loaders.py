@@ -12,6 +12,7 @@ from podscale.input.build import dali_installed
 from podscale.order import build_order
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
+from tests.support.polling import until
 
 
 @loaders
@@ -108,6 +109,7 @@ def test_batches_are_prepared_ahead(make_shard_set) -> None:
     batches = loader.batches(0, 12)
     next(batches)
     assert asked == [0, 1, 2, 3]
+    until(lambda: loader.ready == 3, 60)  # what train_data_queue_depth tells
     batches.close()  # type: ignore[attr-defined]
     loader.close()
 

@@ -15,16 +15,18 @@ DURATION = "train_checkpoint_duration_seconds"
     [
         (Saved(3, 100, 2.0, None), {(f"{DURATION}_count", "save"): 1, (f"{DURATION}_sum", "save"): 2.0}),
         (Restored(3, 0.5), {(f"{DURATION}_count", "restore"): 1, (f"{DURATION}_sum", "restore"): 0.5}),
-        (Failed(3, "no room"), {("train_checkpoint_failures_total", None): 1}),
+        (Failed(3, "no room", full=True), {("train_checkpoint_failures_total", "disk_full"): 1}),
+        (Failed(3, "read only"), {("train_checkpoint_failures_total", "other"): 1}),
         (Passed(3, "damaged"), {}),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_checkpoint_is_counted_once(report: Report, changed: dict[tuple[str, str | None], float]) -> None:
+def test_a_checkpoint_is_counted_once(report: Report, changed: dict[tuple[str, str], float]) -> None:
     registry = CollectorRegistry()
     monitor = Monitor(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
     monitor.checkpoint(report)
-    counted = [(f"{DURATION}_{what}", op) for what in ("count", "sum") for op in ("save", "restore")]
-    for name, op in [*counted, ("train_checkpoint_failures_total", None)]:
-        labels = {"run": "r", "rank": "0"} | ({} if op is None else {"op": op})
-        assert registry.get_sample_value(f"podscale_{name}", labels) == changed.get((name, op), 0.0), (name, op)
+    counted = [(f"{DURATION}_{what}", op, "op") for what in ("count", "sum") for op in ("save", "restore")]
+    failures = [("train_checkpoint_failures_total", reason, "reason") for reason in ("disk_full", "other")]
+    for name, value, label in [*counted, *failures]:
+        labels = {"run": "r", "rank": "0", label: value}
+        assert registry.get_sample_value(f"podscale_{name}", labels) == changed.get((name, value), 0.0), (name, value)

@@ -36,12 +36,6 @@ from tests.support.flat_share import (
 )
 
 
-def carry_out(arrays: FlatArrays, optimizer: Optimizer, decay: float) -> Values:
-    for step in range(STEPS):
-        assert arrays.step(optimizer, gradients(step), hyper(rate(step), momentum(step), decay))
-    return arrays.take(arrays.weights)
-
-
 def norm(x: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt((x.astype(np.float64) ** 2).sum()))
 
@@ -82,7 +76,7 @@ def momentum_oracle(
 @pytest.mark.parametrize("decay", [0.0, 1e-2])
 def test_sgd_follows_its_oracle(form: Any, nesterov: bool, decay: float) -> None:
     arrays = FlatArrays(start(), DECAYS)
-    found = carry_out(arrays, Sgd(arrays.share(), nesterov=nesterov, form=form), decay)
+    found = arrays.train(Sgd(arrays.share(), nesterov=nesterov, form=form), decay)
     compare(found, momentum_oracle(None, form, nesterov, decay, DECAYS, dict.fromkeys(SHAPES, False)))
 
 
@@ -110,7 +104,7 @@ def test_lars_follows_its_oracle(
         arrays.share(), nesterov=nesterov, trust_coefficient=0.05, eps=eps, trust=trust, form=form, clip=clip
     )
     want = momentum_oracle(ratio_of, form, nesterov, decay, decays, adapts)
-    compare(carry_out(arrays, optimizer, decay), want)
+    compare(arrays.train(optimizer, decay), want)
 
 
 def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: bool, adapts: Any) -> Values:
@@ -139,7 +133,7 @@ def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: 
 def test_lamb_follows_its_oracle(decay: float, clip_norm: float, clip: bool, adapts: dict[str, bool]) -> None:
     arrays = FlatArrays(start(), DECAYS, adapts)
     optimizer = Lamb(arrays.share(), beta2=0.99, eps=1e-6, clip_norm=clip_norm, clip=clip)
-    compare(carry_out(arrays, optimizer, decay), lamb_oracle(decay, 0.99, 1e-6, clip_norm, clip, adapts))
+    compare(arrays.train(optimizer, decay), lamb_oracle(decay, 0.99, 1e-6, clip_norm, clip, adapts))
     assert optimizer.scalars["updates"] == STEPS
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.pytorch.optim import Lamb, Lars, Optimizer, Sgd
+from podscale.pytorch.optim import Lamb, Lars, Sgd
 from tests.support.flat_share import (
     DECAYS,
     EVERYTHING,
@@ -22,13 +22,6 @@ from tests.support.flat_share import (
 )
 
 DECAY, ETA, BETA = 1e-2, 0.02, 0.9
-
-
-def ours(arrays: FlatArrays, optimizer: Optimizer, *, times: float = 1.0, beta: float | None = None) -> Values:
-    """beta: constant momentum; default: one that changes. times: what the rate is multiplied by."""
-    for step in range(1, STEPS):
-        arrays.step(optimizer, gradients(step), hyper(times * rate(step), beta or momentum(step), DECAY))
-    return arrays.take(arrays.weights)
 
 
 def of_torch(rule: Any, *, times: float = 1.0, **options: Any) -> Values:
@@ -51,7 +44,7 @@ def of_torch(rule: Any, *, times: float = 1.0, **options: Any) -> Values:
 def test_sgd_of_torch(nesterov: bool) -> None:
     arrays = FlatArrays(start(), DECAYS)
     want = of_torch(torch.optim.SGD, momentum=BETA, nesterov=nesterov)
-    compare(ours(arrays, Sgd(arrays.share(), nesterov=nesterov)), want)
+    compare(arrays.train(Sgd(arrays.share(), nesterov=nesterov), DECAY, first=1), want)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -83,7 +76,7 @@ def test_lars_of_timm(nesterov: bool, clip: bool) -> None:
     arrays = FlatArrays(start(), DECAYS)
     optimizer = Lars(arrays.share(), nesterov=nesterov, trust_coefficient=ETA, eps=1e-8, form="ratio_inside", clip=clip)
     options = {"momentum": BETA, "nesterov": nesterov, "trust_coeff": ETA, "eps": 1e-8, "trust_clip": clip}
-    compare(ours(arrays, optimizer), of_torch(rule, **options))
+    compare(arrays.train(optimizer, DECAY, first=1), of_torch(rule, **options))
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -92,4 +85,4 @@ def test_lamb_of_timm(clip: bool) -> None:
     arrays = FlatArrays(start(), DECAYS)
     optimizer = Lamb(arrays.share(), beta2=0.99, eps=1e-6, clip_norm=1.0, clip=clip)
     want = of_torch(rule, times=0.1, betas=(BETA, 0.99), eps=1e-6, max_grad_norm=1.0, trust_clip=clip)
-    compare(ours(arrays, optimizer, times=0.1, beta=BETA), want)
+    compare(arrays.train(optimizer, DECAY, first=1, times=0.1, beta=BETA), want)

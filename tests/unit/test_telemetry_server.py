@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from podscale.errors import InputError
-from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer
+from podscale.telemetry.server import MAX_CONNECTIONS, CannotListen, MetricsServer
 
 
 @pytest.fixture
@@ -80,14 +79,14 @@ def test_silent_clients_are_shed_and_the_server_recovers(server: MetricsServer) 
             client.close()
 
 
-def test_a_taken_port_is_an_input_error(server: MetricsServer) -> None:
-    with pytest.raises(InputError, match=rf"telemetry\.port {server.port} on 127\.0\.0\.1 is in use .*0 for any"):
+def test_a_taken_port_is_named(server: MetricsServer) -> None:
+    with pytest.raises(CannotListen, match=rf"telemetry\.port {server.port} on 127\.0\.0\.1 is in use .*0 for any"):
         MetricsServer("127.0.0.1", server.port, lambda: b"")
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no such host"])
-def test_an_address_that_is_not_ours_is_an_input_error(address: str) -> None:
-    with pytest.raises(InputError, match=r"telemetry\.address"):
+def test_an_address_that_is_not_ours_is_named(address: str) -> None:
+    with pytest.raises(CannotListen, match=r"telemetry\.address"):
         MetricsServer(address, 0, lambda: b"")
 
 

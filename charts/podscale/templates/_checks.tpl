@@ -10,6 +10,9 @@
 {{- if and (eq $workspace.kind "existing") (not $workspace.name) -}}
 {{- fail "workspace.kind is existing, but workspace.name is empty: name the claim, such as --set workspace.name=my-claim" -}}
 {{- end -}}
+{{- if and $workspace.prepare (has $workspace.kind (list "bucket" "none")) -}}
+{{- fail (printf "workspace.prepare is true, but workspace.kind is %s, which has no volume with owners: leave workspace.prepare false (for a bucket workspace.mountOptions say who may write)" $workspace.kind) -}}
+{{- end -}}
 {{- range $role, $account := .Values.serviceAccounts -}}
 {{- if and (not $account.create) (not $account.name) -}}
 {{- fail (printf "serviceAccounts.%s.create is false, but serviceAccounts.%s.name is empty: name the account that exists" $role $role) -}}
@@ -17,6 +20,11 @@
 {{- end -}}
 {{- if .Values.kueue.enabled -}}
 {{- include "podscale.kueueChecks" . -}}
+{{- end -}}
+{{- range .Values.metrics.disabledAlerts -}}
+{{- if not (contains (printf "alert: %s\n" .) ($.Files.Get "rules/podscale.yaml")) -}}
+{{- fail (printf "metrics.disabledAlerts names %s, which is no alert: choose from those in rules/podscale.yaml" .) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.directRun.enabled (not .Values.directRun.document) -}}
 {{- fail "directRun.enabled is true, but directRun.document is empty: give the run document, such as --set-file or a values file with directRun.document.run.id" -}}

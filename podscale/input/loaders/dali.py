@@ -49,6 +49,11 @@ class DaliLoader:
     def bad_records(self) -> int:
         return self._guard.bad_records
 
+    @property
+    def ready(self) -> None:
+        """DALI does not tell which batches of its pipeline are done."""
+        return
+
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         while start < stop:
             try:

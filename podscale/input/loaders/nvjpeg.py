@@ -41,14 +41,19 @@ class NvjpegLoader:
         self._requests, self._guard, self._prefetch = requests, guard, prefetch
         self._device = torch.device(device)
         self._own = threading.local()
+        self._window: deque[Future[tuple[Request, Tensor]]] = deque()
         self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="podscale-nvjpeg")
 
     @property
     def bad_records(self) -> int:
         return self._guard.bad_records
 
+    @property
+    def ready(self) -> int:
+        return sum(batch.done() for batch in tuple(self._window))
+
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        window: deque[Future[tuple[Request, Tensor]]] = deque()
+        window = self._window = deque[Future[tuple[Request, Tensor]]]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:

@@ -17,6 +17,8 @@ class SyntheticLoader:
     """The same random pixels in every batch; the label of a sample is drawn by its key, for ever the same."""
 
     bad_records = 0
+    ready = None
+    """There is no queue: pixels are made once."""
 
     def __init__(self, requests: Requests, *, classes: int, seed: int, device: str) -> None:
         self._requests, self._classes, self._seed, self._device = requests, classes, seed, device

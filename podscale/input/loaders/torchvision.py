@@ -57,14 +57,19 @@ class TorchvisionLoader:
     def __init__(self, requests: Requests, guard: Guard, *, workers: int, prefetch: int) -> None:
         self._requests, self._guard, self._prefetch = requests, guard, prefetch
         self._dataset = ShardDataset(requests.split)
+        self._window: deque[_Pending] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
 
     @property
     def bad_records(self) -> int:
         return self._guard.bad_records
 
+    @property
+    def ready(self) -> int:
+        return sum(all(task.done() for task in pending.tasks) for pending in tuple(self._window))
+
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        window: deque[_Pending] = deque()
+        window = self._window = deque[_Pending]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:

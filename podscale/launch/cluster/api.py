@@ -144,12 +144,16 @@ class Api:
         with closing(self._transport.stream(request, path, query, SILENCE_SECONDS)) as answer:
             yield from lines(answer)
 
+    def through(self, pod: str, port: int, path: str, seconds: float) -> str:
+        """What a pod answers to a GET that the API server passes on, within so many seconds; asked once."""
+        request = Request("get", PODS, self.namespace, f"{pod}/proxy")
+        return self._once_for(seconds).text(request, f"{PODS.path(self.namespace, f'{pod}:{port}', 'proxy')}/{path}")
+
     def healthy(self, path: str) -> bool:
         """Whether one GET through the API server (to a service, by its proxy) succeeds. Raises Refused where that may
         not be asked."""
-        brief = Transport(self.target, self._transport.client, Patience(0.0, answer=10.0), lambda line: None)
         try:
-            brief.json(Request("get", None, "", path), "GET", path)
+            self._once_for(10.0).json(Request("get", None, "", path), "GET", path)
         except Unreachable:
             return False
         except Refused as error:
@@ -157,6 +161,10 @@ class Api:
                 raise
             return False
         return True
+
+    def _once_for(self, seconds: float) -> Transport:
+        """The same cluster for one request without patience."""
+        return Transport(self.target, self._transport.client, Patience(0.0, answer=seconds), lambda line: None)
 
     def version(self) -> Object:
         """The version of the API server."""

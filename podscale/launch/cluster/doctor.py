@@ -98,7 +98,7 @@ def _permissions(api: Api, backend: str) -> Iterator[Finding]:
     needed = {JOB_KINDS[backend].full_name, JOB_KINDS["job"].full_name} if backend in JOB_KINDS else set()
     kinds = {kind.full_name for kind in JOB_KINDS.values()} | {"trainingruntimes.trainer.kubeflow.org"}
     needed |= {"trainingruntimes.trainer.kubeflow.org"} if backend == "trainjob" else set()
-    lacking = [(rule, verbs) for rule, verbs in refused if rule.name not in kinds - needed]
+    lacking = [(rule, verbs) for rule, verbs in refused if rule.whole not in kinds - needed]
     for rule, verbs in lacking:
         yield Finding(
             f"may {rule.name}",

@@ -103,6 +103,11 @@ def _forbidden(request: Request, message: str) -> str:
             f"cannot {request}: {message}. The namespace's Pod Security level does not allow it: set "
             "launch.cluster.security=restricted, or use a namespace that allows what this hardware needs"
         )
+    if "blockOwnerDeletion" in message:
+        return (
+            f"cannot {request}: {message}. This cluster asks for the right to update finalizers of jobs: have the "
+            "chart's launcher role bound to this account; `podscale doctor --cluster` lists everything that is needed"
+        )
     if "denied the request" in message or "is forbidden: User" not in message:
         return f"cannot {request}: refused on admission: {message}. Change the document or ask who runs this cluster"
     if "system:anonymous" in message:

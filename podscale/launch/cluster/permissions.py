@@ -1,18 +1,21 @@
 """What submitting, following and stopping jobs takes: the table behind the chart's Role, `podscale doctor` and docs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podscale.launch.backends import BACKENDS
 
 JOB_VERBS = ("create", "get", "list", "watch", "delete")
 COMPANION_VERBS = ("create", "get", "patch", "delete")
+FINALIZERS = "finalizers"
+"""Part of an object whose update the admission plugin OwnerReferencesPermissionEnforcement asks of whoever sets
+blockOwnerDeletion (companions.own)."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """Verbs on one resource of an API group ('' is the core group); a part stands behind a slash, as in RBAC.
 
-    optional: without it everything works, and people are told less.
+    optional: without it everything works on most clusters, or people are told less.
     """
 
     group: str
@@ -27,10 +30,25 @@ class Rule:
     def name(self) -> str:
         return f"{self.resource}.{self.group}" if self.group else self.resource
 
+    @property
+    def whole(self) -> str:
+        """The name of the resource that this is a part of, or its own."""
+        return replace(self, resource=self.resource.partition("/")[0]).name
+
 
 RULES = (
     *(
         Rule(kind.group, kind.plural, JOB_VERBS, f"to submit, follow and stop jobs of kind {kind.kind}")
+        for kind in BACKENDS.values()
+    ),
+    *(
+        Rule(
+            kind.group,
+            f"{kind.plural}/{FINALIZERS}",
+            ("update",),
+            f"to have a {kind.kind} outlast what comes with it, where the cluster asks for this right (OpenShift does)",
+            optional=True,
+        )
         for kind in BACKENDS.values()
     ),
     Rule("networking.k8s.io", "networkpolicies", COMPANION_VERBS, "the policy that lets the ranks of a job meet"),

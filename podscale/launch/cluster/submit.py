@@ -15,9 +15,9 @@ from podscale.launch.cluster.patience import Tell
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete, wait_until_gone
 from podscale.launch.cluster.resources import JOB_KINDS, RUN_LABEL, STAGE_LABEL, Object, Resource, resource_of
+from podscale.launch.jobspec import IDENTITY
 from podscale.launch.render import Manifests
 
-IDENTITY = "podscale.dev/identity"
 LAUNCHER, PIPELINE = "podscale.dev/launcher", "pipeline"
 """Annotation of jobs whose launcher is a task of a pipeline."""
 RACES = 5

@@ -60,6 +60,11 @@ class Transport:
         data = json.dumps(body).encode() if body is not None else None
         return parsed(self._send(request, method, path, query or {}, headers, data, self._patience.answer).data)
 
+    def text(self, request: Request, path: str) -> str:
+        """The answer to a GET, whatever its type."""
+        answer = self._send(request, "GET", path, {}, {}, None, self._patience.answer)
+        return bytes(answer.data).decode("utf-8", "replace")
+
     def stream(self, request: Request, path: str, query: dict[str, str], silence: float) -> urllib3.BaseHTTPResponse:
         """An answer that is read as it comes (see `lines`) and then closed. silence: seconds until it breaks off."""
         return self._send(request, "GET", path, query, {}, None, silence, preload=False)

@@ -19,7 +19,7 @@ class BuildResult:
     notes: tuple[str, ...] = ()
 
 
-def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, progress=None):
+def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, progress=None, watch=None):
     if os.environ.get("STANDIN_SHARD") == "empty":
         raise InputError("the source is empty\nput one folder per class there")
     if (directory / NAME).exists():

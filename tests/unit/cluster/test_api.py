@@ -19,7 +19,8 @@ from podscale.launch.cluster.patience import Patience
 from podscale.launch.cluster.resources import JOB_KINDS, PODS
 from podscale.launch.cluster.transport import Interrupted
 from tests.support.cluster_objects import job, pod
-from tests.support.fake_cluster import Answer, FakeCluster, Seen
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import Answer, Seen
 from tests.support.polling import until
 
 PYTORCHJOBS = JOB_KINDS["pytorchjob"]

@@ -19,7 +19,8 @@ from podscale.launch.cluster.patience import Patience
 from podscale.launch.cluster.resources import JOB_KINDS
 from podscale.launch.jobspec import job_spec
 from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
-from tests.support.fake_cluster import Answer, FakeCluster
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import Answer
 from tests.support.kfp_api import kfp_api
 from tests.support.polling import until
 

@@ -11,7 +11,8 @@ from podscale.launch.cluster.doctor import examine
 from podscale.launch.cluster.machines import amount
 from podscale.launch.cluster.permissions import RULES
 from tests.support.cluster_objects import condition
-from tests.support.fake_cluster import Answer, FakeCluster
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import Answer
 
 DOCUMENT = ("run.id=r1", "run.workspace=/work", "launch.nodes=2", "launch.cluster.workspace_claim=w")
 GPU = {"nvidia.com/gpu": "8", "cpu": "200", "memory": "1800Gi", "ephemeral-storage": "1Ti"}
@@ -212,6 +213,7 @@ def test_the_table_of_permissions_names_each_resource_once() -> None:
     assert {"pods", "pods/log", "pytorchjobs.kubeflow.org", "networkpolicies.networking.k8s.io"} <= {
         rule.name for rule in RULES
     }
+    assert {rule.whole for rule in RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
     assert "services" not in {rule.name for rule in RULES}  # the operators make them, with rights of their own
 
 

@@ -14,7 +14,8 @@ from podscale.launch.cluster.patience import Patience
 from podscale.launch.cluster.submit import Submission, check, submit
 from podscale.launch.render import Manifests
 from tests.support.cluster_objects import LABELS, condition, job
-from tests.support.fake_cluster import Answer, FakeCluster, Seen
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import Answer, Seen
 
 POLICY: dict[str, Any] = {
     "apiVersion": "networking.k8s.io/v1",
@@ -50,6 +51,22 @@ def test_companions_go_with_their_job(api: Api, cluster: FakeCluster) -> None:
     assert owner["blockOwnerDeletion"] is True  # else an old one may still be there when the next job is made
     cluster.remove("pytorchjobs", "r1")
     assert cluster.all("networkpolicies") == []
+
+
+def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(api: Api, cluster: FakeCluster) -> None:
+    def guard(seen: Seen) -> Answer | None:
+        owners = (seen.body.get("metadata") or {}).get("ownerReferences") or ()
+        if not any(owner.get("blockOwnerDeletion") for owner in owners):
+            return None
+        why = "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on"
+        return Answer(403, "Forbidden", f'networkpolicies.networking.k8s.io "r1" is forbidden: {why}: , <nil>')
+
+    cluster.faults.append(guard)
+    with pytest.raises(InputError, match=r"right to update finalizers of jobs: have the chart's launcher role"):
+        submit(api, MANIFESTS, print)
+    assert submit(api, MANIFESTS, print).action == "adopted"  # with the right, the same command goes on
+    (policy,) = cluster.all("networkpolicies")
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == jobs(cluster)[0]
 
 
 @pytest.mark.parametrize("labels", [{}, {**LABELS, "podscale.dev/run": "other"}])

@@ -1,0 +1,64 @@
+"""All commands together, and what every one of them ends with: its exit code, or one message."""
+
+import os
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from podscale.cli import bench, cluster, documents, monitoring, pipeline, stages
+from podscale.errors import ExitCode, PodscaleError
+from podscale.stopping import stoppable
+from podscale.version import VERSION
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed; 2 bad input, nothing was started; 75 stopped after saving, the same command "
+    "continues; 76 hang detected; 77 a peer was lost; 130 interrupted."
+)
+
+WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What a wrong option raises: click's own class, or that of the click which newer versions of typer carry inside."""
+
+app = typer.Typer(
+    name="podscale",
+    help="Train image classifiers at supercomputer scale on Kubernetes, and on this machine. One run document (YAML) "
+    "says everything; without one, commands use the embedded digits.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for subject in (stages, documents, cluster, monitoring):
+    app.add_typer(subject.app)  # without a name: its commands are the top's
+app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(bench.app, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"podscale {VERSION}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code where the command did not exit itself."""
+    typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
+    os.environ["PODSCALE_COMMAND"] = shlex.join(typed)  # for environment.json (launch.environment.COMMAND)
+    try:
+        with stoppable():
+            result = app(args=arguments, prog_name="podscale", standalone_mode=False)
+        return result if isinstance(result, int) else int(ExitCode.DONE)
+    except PodscaleError as error:
+        print(f"podscale: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("podscale: interrupted", file=sys.stderr)
+        return 130
+    except WrongUsage as error:
+        error.show()
+        return int(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has seen enough
+        return int(ExitCode.DONE)

@@ -1,0 +1,27 @@
+"""`podscale dashboards export`: the packaged dashboards as files."""
+
+import importlib.resources
+from pathlib import Path
+
+from podscale.errors import InputError
+from podscale.files import write_atomically
+from podscale.monitoring.rule import filled
+
+
+def export(folder: Path, runbooks: str) -> None:
+    """Writes every dashboard into `folder` and prints its path.
+
+    runbooks: address of the pages on the alerts, for the links. Raises InputError where that cannot be written.
+    """
+    if set(runbooks) & set(' "\\'):
+        raise InputError(f"--runbooks {runbooks!r} is no address: it must not hold spaces, quotes or backslashes")
+    packaged = importlib.resources.files("podscale.dashboards")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(packaged.iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".json"):
+                text = filled(file.read_text(encoding="utf-8"), {"runbooks": f"{runbooks.rstrip('/')}/"})
+                write_atomically(folder / file.name, text)
+                print(folder / file.name)
+    except OSError as error:
+        raise InputError(f"cannot write the dashboards into {folder}: {error.strerror or error}") from error

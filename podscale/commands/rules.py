@@ -1,0 +1,37 @@
+"""`podscale rules`: the recording rules and alerts as files."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from podscale.errors import InputError
+from podscale.launch.render.text import to_yaml
+from podscale.monitoring.render import FORMATS, Settings
+
+FILE = "podscale-rules.yaml"
+
+
+def export(directory: Path, *, form: str, runbooks: str, thresholds: Sequence[str], without: Sequence[str]) -> None:
+    """Writes one file into `directory` and prints its path."""
+    if form not in FORMATS:
+        raise InputError(f"--format {form}: choose one of {', '.join(FORMATS)}")
+    settings = Settings(thresholds=dict(map(_threshold, thresholds)), runbooks=runbooks, without=frozenset(without))
+    text = to_yaml([FORMATS[form](settings)])
+    path = directory / FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    print(path)
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not equals or not math.isfinite(number) or number < 0:
+        raise InputError(f"--threshold {text}: write NAME=NUMBER with a number of 0 or more, such as dataWaitShare=0.3")
+    return name, number

@@ -1,0 +1,170 @@
+"""`podscale watch`: a run on one screen, drawn again every second; or once, or as JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from podscale.commands.cluster import Where, entries_of
+from podscale.commands.documents import load
+from podscale.errors import ExitCode, InputError
+from podscale.pipelines import presets
+from podscale.rundir import RunDirectory
+from podscale.telemetry.steplog import StepLog
+from podscale.watch.figures import Figures, goodput, moved, read_figures
+from podscale.watch.sources import DirectorySource, JobSource, Source
+from podscale.watch.standing import Standing
+
+SECONDS = 1.0
+"""Between two pictures."""
+RUNS = Path("runs")
+
+
+def watch(run: str | None, where: Where, *, stage: str, once: bool, as_json: bool) -> int:
+    """Shows a run until it ends. run: a run directory, a document, a preset or an id; None: the newest run here."""
+    with closing(_source(run, where, stage, follow=not once)) as source, suppress(KeyboardInterrupt):
+        watched = Watched(source)
+        if once:
+            watched.look()
+            _print(watched, as_json=as_json)
+        elif as_json:
+            _lines(watched)
+        elif sys.stdout.isatty():
+            _live(watched)
+        else:
+            _follow(source)
+    return int(ExitCode.DONE)
+
+
+class Watched:
+    """A run and what has been seen of it so far."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.standing = Standing()
+        self.figures = Figures()
+        self._before = Figures()
+
+    def look(self) -> bool:
+        """Takes what is new; True where there were new records."""
+        records = self.source.records()
+        for record in records:
+            self.standing.add(record)
+        self._before, self.figures = self.figures, read_figures(self.source.expositions())
+        return bool(records)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The run's wall seconds by state: as its endpoint says, else as the newest launch said at its end."""
+        return self.figures.spent or self.standing.spent
+
+    def to_json(self) -> dict[str, Any]:
+        ranks = [rank.to_json() for rank in moved(self.figures.ranks.values(), self._before)]
+        return {
+            "run": self.source.name,
+            "headline": self.source.headline(),
+            **self.standing.to_json(),
+            "goodput": {"ratio": goodput(self.spent), "seconds": self.spent} if self.spent else None,
+            "rank_figures": ranks,
+        }
+
+    def picture(self) -> Any:
+        """What rich draws."""
+        from podscale.watch.view import Frame, picture
+
+        ranks = moved(self.figures.ranks.values(), self._before)
+        return picture(Frame(self.source.name, self.source.headline(), self.standing, ranks, self.spent))
+
+
+def _rounds(watched: Watched) -> Iterator[bool]:
+    """One look a second, and a last one once the run has ended; each tells whether there were new records."""
+    ended = False
+    while not ended:
+        ended = watched.source.ended()  # before the look: what came last is seen, too
+        yield watched.look() or ended
+        if not ended:
+            time.sleep(SECONDS)
+
+
+def _live(watched: Watched) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False, vertical_overflow="ellipsis") as screen:
+        for _ in _rounds(watched):
+            screen.update(watched.picture(), refresh=True)
+
+
+def _lines(watched: Watched) -> None:
+    """One line of JSON whenever there is something new."""
+    for news in _rounds(watched):
+        if news:
+            print(json.dumps(watched.to_json()), flush=True)
+
+
+def _follow(source: Source) -> None:
+    """In a pipe: the records as lines for people, as the run itself prints them on a terminal."""
+    log = StepLog(sys.stdout, "text")
+    ended = False
+    while not ended:
+        ended = source.ended()
+        for record in source.records():
+            log.write(record)
+        if not ended:
+            time.sleep(SECONDS)
+
+
+def _print(watched: Watched, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(watched.to_json(), indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(watched.picture())
+
+
+def _source(run: str | None, where: Where, stage: str, *, follow: bool) -> Source:
+    """What a person means: a directory, else a document's run, else an id: of a run in ./runs, else on the cluster."""
+    if run is None:
+        return DirectorySource(_newest())
+    if Path(run).is_dir():
+        return DirectorySource(_checked(Path(run)))
+    if Path(run).is_file() or run in presets.names():
+        config = load(run, [])
+        directory = RunDirectory.of(config)
+        if directory.path.is_dir() or config.launch.backend == "local":
+            return DirectorySource(_checked(directory.path))
+    elif (RUNS / run).is_dir() and where == Where():
+        return DirectorySource(_checked(RUNS / run))
+    try:
+        api, found = entries_of(run, where)
+    except InputError as error:
+        raise InputError(f"run {run}: there is no directory {RUNS / run} here, and {error}") from error
+    wanted = [entry for entry in found if entry.stage == stage]
+    if not wanted:
+        others = ", ".join(entry.stage for entry in found) or "none"
+        raise InputError(
+            f"run {run}: no directory {RUNS / run} here, and no job of stage {stage} in namespace {api.namespace}; "
+            f"jobs there: {others}"
+        )
+    return JobSource(api, wanted[-1], follow=follow)
+
+
+def _checked(path: Path) -> RunDirectory:
+    run = RunDirectory(path)
+    if not any(file.exists() for file in (run.metrics, run.config, run.lease)):
+        raise InputError(
+            f"{path}: not a run directory (it holds no {run.metrics.name}); give <workspace>/runs/<id>, as "
+            "`podscale run` printed it, or the run's id or document"
+        )
+    return run
+
+
+def _newest() -> RunDirectory:
+    """The run of ./runs that was written last."""
+    found = [RunDirectory(path) for path in RUNS.glob("*") if (path / "metrics.jsonl").exists()]
+    if not found:
+        raise InputError("no run in ./runs here; name one: podscale watch DIRECTORY, or the id of a job on a cluster")
+    return max(found, key=lambda run: run.metrics.stat().st_mtime)

@@ -1,0 +1,277 @@
+"""The alerts. Each has a page of its own in docs/runbooks/, and cases in tests/rules/.
+
+What they must not do: fire for a run that has ended (its series are gone, or `podscale_train_done` is 1), that is being
+evaluated, that has not got going, or because a pod was started again. So they ask for the run as it is now, and the
+waits are longer than the windows that a start makes wrong.
+"""
+
+from podscale.monitoring.rule import Alert
+
+RUN = "Run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
+RANK = "Rank {{ $labels.rank }} of run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
+_UNFINISHED = "unless max by (namespace, run) (podscale_train_done) == 1"
+
+PROGRESS = (
+    # A blocked evaluation counts no image either, so only one that goes on is an excuse.
+    Alert(
+        "PodscaleTrainingStalled",
+        f"""
+time() - max by (namespace, run) (podscale_train_last_step_timestamp_seconds)
+and sum by (namespace, run) (increase(podscale_train_images_total[10m])) == 0
+and sum by (namespace, run) (podscale_train_images_total) > 0
+unless sum by (namespace, run) (increase(podscale_eval_images_total[10m])) > 0
+{_UNFINISHED}
+""",
+        "5m",
+        "critical",
+        f"{RUN} has trained on no image for 15 minutes.",
+        "Its pods are scraped, so they live, but the last update ended {{ $value | humanizeDuration }} ago: peers that "
+        "wait for each other, a blocked loader, or a volume that does not answer.",
+    ),
+    Alert(
+        "PodscaleTrainingNotStarted",
+        f"""
+max by (namespace, run) (sum by (namespace, run, rank, instance) (podscale_train_phase_seconds_total))
+and sum by (namespace, run) (podscale_train_images_total) == 0
+{_UNFINISHED}
+""",
+        "30m",
+        "warning",
+        f"{RUN} has been up for half an hour and has not trained yet.",
+        "Its ranks started {{ $value | humanizeDuration }} ago and have done no update: they may wait for a peer, for "
+        "data, or for a compilation.",
+    ),
+    # Three ways to be unseen: a target that was seen and answers no more, one that never did (its pod's label tells the
+    # run), and a pod that runs, says kube-state-metrics, but that Prometheus has lost.
+    Alert(
+        "PodscaleMetricsAbsent",
+        """
+(
+  count by (namespace, run) (
+    group by (namespace, run, job, instance) (last_over_time(podscale_build_info[1h]))
+    and on (namespace, job, instance) up == 0
+  )
+  or
+  count by (namespace, run) (label_replace(up{podscale_dev_run!=""} == 0, "run", "$1", "podscale_dev_run", "(.+)"))
+  or
+  count by (namespace, run) (
+    group by (namespace, run, pod) (last_over_time(podscale_build_info{pod!=""}[1h]))
+    and on (namespace, pod) max by (namespace, pod) (kube_pod_status_phase{phase="Running"}) == 1
+    unless on (namespace, pod) up
+  )
+)
+unless max by (namespace, run) (last_over_time(podscale_train_done[1h])) == 1
+""",
+        "5m",
+        "warning",
+        f"{RUN} has pods that answer no scrape.",
+        "{{ $value }} of its pods {{ if eq $value 1.0 }}has{{ else }}have{{ end }} not been scraped for 5 minutes; "
+        "nothing is known of what runs there, and other alerts on this run are blind to it.",
+    ),
+    # A stalled run has an alert of its own. Half of what is known must have been faster, and the rest last this long: a
+    # run is half an hour old before it can be said of it.
+    Alert(
+        "PodscaleThroughputRegressed",
+        """
+(run:podscale_train_images_per_chip_updating:rate5m > 0)
+/
+quantile_over_time(0.5, run:podscale_train_images_per_chip_updating:rate5m[3h])
+< @throughputShare@
+""",
+        "15m",
+        "warning",
+        f"{RUN} trains at {{{{ $value | humanizePercentage }}}} of its usual speed.",
+        "Images per second and chip, evaluations and checkpoints left out, are {{ $value | humanizePercentage }} of "
+        "their median over the last 3 hours (limit {{ @throughputShare@ | humanizePercentage }}).",
+    ),
+    # One starved rank makes all others wait in the all-reduce, so the worst rank counts, not the mean.
+    Alert(
+        "PodscaleDataStarved",
+        "max by (namespace, run) (run_rank:podscale_train_data_wait:ratio_5m) > @dataWaitShare@",
+        "10m",
+        "warning",
+        f"{RUN} waits for images.",
+        "Its worst rank spends {{ $value | humanizePercentage }} of its time waiting for images (limit "
+        "{{ @dataWaitShare@ | humanizePercentage }}), and the others wait for it.",
+    ),
+    # The lower quartile, because the median of two ranks lies halfway to the slow one. Ranks that are hardly busy
+    # (evaluating, stalled) differ by chance.
+    Alert(
+        "PodscaleStraggler",
+        """
+run_rank:podscale_train_busy_seconds:rate5m
+/ on (namespace, run) group_left ()
+quantile by (namespace, run) (0.25, run_rank:podscale_train_busy_seconds:rate5m)
+> @stragglerRatio@
+and run_rank:podscale_train_busy_seconds:rate5m > 0.1
+""",
+        "10m",
+        "warning",
+        f"{RANK} is slower than the others.",
+        'It is busy {{ $value | printf "%.2f" }} times as long as the faster ranks (limit {{ @stragglerRatio@ }}), and '
+        "every update takes as long as its slowest rank.",
+    ),
+)
+# Loss scaling of fp16 finds its place within the first updates, which may be slow ones: both waits are longer than the
+# windows, so that one burst never fires.
+NUMERICS = (
+    Alert(
+        "PodscaleNonFiniteSteps",
+        """
+max by (namespace, run, kind) (increase(podscale_train_nonfinite_steps_total[10m]))
+/ on (namespace, run) group_left ()
+max by (namespace, run) (increase(podscale_train_steps_total[10m]))
+> @nonfiniteShare@
+""",
+        "15m",
+        "warning",
+        f"{RUN} has updates with a non-finite {{{{ $labels.kind }}}}.",
+        "{{ $value | humanizePercentage }} of the updates of the last 10 minutes had a non-finite {{ $labels.kind }} "
+        "(limit {{ @nonfiniteShare@ | humanizePercentage }}); each was masked and changed no weight.",
+    ),
+    Alert(
+        "PodscaleStepsSkippedHigh",
+        """
+max by (namespace, run) (increase(podscale_train_steps_skipped_total[5m]))
+/
+max by (namespace, run) (increase(podscale_train_steps_total[5m]))
+> @skippedStepsShare@
+""",
+        "10m",
+        "critical",
+        f"{RUN} masks {{{{ $value | humanizePercentage }}}} of its updates.",
+        "{{ $value | humanizePercentage }} of the updates of the last 5 minutes were not finite and changed no weight "
+        "(limit {{ @skippedStepsShare@ | humanizePercentage }}): chips are busy, and the model learns little.",
+    ),
+    Alert(
+        "PodscaleSamplesSkippedHigh",
+        """
+sum by (namespace, run) (increase(podscale_train_samples_skipped_total[30m]))
+/
+sum by (namespace, run) (increase(podscale_train_images_total[30m]))
+> @skippedSamplesShare@
+and sum by (namespace, run) (increase(podscale_train_samples_skipped_total[30m])) >= 10
+""",
+        "5m",
+        "warning",
+        f"{RUN} cannot decode {{{{ $value | humanizePercentage }}}} of its images.",
+        "{{ $value | humanizePercentage }} of the images of the last 30 minutes were replaced by others (limit "
+        "{{ @skippedSamplesShare@ | humanizePercentage }}), though sharding had decoded every one.",
+    ),
+)
+LIVES = (
+    Alert(
+        "PodscaleCheckpointStale",
+        f"""
+run:podscale_train_checkpoint_age:seconds
+> @checkpointIntervals@ * max by (namespace, run) (podscale_train_checkpoint_interval_seconds)
+{_UNFINISHED}
+""",
+        "5m",
+        "critical",
+        f"{RUN} has saved nothing for {{{{ $value | humanizeDuration }}}}.",
+        "Its newest checkpoint is {{ $value | humanizeDuration }} old, more than {{ @checkpointIntervals@ }} times the "
+        "interval of the run document. A restart now loses all work since.",
+    ),
+    Alert(
+        "PodscaleCheckpointFailing",
+        "max by (namespace, run, reason) (increase(podscale_train_checkpoint_failures_total[30m])) > 0",
+        "0s",
+        "warning",
+        f"{RUN} could not write a checkpoint ({{{{ $labels.reason }}}}).",
+        'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
+        '"{{ $labels.reason }}". Training goes on, and the newest complete checkpoint grows older.',
+    ),
+    # Range vectors remember a run that has ended; ten minutes is what a restart may take.
+    Alert(
+        "PodscaleRestartLoop",
+        """
+sum by (namespace, run) (increase(run_cause:podscale_train_restarts:max[1h])) >= @restartsPerHour@
+and max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 0
+""",
+        "0s",
+        "warning",
+        f'{RUN} was restarted {{{{ $value | printf "%.0f" }}}} times within an hour.',
+        '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
+        "the compilation, and the updates since the newest checkpoint.",
+    ),
+    # The hour smooths enough; a longer wait would begin anew with every restart. A run that is new, or resumed after a
+    # pause, gets half an hour to show something else than its start.
+    Alert(
+        "PodscaleGoodputLow",
+        f"""
+run:podscale_train_goodput:ratio_1h < @goodputShare@
+and sum by (namespace, run) (run_state:podscale_train_wall_seconds:max) > 3600
+and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > 1800
+{_UNFINISHED}
+""",
+        "5m",
+        "warning",
+        f"{RUN} makes progress in {{{{ $value | humanizePercentage }}}} of its time.",
+        "{{ $value | humanizePercentage }} of the last hour went into updates that last (limit "
+        "{{ @goodputShare@ | humanizePercentage }}); the rest went into starts, compilation, waiting for data, "
+        "checkpoints, evaluations, or work that was done twice.",
+    ),
+)
+PLACE = (
+    # Both the last hour and its last quarter must point at zero, and it must be half an hour old: checkpoints come and
+    # go, and a cache is filled on purpose, once, to its limit.
+    Alert(
+        "PodscaleDiskFilling",
+        """
+run_volume:podscale_disk_free:ratio
+and on (namespace, run, volume) (
+  group by (namespace, run, volume) (
+    predict_linear(podscale_disk_free_bytes[1h], @diskFullHours@ * 3600) < 0
+    and predict_linear(podscale_disk_free_bytes[15m], @diskFullHours@ * 3600) < 0
+    and podscale_disk_free_bytes offset 30m
+  )
+  or
+  run_volume:podscale_disk_free:ratio < @diskFreeShare@
+)
+""",
+        "10m",
+        "critical",
+        f"{RUN}: its {{{{ $labels.volume }}}} is filling up.",
+        "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free, which is less than "
+        "{{ @diskFreeShare@ | humanizePercentage }}, or full within {{ @diskFullHours@ }} hours at the last hour's "
+        "pace. On a full volume checkpoints fail, and work since the newest one can be lost.",
+    ),
+    Alert(
+        "PodscaleSeriesLimitExceeded",
+        """
+max by (namespace, run) (
+  scrape_samples_post_metric_relabeling
+  * on (namespace, job, instance) group_left (run)
+  group by (namespace, job, instance, run) (podscale_build_info)
+) > @seriesPerTarget@
+""",
+        "15m",
+        "warning",
+        f"{RUN}: one pod exports {{{{ $value }}}} series.",
+        "One of its pods exports {{ $value }} series (limit {{ @seriesPerTarget@ }}): more than Prometheus was sized "
+        "for, most likely a label with values that nobody bounded.",
+    ),
+    # 13, 31, 43 and 45 come from the program, or from its end. A code that stands still is somebody else's, before us.
+    Alert(
+        "PodscaleGPUXid",
+        """
+run_gpu:podscale_gpu_xid:max > 0 != 13 != 31 != 43 != 45
+and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
+""",
+        "0s",
+        "critical",
+        "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} reports Xid {{ $value }}.",
+        f"{RUN}: the driver reported Xid {{{{ $value }}}} on GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}}, "
+        "an error of the GPU, its memory or its links rather than of the program.",
+    ),
+    Alert(
+        "PodscaleGPUThermal",
+        "run_gpu:podscale_gpu_temperature_celsius:max > @gpuCelsius@",
+        "10m",
+        "warning",
+        "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} is at {{ $value }} C.",
+        f"{RUN}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C for 10 "
+        "minutes, now {{ $value }} C. Near its limit it lowers its clocks, and all ranks run at its pace.",
+    ),
+)

@@ -1,0 +1,262 @@
+"""Panels in the house's clothes: a builder each for lines, figures, bars, heat maps and tables."""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+from podscale.monitoring.dashboards.foreign import FOREIGN
+from podscale.monitoring.rule import RUNBOOKS
+from podscale.telemetry.catalogue import ENTRIES
+
+with warnings.catch_warnings():  # it would rather write Grafana 12's second schema, which older servers cannot read
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import (
+        bargauge,
+        common,
+        dashboard,
+        heatmap,
+        prometheus,
+        stat,
+        table,
+        timeseries,
+    )
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import common as shared
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heat_model
+from grafana_foundation_sdk.models import prometheus as prometheus_model
+
+SOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
+COLORS = {
+    "productive": "green",
+    "forward_backward": "green",
+    "optimizer": "blue",
+    "h2d": "light-blue",
+    "data_wait": "orange",
+    "allreduce_wait": "purple",
+    "checkpoint": "yellow",
+    "checkpoint_save": "yellow",
+    "checkpoint_restore": "light-yellow",
+    "evaluation": "light-green",
+    "init": "light-blue",
+    "compile": "blue",
+    "redo": "red",
+    "recovery": "dark-red",
+    "idle": "gray",
+    "other": "gray",
+}
+"""Phases and states look alike on every board."""
+_NAMES = sorted([*(entry.series for entry in ENTRIES), *FOREIGN], key=len, reverse=True)
+_NAME = re.compile(rf"(?<![\w:])({'|'.join(_NAMES)})(?:_bucket|_sum|_count)?(?=[{{\[) ]|$)")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query of a panel. instant: only its value at the end of the time shown. dashed: drawn as a limit."""
+
+    expression: str
+    legend: str = "{{run}}"
+    instant: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """From `value` on, the colour changes."""
+
+    value: float
+    color: str
+
+
+class _Dressed(Protocol):
+    """What the builders of all kinds of panels share."""
+
+    def title(self, title: str) -> Self: ...
+    def description(self, description: str) -> Self: ...
+    def datasource(self, datasource: shared.DataSourceRef) -> Self: ...
+    def targets(self, targets: list[Any]) -> Self: ...
+    def unit(self, unit: str) -> Self: ...
+    def no_value(self, no_value: str) -> Self: ...
+    def links(self, links: list[Any]) -> Self: ...
+    def span(self, w: int) -> Self: ...
+    def height(self, h: int) -> Self: ...
+    def override_by_name(self, name: str, properties: list[model.DynamicConfigValue]) -> Self: ...
+
+
+P = TypeVar("P", bound=_Dressed)
+Panel = Builder[model.Panel]
+"""A panel of any kind."""
+
+
+def names(expression: str) -> list[str]:
+    """The metrics that a query names, in its order, each once."""
+    return list(dict.fromkeys(_NAME.findall(expression)))
+
+
+def lines(
+    title: str,
+    text: str,
+    *queries: Query,
+    unit: str,
+    empty: str,
+    alert: str = "",
+    span: int = 8,
+    stacked: bool = False,
+    steps: Sequence[Step] = (),
+    largest: float | None = None,
+    smallest: float | None = 0,
+    ceiling: float | None = None,
+    points: bool = False,
+) -> timeseries.Panel:
+    """Values over time.
+
+    `steps` are drawn as dashed limits, `alert` names the alert that the panel explains. The axis ends at `largest`, and
+    at `ceiling` while all values are below it.
+    """
+    panel = _dress(timeseries.Panel(), title, text, queries, unit, empty, span, 8, alert)
+    panel.legend(common.VizLegendOptions().show_legend(True).display_mode(shared.LegendDisplayMode.LIST))
+    panel.tooltip(common.VizTooltipOptions().mode(shared.TooltipDisplayMode.MULTI).sort(shared.SortOrder.DESCENDING))
+    panel.line_width(1).span_nulls(False).fill_opacity(70 if stacked else 10)
+    panel.show_points(shared.VisibilityMode.ALWAYS if points else shared.VisibilityMode.AUTO)
+    if smallest is not None:
+        panel.min(smallest)
+    if largest is not None:
+        panel.max(largest)
+    if ceiling is not None:
+        panel.axis_soft_max(ceiling)
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(shared.StackingMode.NORMAL).group("A")).line_width(0)
+    if steps:
+        panel.thresholds(_thresholds(steps))
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(shared.GraphThresholdsStyleMode.DASHED))
+    for place, query in enumerate(queries):
+        if query.dashed:
+            panel.override_by_query(_letter(place), [*_style(), model.DynamicConfigValue("custom.fillOpacity", 0)])
+    return panel
+
+
+def figure(
+    title: str,
+    text: str,
+    query: Query,
+    *,
+    unit: str,
+    empty: str,
+    alert: str = "",
+    span: int = 3,
+    steps: Sequence[Step] = (),
+    base: str = "text",
+    decimals: int | None = None,
+) -> stat.Panel:
+    """One number a run, with its course behind it; `steps` colour it."""
+    panel = _dress(stat.Panel(), title, text, [query], unit, empty, span, 4, alert)
+    panel.graph_mode(shared.BigValueGraphMode.NONE if query.instant else shared.BigValueGraphMode.AREA)
+    panel.color_mode(shared.BigValueColorMode.VALUE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    panel.thresholds(_thresholds(steps, base))
+    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
+    return panel if decimals is None else panel.decimals(decimals)
+
+
+def bars(
+    title: str, text: str, query: Query, *, unit: str, empty: str, span: int = 8, largest: float | None = None
+) -> bargauge.Panel:
+    """One horizontal bar a series."""
+    panel = _dress(bargauge.Panel(), title, text, [query], unit, empty, span, 8)
+    panel.orientation(shared.VizOrientation.HORIZONTAL).display_mode(shared.BarGaugeDisplayMode.BASIC)
+    panel.name_placement(shared.BarGaugeNamePlacement.LEFT).min_viz_height(16).max_viz_height(32)
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).show_unfilled(True).min(0)
+    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
+    return panel if largest is None else panel.max(largest)
+
+
+def heat(
+    title: str, text: str, query: Query, *, unit: str, empty: str, limits: tuple[float, float], span: int = 24
+) -> heatmap.Panel:
+    """One row a series, coloured from green at the lower limit to red at the upper."""
+    panel = _dress(heatmap.Panel(), title, text, [query], unit, empty, span, 8)
+    colors = heatmap.HeatmapColorOptions().mode(heat_model.HeatmapColorMode.SCHEME).scheme("RdYlGn").steps(64)
+    panel.calculate(False).color(colors.min(limits[0]).max(limits[1])).cell_gap(1).show_legend()
+    panel.rows_frame(heatmap.RowsHeatmapOptions().layout(shared.HeatmapCellLayout.UNKNOWN).value("value"))
+    return panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().axis_label("rank"))
+
+
+def columns(
+    title: str, text: str, queries: Mapping[str, tuple[str, str]], *, empty: str, span: int = 24
+) -> table.Panel:
+    """A table with a row a run: for each column its heading, query and unit."""
+    asked = [Query(expression, "", instant=True) for expression, _ in queries.values()]
+    panel = _dress(table.Panel(), title, text, asked, "none", empty, span, 8, as_table=True).min_width(80)
+    headings = {f"Value #{_letter(place)}": heading for place, heading in enumerate(queries)}
+    order = {name: place for place, name in enumerate(["namespace", "run", *headings])}
+    panel.transformations(
+        [
+            model.DataTransformerConfig(id_val="merge", options={}),
+            model.DataTransformerConfig(
+                id_val="organize",
+                options={"excludeByName": {"Time": True}, "indexByName": order, "renameByName": headings},
+            ),
+        ]
+    )
+    for heading, (_, unit) in queries.items():
+        panel.override_by_name(heading, [model.DynamicConfigValue("unit", unit)])
+    return panel
+
+
+def _dress(
+    panel: P,
+    title: str,
+    text: str,
+    queries: Sequence[Query],
+    unit: str,
+    empty: str,
+    span: int,
+    height: int,
+    alert: str = "",
+    *,
+    as_table: bool = False,
+) -> P:
+    """What every panel has: a title, a description that ends with the metrics, a unit, words for no data."""
+    asked = list(dict.fromkeys(name for query in queries for name in names(query.expression)))
+    metrics = f"Metric{'s' if len(asked) > 1 else ''}: {', '.join(f'`{name}`' for name in asked)}"
+    panel.title(title).description(f"{text}\n\n{metrics}").datasource(SOURCE).unit(unit).no_value(empty)
+    panel.span(span).height(height)
+    if alert:
+        link = dashboard.DashboardLink(f"What to do about {alert}").type(model.DashboardLinkType.LINK)
+        panel.links([link.url(f"{RUNBOOKS}{alert}.md").target_blank(True)])
+    panel.targets([_target(query, _letter(place), as_table) for place, query in enumerate(queries)])
+    for name, color in COLORS.items():
+        if any(f"{{{{{label}}}}}" == query.legend for query in queries for label in ("phase", "state")):
+            panel.override_by_name(name, [_fixed(color)])
+    return panel
+
+
+def _target(query: Query, letter: str, as_table: bool) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(query.expression)
+    target.editor_mode(prometheus_model.QueryEditorMode.CODE)
+    kind = prometheus_model.PromQueryFormat.TABLE if as_table else prometheus_model.PromQueryFormat.TIME_SERIES
+    target.format(kind).legend_format(query.legend or "__auto")
+    return target.instant() if query.instant else target.range()
+
+
+def _letter(place: int) -> str:
+    return "ABCDEFGHIJKLMNOP"[place]
+
+
+def _fixed(color: str) -> model.DynamicConfigValue:
+    return model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
+
+
+def _style() -> list[model.DynamicConfigValue]:
+    return [
+        _fixed("red"),
+        model.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
+        model.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
+    ]
+
+
+def _thresholds(steps: Sequence[Step], base: str = "transparent") -> dashboard.ThresholdsConfig:
+    # The first step has no value: it is what holds below all others.
+    found = [model.Threshold(value=None, color=base), *(model.Threshold(value=s.value, color=s.color) for s in steps)]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)

@@ -1,0 +1,92 @@
+"""PromQL over the series of the catalogue: names come from there alone, and every selector obeys the variables.
+
+The variables match by regular expression and `All` of namespaces is `.*`, so that series without that label (a
+Prometheus beside a run on one machine) are found as well. No recording rule is used: the boards work without rules.
+"""
+
+from podscale.telemetry.catalogue import CATALOGUE
+
+BY_RUN = "namespace, run"
+BY_RANK = "namespace, run, rank"
+BY_STATE = "namespace, run, state"
+SECONDS = "$__rate_interval"
+SHOWN = "$__range"
+RECENT = "5m"
+"""Long enough for most restarts: what was lost is booked after them."""
+
+
+def series(name: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
+    """The selector of a metric of the catalogue, of the chosen runs and, with `ranks`, the chosen ranks alone."""
+    chosen = ['namespace=~"$namespace"', 'run=~"$run"', *(['rank=~"$rank"'] if ranks else []), *matchers]
+    return f"{CATALOGUE[name].series}{suffix}{{{', '.join(chosen)}}}"
+
+
+def rate(name: str, by: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
+    """Growth of a counter a second, summed."""
+    return f"sum by ({by}) (rate({series(name, *matchers, suffix=suffix, ranks=ranks)}[{SECONDS}]))"
+
+
+def largest(name: str, by: str, *matchers: str, ranks: bool = False) -> str:
+    """A gauge that every rank may export alike."""
+    return f"max by ({by}) ({series(name, *matchers, ranks=ranks)})"
+
+
+def newest(name: str, by: str) -> str:
+    """A gauge as it was last seen in the time shown: of runs that have ended, too."""
+    return f"max by ({by}) (last_over_time({series(name)}[{SHOWN}]))"
+
+
+def total(name: str, by: str, *matchers: str, suffix: str = "") -> str:
+    """Growth of a counter over the time shown, summed, as `increase` extrapolates it."""
+    return f"sum by ({by}) (increase({series(name, *matchers, suffix=suffix)}[{SHOWN}]))"
+
+
+def grown(name: str, by: str, *matchers: str) -> str:
+    """Growth of a counter over the time shown, as a whole number."""
+    return f"round({total(name, by, *matchers)})"
+
+
+def spread(name: str, by: str, window: str, *matchers: str) -> str:
+    """Growth of a total that is kept over all lives of a run.
+
+    A pod that starts again exports it under a new address, perhaps a heartbeat behind: `increase` would lose what was
+    booked between, or count it all again. The span between least and most cannot be misled.
+    """
+    found = f"{series(name, *matchers)}[{window}]"
+    return f"max by ({by}) (max_over_time({found})) - min by ({by}) (min_over_time({found}))"
+
+
+def share(name: str, by: str, of: str, *matchers: str, ranks: bool = False) -> str:
+    """Growth of the part of a counter that `matchers` choose, by `of` more labels, over that of all of it."""
+    part = rate(name, ", ".join(filter(None, (by, of))), *matchers, ranks=ranks)
+    whole = rate(name, by, ranks=ranks)
+    return f"{part} / on ({by}) group_left () ({whole} > 0)" if of else f"{part} / ({whole} > 0)"
+
+
+def quantile(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
+    """A quantile of a histogram; nothing, instead of NaN, where nothing was observed."""
+    return f"histogram_quantile({portion}, {rate(name, f'{by}, le', suffix='_bucket', ranks=ranks)}) >= 0"
+
+
+PRODUCTIVE = 'state="productive"'
+UNPRODUCTIVE = 'state!="productive"'
+IMAGES = rate("train_images", BY_RUN)
+IMAGES_PER_RANK = f"{IMAGES} / {largest('train_world_size', BY_RUN)}"
+FLOPS = rate("train_model_flops", BY_RUN)
+MFU = f"{FLOPS} / sum by ({BY_RUN}) ({series('train_peak_flops')})"
+STEPS = f"max by ({BY_RUN}) (rate({series('train_steps')}[{SECONDS}]))"
+LEFT = (
+    f"({largest('train_planned_steps', BY_RUN)} - {largest('train_completed_steps', BY_RUN)}) / ({STEPS} > 0)"
+    f" unless on ({BY_RUN}) {largest('train_done', BY_RUN)} == 1"
+)
+PROGRESS = f"{largest('train_completed_steps', BY_RUN)} / {largest('train_planned_steps', BY_RUN)}"
+DATA_WAIT = share("train_phase_seconds", BY_RUN, "", 'phase="data_wait"')
+SPENT = f"(sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN)}) > 0)"
+GOODPUT = f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, SHOWN, PRODUCTIVE)}) / {SPENT}"
+SPENT_RECENTLY = f"(sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT)}) > 0)"
+GOODPUT_RECENTLY = (
+    f"sum by ({BY_RUN}) ({spread('train_wall_seconds', BY_STATE, RECENT, PRODUCTIVE)}) / {SPENT_RECENTLY}"
+)
+RESTARTS = f"sum by ({BY_RUN}) (max by ({BY_RUN}, cause) ({series('train_restarts')}))"
+CHECKPOINT_AGE = f"time() - {largest('train_checkpoint_last_success_timestamp_seconds', BY_RUN)}"
+BUSY = f"{rate('train_busy_seconds', BY_RANK, ranks=True)} / ({rate('train_steps', BY_RANK, ranks=True)} > 0)"

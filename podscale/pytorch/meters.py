@@ -1,0 +1,100 @@
+"""What the metrics of a training look up by themselves, once a second and off the training thread.
+
+Nothing here waits for the device: memory is what the allocator has booked, and the rest is the host's.
+"""
+
+import resource
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from podscale.config import RunConfig
+from podscale.hardware import find_chip
+from podscale.input import Loader
+from podscale.pytorch.world import World
+from podscale.telemetry.metrics import TrainMetrics
+
+DEVICE_MEMORY = {
+    "device_allocated": "allocated_bytes.all.current",
+    "device_reserved": "reserved_bytes.all.current",
+    "device_peak": "allocated_bytes.all.peak",
+}
+"""Kinds of memory by the allocator's names for them."""
+
+
+@dataclass(frozen=True)
+class Meters:
+    """Sets up the meters of one rank; call it with the rank's metrics.
+
+    flops: of the model for one image, forward and backward. checkpoint_steps: updates between two checkpoints, 0 where
+    there are none.
+    """
+
+    config: RunConfig
+    world: World
+    loader: Loader
+    flops: float
+    checkpoint_steps: float
+
+    def __call__(self, metrics: TrainMetrics) -> None:
+        metrics.arithmetic(self.flops, peak_flops(self.world.device_name, self.config.train.precision))
+        sources = [self._memory, self._queue]
+        if self.world.first:
+            claimed = self.config.claim.images_per_second
+            if claimed is not None:
+                metrics.readings.set("train_target_images_per_second", claimed)
+            if self.checkpoint_steps:
+                sources.append(self._checkpoint_interval)
+        for source in sources:
+            metrics.readings.before_collecting(source(metrics))
+
+    def _memory(self, metrics: TrainMetrics) -> Callable[[], None]:
+        def read() -> None:
+            for kind, size in memory(self.world).items():
+                metrics.readings.set("train_memory_bytes", size, kind)
+
+        return read
+
+    def _queue(self, metrics: TrainMetrics) -> Callable[[], None]:
+        def read() -> None:
+            ready = self.loader.ready
+            if ready is not None:
+                metrics.readings.set("train_data_queue_depth", ready)
+
+        return read
+
+    def _checkpoint_interval(self, metrics: TrainMetrics) -> Callable[[], None]:
+        """By the pace up to the newest update: a run that hangs is not said to have a longer interval."""
+        started, known = perf_counter(), 0.0
+
+        def read() -> None:
+            nonlocal known
+            steps = metrics.readings.get("train_steps")
+            if steps > known:
+                known, pace = steps, (perf_counter() - started) / steps
+                metrics.readings.set("train_checkpoint_interval_seconds", self.checkpoint_steps * pace)
+
+        return read
+
+
+def peak_flops(device: str, precision: str) -> float:
+    """Floating-point operations a second of a device by its driver's name, dense; 0 where the table has none."""
+    chip = find_chip(device)
+    return chip.peak(precision) * 1e12 if chip is not None else 0.0
+
+
+def memory(world: World) -> dict[str, int]:
+    """Bytes by kind: of this process, and what torch holds on its device; what cannot be read is left out."""
+    found = {}
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        found["resident"] = pages * resource.getpagesize()
+    if world.on_gpu:
+        with suppress(RuntimeError):
+            booked = torch.cuda.memory_stats(world.device)
+            found |= {kind: booked[name] for kind, name in DEVICE_MEMORY.items() if name in booked}
+    return found

@@ -1,0 +1,67 @@
+"""How packers count: each for itself, ten times a second into sums, and from there to people and to metrics."""
+
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.sharedctypes import Synchronized
+
+from podscale.progress import Ticker
+from podscale.shards.plan import SPLITS
+from podscale.shards.watch import Progress, Watch
+
+Totals = Mapping[str, "list[Synchronized[int]]"]
+"""By split, a number for each field of Progress, shared with the packing processes."""
+
+
+class PackerCounter:
+    """Counts images of a packer and passes the sums on ten times a second, and when told."""
+
+    def __init__(self, passed_on: Callable[[Progress], None]) -> None:
+        self._passed_on = passed_on
+        self._pending = [0] * len(Progress._fields)
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        for position, value in enumerate(progress):
+            self._pending[position] += value
+        if time.monotonic() - self._last > Ticker.INTERVAL:
+            self.publish()
+
+    def publish(self) -> None:
+        self._last = time.monotonic()
+        self._passed_on(Progress(*self._pending))
+        self._pending = [0] * len(self._pending)
+
+
+def add_to(totals: "list[Synchronized[int]]", more: Progress) -> None:
+    for total, value in zip(totals, more, strict=True):
+        with total.get_lock():
+            total.value += value
+
+
+class SplitTicker:
+    """Sums up by split what packers count, for the bar and for the watch."""
+
+    def __init__(self, ticker: Ticker, watch: Watch) -> None:
+        self._ticker, self._watch = ticker, watch
+        self._told = 0.0
+        self._totals = dict.fromkeys(SPLITS, Progress())
+
+    def add(self, split: str, more: Progress) -> None:
+        self.set(split, Progress(*map(sum, zip(self._totals[split], more, strict=True))))
+
+    def set(self, split: str, total: Progress) -> None:
+        self._totals[split] = total
+        images, size, rejects, _ = map(sum, zip(*self._totals.values(), strict=True))
+        self._ticker.set(images, size, rejects)
+        now = time.monotonic()
+        if now - self._told >= Ticker.INTERVAL:
+            self._tell(now)
+
+    def close(self) -> None:
+        self._tell(time.monotonic())
+        self._ticker.close()
+
+    def _tell(self, now: float) -> None:
+        self._told = now
+        for split, total in self._totals.items():
+            self._watch.packed(split, total)

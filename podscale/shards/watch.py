@@ -1,0 +1,54 @@
+"""What a build tells while it works, for metrics: counts so far, finished shards, phases."""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+Phase = Literal["plan", "pack", "merge", "other"]
+
+
+class Progress(NamedTuple):
+    """Images gone through (rejects are among them), their bytes as written, rejects, and bytes as read."""
+
+    images: int = 0
+    bytes: int = 0
+    rejects: int = 0
+    read: int = 0
+
+
+class Watch(Protocol):
+    """Hears of a build, on the thread that builds, some ten times a second at most."""
+
+    def phase(self, name: Phase) -> None:
+        """From now on time belongs to this phase."""
+        ...
+
+    def planned(self, split: str, images: int) -> None:
+        """How many images this build is to pack."""
+        ...
+
+    def packed(self, split: str, so_far: Progress) -> None:
+        """How far the packers are."""
+        ...
+
+    def finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        """A shard is done; the images it had to leave out, by reason."""
+        ...
+
+
+class Unwatched:
+    """The watch of whoever does not want one."""
+
+    def phase(self, name: Phase) -> None:
+        pass
+
+    def planned(self, split: str, images: int) -> None:
+        pass
+
+    def packed(self, split: str, so_far: Progress) -> None:
+        pass
+
+    def finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        pass
+
+
+UNWATCHED = Unwatched()

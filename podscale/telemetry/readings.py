@@ -1,0 +1,106 @@
+"""Numbers by the catalogue's names, and the metric families that Prometheus gets of them.
+
+Whoever counts writes plain numbers here; families are made when somebody collects, at most once a second and on
+another thread. That keeps the cost of counting below a microsecond.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from podscale.telemetry.catalogue import CATALOGUE
+from podscale.text import printable
+
+LONGEST_LABEL = 120
+"""Characters of a label's value; what is longer ends in an ellipsis."""
+
+Labels = tuple[str, ...]
+
+
+class Readings(Collector):
+    """Samples of any metrics that carry the same common labels, such as run and rank; register it with a registry.
+
+    Names are the catalogue's, without prefix and `_total`; labels are the values of the entry's own labels in their
+    order. Each number has one writer; others may read it at any time.
+    """
+
+    def __init__(self, **common: str) -> None:
+        self._common = {name: label_value(value) for name, value in common.items()}
+        self._values: dict[str, dict[Labels, float]] = {}
+        self._summaries: dict[str, dict[Labels, tuple[int, float]]] = {}
+        self._infos: dict[str, dict[str, str]] = {}
+        self._sources: list[Callable[[], None]] = []
+
+    @property
+    def common(self) -> list[str]:
+        """The values of the common labels."""
+        return [*self._common.values()]
+
+    def begin(self, *names: str) -> None:
+        """Counters and summaries at 0, a sample for every combination of the values that the catalogue lists."""
+        for name in names:
+            labels = list(product(*self._more(name).values()))
+            if CATALOGUE[name].kind == "summary":
+                self._summaries[name] = dict.fromkeys(labels, (0, 0.0))
+            else:
+                self._values[name] = dict.fromkeys(labels, 0.0)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Replaces a number, of a counter too where it is counted elsewhere."""
+        assert len(labels) == len(self._more(name)), (name, labels)
+        self._values.setdefault(name, {})[tuple(map(label_value, labels))] = float(value)
+
+    def add(self, name: str, value: float = 1.0, *labels: str) -> None:
+        self.set(name, self.get(name, *labels) + value, *labels)
+
+    def get(self, name: str, *labels: str) -> float:
+        """A number as it is now; 0 where there is none."""
+        return self._values.get(name, {}).get(tuple(map(label_value, labels)), 0.0)
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """One more event of a summary."""
+        count, total = self._summaries[name][labels]
+        self._summaries[name][labels] = (count + 1, total + value)
+
+    def say(self, name: str, facts: Mapping[str, str]) -> None:
+        """Sets what an info says."""
+        self._infos[name] = {key: label_value(value) for key, value in facts.items()}
+
+    def before_collecting(self, source: Callable[[], None]) -> None:
+        """`source` is called first whenever somebody collects: for numbers that others keep and nobody hands over."""
+        self._sources.append(source)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this moment."""
+        for source in list(self._sources):
+            source()
+        for name, values in list(self._values.items()):
+            family: Any = CATALOGUE[name].family()
+            for labels, value in list(values.items()):
+                family.add_metric([*self.common, *labels], value)
+            yield family
+        for name, summaries in list(self._summaries.items()):
+            family = CATALOGUE[name].family()
+            for labels, (count, total) in list(summaries.items()):
+                family.add_metric([*self.common, *labels], count, total)
+            yield family
+        for name, facts in list(self._infos.items()):
+            yield CATALOGUE[name].info({**self._common, **facts})
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are known when collected, and registration must not collect."""
+        return []
+
+    def _more(self, name: str) -> Mapping[str, tuple[str, ...]]:
+        entry = CATALOGUE[name]
+        assert entry.labels[: len(self._common)] == tuple(self._common), f"{name} carries other common labels"
+        return entry.more
+
+
+def label_value(value: str) -> str:
+    """Fit to be a label: text that can be shown and encoded, of bounded length."""
+    shown = printable(value)
+    return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."

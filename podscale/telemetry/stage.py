@@ -1,0 +1,143 @@
+"""What one pod tells Prometheus about the stage it carries out: from before the first image until the last scrape."""
+
+import json
+import logging
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import quote
+
+from prometheus_client import CollectorRegistry
+
+from podscale.config.model import TelemetrySection
+from podscale.errors import InputError
+from podscale.files import write_atomically, write_json
+from podscale.telemetry.access import access_of
+from podscale.telemetry.exposition import MergedMetrics
+from podscale.telemetry.pod import PodMetrics
+from podscale.telemetry.server import CONTENT_TYPE, CannotListen, MetricsServer
+from podscale.telemetry.summary import series
+
+PUSHING = ("shard", "evaluate")
+"""Stages that may be over before Prometheus has found them."""
+GATEWAY_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
+
+Interrupted = Callable[[], bool]
+
+
+class StageTelemetry:
+    """Serves a stage's metrics where the document wants them; use as a context manager.
+
+    snapshots: where this pod's ranks leave theirs. volumes, engine: see PodMetrics. registry: for the stage's own.
+    Raises InputError for unusable certificates and the like; where the address cannot be listened on, only if metrics
+    are required, else it warns and everything here does nothing.
+    """
+
+    def __init__(
+        self,
+        section: TelemetrySection,
+        *,
+        run: str,
+        stage: str,
+        volumes: Mapping[str, Path],
+        engine: str = "none",
+        snapshots: Path | None = None,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._section, self._run, self._stage = section, run, stage
+        self._merged = MergedMetrics(snapshots, self.registry)
+        self._stack = ExitStack()
+        self._server = self._listen() if section.enabled else None
+        if self._server is not None:
+            self._stack.callback(self._server.close)
+            pod = PodMetrics(self.registry, run=run, engine=engine, volumes=volumes)
+            pod.serve(self._server)
+            self._stack.callback(pod.close)
+
+    @property
+    def url(self) -> str | None:
+        """Where the metrics are; None where they are not served."""
+        return self._server.url if self._server is not None else None
+
+    def start(self, endpoint: Path | None = None) -> None:
+        """Begins to answer, and says where: to people, and in the file `endpoint` for as long as that is true."""
+        if self._server is None:
+            return
+        self._server.start()
+        print(f"metrics at {self.url}", file=sys.stderr, flush=True)
+        if endpoint is not None:
+            with suppress(OSError):
+                write_atomically(endpoint, f"{self.url}\n")
+                self._stack.callback(endpoint.unlink, missing_ok=True)
+
+    def finish(self, summary: Path | None, interrupted: Interrupted = lambda: False) -> None:
+        """Makes the last values known: in the file `summary`, to the Pushgateway, and to whoever scrapes soon.
+
+        Nothing of it can fail the stage. It lasts as long as the document lets it, and not once `interrupted`.
+        """
+        if self._server is None:
+            return
+        self._merged.refresh()
+        text = self._merged()
+        if summary is not None:
+            self._summarize(summary, text)
+        deadline = time.monotonic() + self._section.linger_seconds
+        pushed = self._stage in PUSHING and self._section.pushgateway is not None and self._push(text)
+        self._server.linger(self._section.linger_seconds, interrupted)
+        if pushed:
+            while time.monotonic() < deadline and not interrupted():
+                time.sleep(0.1)
+            self._ask_gateway("DELETE")
+
+    def close(self) -> None:
+        """Ends the endpoint; safe to call twice."""
+        self._stack.close()
+
+    def __enter__(self) -> "StageTelemetry":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _listen(self) -> MetricsServer | None:
+        access = access_of(self._section)
+        try:
+            return MetricsServer(self._section.address, self._section.port, self._merged, access=access)
+        except CannotListen as error:
+            if self._section.required:
+                raise InputError(f"{error} (or set telemetry.required=false to go on without metrics)") from error
+            logger.warning("no metrics are served: %s", error)
+            return None
+
+    def _summarize(self, path: Path, text: bytes) -> None:
+        """Puts the last figures of this stage beside those of others."""
+        try:
+            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            write_json(path, {**before, self._stage: {"time": round(time.time(), 3), "series": series(text.decode())}})
+        except (OSError, ValueError, TypeError) as error:
+            logger.warning("%s: the last figures of the stage could not be written: %s", path, error)
+
+    def _push(self, text: bytes) -> bool:
+        return self._ask_gateway("PUT", text)
+
+    def _ask_gateway(self, method: str, body: bytes | None = None) -> bool:
+        """Whether the gateway did it; else it warns."""
+        assert self._section.pushgateway is not None
+        key = {"job": "podscale", "instance": socket.gethostname(), "run": self._run, "stage": self._stage}
+        group = "/".join(f"{name}/{quote(value, safe='')}" for name, value in key.items())
+        url = f"{self._section.pushgateway.rstrip('/')}/metrics/{group}"
+        try:
+            request = urllib.request.Request(url, body, {"Content-Type": CONTENT_TYPE}, method=method)
+            with urllib.request.urlopen(request, timeout=GATEWAY_SECONDS):
+                return True
+        except (OSError, ValueError, HTTPException) as error:  # URLError and HTTPError are OSErrors
+            reason = getattr(error, "reason", None) or error
+            logger.warning("telemetry.pushgateway %s: %s failed: %s", self._section.pushgateway, method, reason)
+            return False

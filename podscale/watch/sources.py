@@ -1,0 +1,151 @@
+"""Where the records and metrics of a run come from: its directory, or its job on a cluster."""
+
+import threading
+import urllib.request
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Protocol
+
+from podscale.errors import PodscaleError
+from podscale.launch.cluster import patience
+from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.errors import Refused, Unreachable
+from podscale.launch.cluster.listing import Entry
+from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
+from podscale.launch.cluster.observe import Observer, observing
+from podscale.launch.cluster.pods import is_running, name_of
+from podscale.launch.cluster.transport import Interrupted
+from podscale.launch.follow import Follower
+from podscale.launch.jobspec import METRICS_PORT
+from podscale.rundir import RunDirectory, is_held, read_outcomes
+from podscale.telemetry.events import Record, parse_record
+from podscale.text import printable
+
+SCRAPE_SECONDS = 2.0
+"""Time limit of one look at an endpoint."""
+MOST_PODS = 32
+"""Pods whose metrics are read: the ranks of more do not fit a screen."""
+
+
+class Source(Protocol):
+    """A run that is watched. name: what a person calls it."""
+
+    name: str
+
+    def records(self) -> list[Record]:
+        """Those that are new since the last call."""
+
+    def expositions(self) -> Mapping[str, str]:
+        """The metrics of each of its pods that answers."""
+
+    def headline(self) -> str:
+        """How the run stands beside its records; empty where there is nothing to say."""
+
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+
+    def close(self) -> None: ...
+
+
+class DirectorySource:
+    """A run on this machine, or one whose directory is mounted here."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.name = str(run.path)
+        self._run = run
+        self._lines = Follower(run.metrics, from_start=True)
+
+    def records(self) -> list[Record]:
+        return [record for line in self._lines.lines() if (record := parse_record(line)) is not None]
+
+    def expositions(self) -> Mapping[str, str]:
+        with suppress(OSError, ValueError):
+            url = self._run.endpoint.read_text(encoding="utf-8").strip()
+            with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer:
+                return {"": answer.read().decode("utf-8", "replace")}
+        return {}
+
+    def headline(self) -> str:
+        failed = [outcome for outcome in read_outcomes(self._run.outcome).values() if not outcome.done]
+        if failed and not is_held(self._run.lease):
+            return f"{failed[-1].stage} ended with exit code {failed[-1].exit_code}: {failed[-1].error}"
+        return "" if is_held(self._run.lease) else "nobody writes it now"
+
+    def ended(self) -> bool:
+        return not is_held(self._run.lease)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class JobSource:
+    """A job on a cluster: records from the log of rank 0, metrics through the API server where that is allowed.
+
+    follow: keep listening; else what there is now.
+    """
+
+    def __init__(self, api: Api, entry: Entry, *, follow: bool) -> None:
+        self.name = f"{entry.resource.kind} {name_of(entry.job)} in namespace {api.namespace}"
+        self._api, self._entry = api, entry
+        self._lines: deque[str] = deque()
+        self._refused = ""
+        self._closing = ExitStack()
+        self._observer: Observer | None = None
+        if follow:
+            patient = api.patient(patience.LONG, self._note)
+            self._observer = self._closing.enter_context(observing(patient, entry.resource, entry.job))
+            self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._note)
+        elif (pod := first_pod(entry.pods)) is not None:
+            with suppress(Refused, Interrupted):
+                self._lines.extend(map(printable, ContainerLog(api, pod, self._note).lines(pod, follow=False)))
+
+    def records(self) -> list[Record]:
+        found = []
+        while self._lines:
+            record = parse_record(self._lines.popleft().encode())
+            if record is not None:
+                found.append(record)
+        return found
+
+    def expositions(self) -> Mapping[str, str]:
+        if self._refused:
+            return {}
+        pods = [name_of(pod) for pod in self._pods() if is_running(pod)][:MOST_PODS]
+        found: dict[str, str] = {}
+        threads = [threading.Thread(target=self._scrape, args=(pod, found), daemon=True) for pod in pods]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * SCRAPE_SECONDS)
+        return dict(found)
+
+    def headline(self) -> str:
+        state = self._observer.state() if self._observer else self._entry.state
+        return " - ".join(part for part in (str(state), self._refused) if part)
+
+    def ended(self) -> bool:
+        if self._observer is None:
+            return True
+        if not self._observer.state().ended:
+            return False
+        self._follower.finish(30.0)
+        return True
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def _pods(self) -> list[dict[str, object]]:
+        return list(self._observer.pods() if self._observer else self._entry.pods)
+
+    def _scrape(self, pod: str, found: dict[str, str]) -> None:
+        try:
+            found[pod] = self._api.through(pod, METRICS_PORT, "metrics", SCRAPE_SECONDS)
+        except Refused as error:
+            if error.status == 403:
+                self._refused = "no figures of single ranks: these credentials may not get pods/proxy"
+        except (Unreachable, PodscaleError):
+            return
+
+    def _note(self, text: str) -> None:
+        """What the client tells of outages shows in the state of the job soon enough."""

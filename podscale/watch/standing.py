@@ -1,0 +1,143 @@
+"""What the records of a run come to: where it stands now."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from podscale.telemetry.events import Record
+from podscale.telemetry.steplog import NO_UPDATE, Pace, describe
+
+State = Literal["waiting", "training", "trained", "evaluated", "stopped"]
+RATES = 60
+"""Throughputs that are kept for drawing."""
+EVENTS = 6
+QUIET = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
+"""Events that have a place of their own, or none."""
+
+
+@dataclass
+class Standing:
+    """Where a run stands after the records added so far; what is None is not known yet."""
+
+    state: State = "waiting"
+    step: int = 0
+    total_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    ranks: int | None = None
+    device: str | None = None
+    seconds_left: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    """Shares of the newest interval's updates."""
+    slowest: Mapping[str, Any] | None = None
+    evaluation: Record | None = None
+    best_top1: float | None = None
+    checkpoint: Record | None = None
+    launches: int = 0
+    skipped_updates: int = 0
+    bad_records: int = 0
+    spent: dict[str, float] = field(default_factory=dict)
+    """The run's wall seconds by state, as a launch told them at its end."""
+    updated: float | None = None
+    """Unix time of the newest record."""
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
+    events: deque[Record] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    _pace: Pace = field(default_factory=Pace, repr=False)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Of the newest interval, over all ranks."""
+        return self.rates[-1] if self.rates and self.state == "training" else None
+
+    def add(self, record: Record) -> None:
+        """Takes the next record of metrics.jsonl."""
+        self.updated = record.get("time", self.updated)
+        seconds_left = self._pace.after(record)
+        match record["kind"]:
+            case "step":
+                self._step(record)
+                self.seconds_left = seconds_left
+            case "evaluation":
+                self._evaluation(record)
+            case "event":
+                self._event(record)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values; times in seconds."""
+        now = self.updated or 0.0
+        return {
+            "state": self.state,
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "epoch": self.epoch,
+            "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "images_per_second": self.images_per_second,
+            "seconds_left": self.seconds_left,
+            "ranks": self.ranks,
+            "device": self.device,
+            "phases": self.phases,
+            "slowest": self.slowest,
+            "evaluation": _without(self.evaluation, "kind"),
+            "best_top1": self.best_top1,
+            "checkpoint_step": self.checkpoint["step"] if self.checkpoint else None,
+            "checkpoint_seconds_ago": round(now - self.checkpoint["time"], 3) if self.checkpoint else None,
+            "launches": self.launches,
+            "skipped_updates": self.skipped_updates,
+            "bad_records": self.bad_records,
+            "updated": self.updated,
+            "events": [describe(event) for event in self.events],
+        }
+
+    def _step(self, record: Record) -> None:
+        self.state, self.step = "training", record["step"]
+        self.epoch, self.loss, self.learning_rate = record["epoch"], record["loss"], record["learning_rate"]
+        self.slowest = record.get("slowest")
+        self.rates.append(record["images_per_second"])
+        self.phases = shares(record.get("phases") or {})
+
+    def _evaluation(self, record: Record) -> None:
+        self.evaluation = record
+        self.best_top1 = max(self.best_top1 or 0.0, record["top1"])
+
+    def _event(self, record: Record) -> None:
+        name = record.get("event")
+        match name:
+            case "start" | "resumed":
+                self._launched(record)
+            case "checkpoint":
+                self.checkpoint = record
+            case "skipped_update":
+                self.skipped_updates += 1
+            case "bad_record":
+                self.bad_records = record.get("substituted", self.bad_records)
+            case "preempted":
+                self.state = "stopped"
+            case "done":
+                self.state, self.step, self.seconds_left = "trained", record.get("step", self.step), 0.0
+            case "evaluated":
+                self.state = "evaluated"
+            case "goodput":
+                self.spent = record["seconds"]
+        if name not in QUIET:
+            self.events.append(record)
+
+    def _launched(self, record: Record) -> None:
+        self.state, self.seconds_left = "training", None
+        self.launches += 1
+        self.step = int(record.get("step") or 0)
+        self.total_steps = record.get("total_steps", self.total_steps)
+        self.ranks, self.device = record.get("ranks", self.ranks), record.get("device", self.device)
+
+
+def shares(phases: Mapping[str, float]) -> dict[str, float]:
+    """Each phase's share of the time that updates took; evaluation and checkpoints are no part of them."""
+    updates = {name: seconds for name, seconds in phases.items() if name not in NO_UPDATE}
+    whole = sum(updates.values())
+    return {name: seconds / whole for name, seconds in updates.items()} if whole > 0 else {}
+
+
+def _without(record: Record | None, *names: str) -> Record | None:
+    return None if record is None else {name: value for name, value in record.items() if name not in names}

@@ -1,0 +1,176 @@
+"""A run on one screen."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from podscale.telemetry.steplog import describe
+from podscale.text import count, duration, human_bytes, one_line
+from podscale.watch.figures import RankFigures, goodput
+from podscale.watch.standing import Standing, shares
+
+SPARKS = "▁▂▃▄▅▆▇█"
+PHASE_STYLES = {
+    "data_wait": "yellow",
+    "h2d": "magenta",
+    "forward_backward": "green",
+    "allreduce_wait": "blue",
+    "optimizer": "cyan",
+    "other": "bright_black",
+}
+BADPUT_SHOWN = 4
+LABEL = 10
+"""Characters of the longest name of a figure."""
+SPARKS_SHOWN = 20
+MOST_RANKS = 16
+"""Rows of the table; of more ranks the slowest and the fastest are shown."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything one picture shows. spent: the run's wall seconds by state, where they are known."""
+
+    name: str
+    headline: str
+    standing: Standing
+    ranks: Sequence[RankFigures]
+    spent: dict[str, float]
+
+
+def picture(frame: Frame, now: float | None = None) -> RenderableType:
+    """The frame, drawn for any width of terminal. now: unix time, for ages."""
+    moment = time.time() if now is None else now
+    parts: list[RenderableType] = [_progress(frame.standing), _figures(frame, moment)]
+    if frame.standing.phases:
+        parts.append(_phases(frame.standing.phases))
+    if frame.ranks:
+        parts.append(_ranks(frame.ranks))
+    events = [one_line(describe(event)) for event in frame.standing.events]
+    if events:
+        parts.append(Text("\n".join(events), style="dim", no_wrap=True, overflow="ellipsis"))
+    subtitle = Text(one_line(frame.headline), overflow="ellipsis") if frame.headline else None
+    spaced = [item for part in parts for item in (part, Text())][:-1]
+    return Panel(Group(*spaced), title=Text(frame.name, style="bold"), subtitle=subtitle, title_align="left")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block character per value, from 0 to the largest."""
+    top = max(values, default=0.0)
+    if top <= 0:
+        return ""
+    return "".join(SPARKS[min(len(SPARKS) - 1, int(value / top * (len(SPARKS) - 1) + 0.5))] for value in values)
+
+
+def _progress(standing: Standing) -> RenderableType:
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True, justify="right")
+    of = f" of {standing.total_steps:,}" if standing.total_steps else ""
+    left = f"{duration(standing.seconds_left)} left" if standing.seconds_left else ""
+    bar = ProgressBar(total=standing.total_steps or 1, completed=standing.step)
+    table.add_row(Text(f"{standing.state}  step {standing.step:,}{of}", style="bold"), bar, left)
+    return table
+
+
+def _figures(frame: Frame, now: float) -> RenderableType:
+    """Name and value of what is known, in as many columns as fit."""
+    table = Table.grid(padding=(0, 2), expand=True)
+    for label in (True, False, True, False):
+        table.add_column(no_wrap=True, min_width=LABEL if label else None, ratio=None if label else 1)
+    cells = list(_known(frame, now))
+    for left, right in zip(cells[::2], [*cells[1::2], ("", Text())], strict=False):
+        table.add_row(Text(left[0], style="dim"), left[1], Text(right[0], style="dim"), right[1])
+    return table
+
+
+def _known(frame: Frame, now: float) -> Iterator[tuple[str, Text]]:
+    standing = frame.standing
+    if standing.rates:
+        rate = Text(f"{standing.rates[-1]:,.0f}", style="bold green")
+        yield "images/s", rate.append(f"  {sparkline(list(standing.rates)[-SPARKS_SHOWN:])}", style="green")
+    if (share := goodput(frame.spent)) is not None:
+        yield "goodput", _goodput(share, frame.spent)
+    if standing.epoch is not None:
+        yield "epoch", Text(f"{standing.epoch:.2f}")
+        loss = "not finite" if standing.loss is None else f"{standing.loss:.4f}"
+        yield "loss", Text(loss, style="" if standing.loss is not None else "bold red")
+    if standing.evaluation is not None:
+        best = f" (best {standing.best_top1:.2%})" if standing.best_top1 != standing.evaluation["top1"] else ""
+        yield "top-1", Text(f"{standing.evaluation['top1']:.2%}{best}, step {standing.evaluation['step']:,}")
+    if standing.learning_rate is not None:
+        yield "learn rate", Text(f"{standing.learning_rate:.4g}")
+    if standing.checkpoint is not None:
+        age = duration(now - standing.checkpoint["time"])
+        yield "checkpoint", Text(f"step {standing.checkpoint['step']:,}, {age} ago")
+    if standing.slowest is not None and (standing.ranks or 1) > 1:
+        yield "slowest", Text(f"rank {standing.slowest['rank']}, {standing.slowest['milliseconds']} ms")
+    if standing.ranks is not None:
+        yield "runs on", Text(f"{count(standing.ranks, 'process')} ({standing.device or 'device unknown'})")
+    if standing.launches > 1:
+        yield "launches", Text(str(standing.launches), style="yellow")
+    if standing.skipped_updates:
+        yield "skipped", Text(count(standing.skipped_updates, "update"), style="yellow")
+    if standing.bad_records:
+        yield "unreadable", Text(count(standing.bad_records, "record"), style="yellow")
+
+
+def _goodput(share: float, spent: dict[str, float]) -> Text:
+    whole = sum(spent.values())
+    lost = sorted(((seconds, name) for name, seconds in spent.items() if name != "productive"), reverse=True)
+    shown = [f"{name} {seconds / whole:.0%}" for seconds, name in lost[:BADPUT_SHOWN] if seconds / whole >= 0.01]
+    text = Text(f"{share:.0%}", style="bold green" if share >= 0.9 else "bold yellow")
+    return text.append(f"  lost to {', '.join(shown)}" if shown else "", style="dim")
+
+
+def _phases(phases: dict[str, float]) -> RenderableType:
+    """A bar of the updates' time, and below it what the colours mean."""
+    bar = Table.grid(expand=True)
+    shown = {name: share for name, share in phases.items() if share >= 0.005}
+    for share in shown.values():
+        bar.add_column(ratio=max(1, round(share * 1000)))
+    bar.add_row(
+        *(Text("█" * 400, style=PHASE_STYLES.get(name, "white"), no_wrap=True, overflow="crop") for name in shown)
+    )
+    legend = Text()
+    for name, share in shown.items():
+        legend.append("█ ", style=PHASE_STYLES.get(name, "white")).append(f"{name.replace('_', ' ')} {share:.0%}   ")
+    return Group(bar, legend)
+
+
+def _ranks(ranks: Sequence[RankFigures]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("rank", justify="right")
+    if any(rank.pod for rank in ranks):
+        table.add_column("pod", no_wrap=True)
+    for name in ("images/s", "compute", "data", "waits", "queue", "memory"):
+        table.add_column(name, justify="right")
+    chosen = ranks if len(ranks) <= MOST_RANKS else _extremes(ranks)
+    for rank in chosen:
+        pod = [rank.pod] if any(other.pod for other in ranks) else []
+        table.add_row(str(rank.rank), *pod, *_cells(rank))
+    if len(chosen) < len(ranks):
+        table.add_row("", f"and {len(ranks) - len(chosen)} between", style="dim")
+    return table
+
+
+def _cells(rank: RankFigures) -> Iterator[str]:
+    share = shares(rank.phases)
+    yield f"{rank.images_per_second:,.0f}" if rank.images_per_second is not None else "-"
+    for name in ("forward_backward", "data_wait", "allreduce_wait"):
+        yield f"{share[name]:.0%}" if name in share else "-"
+    yield f"{rank.queued_batches:.0f}" if rank.queued_batches is not None else "-"
+    yield human_bytes(rank.memory_bytes) if rank.memory_bytes is not None else "-"
+
+
+def _extremes(ranks: Sequence[RankFigures]) -> list[RankFigures]:
+    """Those that wait least for others (they are waited for), and those that wait most."""
+    by_wait = sorted(ranks, key=lambda rank: shares(rank.phases).get("allreduce_wait", 0.0))
+    half = MOST_RANKS // 2
+    return sorted([*by_wait[:half], *by_wait[-half:]], key=lambda rank: rank.rank)

@@ -1,0 +1,173 @@
+"""A real training with things going wrong, scraped by a real Prometheus: what the dashboards' pictures show.
+
+Two ranks train on photographs of digits. One is slowed down for a while (stopped every other 40 ms), one is killed and
+the run goes on from its newest checkpoint, and the loaders starve. A second, calm run follows.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from podscale.monitoring.local import SCRAPE_SECONDS, LocalPrometheus, running
+from podscale.telemetry.events import read_records
+from tests.support.commands import Command
+from tests.support.drawing import Span
+
+HERE = Path(__file__).parent
+PICTURES = 16000
+SIDE = 128
+BROKEN = 40
+LOGGED = 4
+"""Lines of the step log after which a run counts as training."""
+RUN, SECOND = "digits-b64", "digits-b128"
+DOCUMENT: Mapping[str, Any] = {
+    "run": {"workspace": ".", "seed": 1},
+    "data": {"source": "photographs", "format": "imagefolder", "validation_fraction": 0.1, "shard_bytes": 2000000},
+    "input": {"image_size": 16, "loader": "torchvision", "crop": {"scale": [0.7, 1.0], "flip": 0.0}},
+    "model": {"name": "resnet18", "stem": "small", "width": 8},
+    "train": {"epochs": 40, "schedule": {"name": "cosine", "learning_rate": 0.1, "warmup_epochs": 1}},
+    "evaluate": {"crop_fraction": 1.0, "every_epochs": 0.5},
+    "checkpoint": {"every_epochs": 0.25},
+    "telemetry": {"log_every": 5, "linger_seconds": 6},
+    "claim": {"images_per_second": 400, "hardware": "two cores", "source": "a number to draw"},
+    "launch": {"processes": 2, "max_restarts": 2, "grace_seconds": 60},
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a Prometheus holds: the first run, from its shards on, and both runs."""
+
+    first: Span
+    both: Span
+
+
+def photographs(folder: Path) -> None:
+    """Scikit-learn's digits as JPEGs in a folder a class, each a little different; some files are broken."""
+    digits = load_digits()
+    random = np.random.default_rng(1)
+    for number in range(PICTURES):
+        which = number % len(digits.images)
+        place = folder / str(digits.target[which])
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = digits.images[which] * 15 + random.integers(0, 16, (8, 8))
+        path = place / f"{number:05}.jpg"
+        Image.fromarray(pixels.astype(np.uint8)).resize((SIDE, SIDE)).convert("RGB").save(path, quality=85)
+        if number < BROKEN:
+            path.write_bytes(path.read_bytes()[:300] if number % 2 else b"no picture")
+
+
+@contextmanager
+def record(folder: Path) -> Iterator[Recorded]:
+    """Trains, and hands over the Prometheus that watched it, still running."""
+    if not (folder / "photographs").exists():
+        photographs(folder / "photographs")
+    runs = folder / "runs"
+    runs.mkdir()
+    with running(runs, 0) as prometheus:
+        begin = time.time()
+        train = _Training(folder, prometheus)
+        end = train.first()
+        train.second()
+        yield Recorded(_span(prometheus, begin, end), _span(prometheus, begin, time.time()))
+
+
+def _span(prometheus: LocalPrometheus, begin: float, end: float) -> Span:
+    return Span(prometheus.url, begin, end, SCRAPE_SECONDS)
+
+
+class _Training:
+    def __init__(self, folder: Path, prometheus: LocalPrometheus) -> None:
+        self._folder, self._prometheus = folder, prometheus
+        self._starve = folder / "starve"
+
+    def first(self) -> float:
+        """The run with all its troubles; returns a time at which it was well again and still there."""
+        command = self._start(RUN, 64)
+        try:
+            self._train(RUN, 45)
+            with _slowed(command.ranks()[1]):
+                self._wait(45)
+            self._wait(20)
+            os.kill(command.ranks()[1], signal.SIGKILL)
+            self._train(RUN, 45)
+            self._starve.touch()
+            self._wait(40)
+            self._starve.unlink()
+            self._wait(30)
+            end = time.time()
+            command.process.send_signal(signal.SIGTERM)
+            self._until(lambda: command.process.poll() is not None, 120)
+            return end
+        finally:
+            command.kill()
+
+    def second(self) -> None:
+        command = self._start(SECOND, 128)
+        try:
+            self._train(SECOND, 45)
+        finally:
+            command.kill()
+
+    def _start(self, name: str, batch: int) -> Command:
+        document = {**DOCUMENT, "run": {**DOCUMENT["run"], "id": name}}
+        document["train"] = {**DOCUMENT["train"], "global_batch": batch}
+        path = self._folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        variables = {"PYTHONPATH": str(HERE / "starving"), "PODSCALE_STARVE": str(self._starve)}
+        command = Command(self._folder, "run", path.name, variables=variables)
+        self._until(lambda: command.process.poll() is not None or len(command.ranks()) == 2, 300)
+        return command
+
+    def _train(self, run: str, seconds: float) -> None:
+        """Waits for some updates from now on, however long they take to come, and then for `seconds`."""
+        log, since = self._folder / "runs" / run / "metrics.jsonl", time.time()
+
+        def moving() -> bool:
+            lines = read_records(log) if log.exists() else []
+            return sum(line["kind"] == "step" and line["time"] > since for line in lines) >= LOGGED
+
+        self._until(moving, 300)
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        self._until(lambda: False, seconds)
+
+    def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not condition():
+            self._prometheus.follow()
+            time.sleep(0.5)
+
+
+@contextmanager
+def _slowed(process: int) -> Iterator[None]:
+    """Stops a process every other 40 ms."""
+    over = threading.Event()
+
+    def stop_and_go() -> None:
+        with suppress(ProcessLookupError):
+            while not over.is_set():
+                os.kill(process, signal.SIGSTOP)
+                over.wait(0.04)
+                os.kill(process, signal.SIGCONT)
+                over.wait(0.04)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

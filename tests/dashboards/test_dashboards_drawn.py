@@ -1,0 +1,57 @@
+"""The dashboards drawn by Grafana's own components: on a wide screen and on a phone, nothing empty, nothing outside.
+
+Needs what `make dashboards` has installed (npm's packages, 460 MB), and is skipped elsewhere.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import imaginary_run
+from tests.support.browser import Browser, browser, find_browser
+from tests.support.drawing import BUNDLE, Span, draw
+from tests.support.helm import CHART
+from tests.support.imaginary_run import EVERY, LENGTH
+from tests.support.prometheus import fill, prometheus
+
+BOARDS = sorted((CHART / "dashboards").glob("*.json"))
+OUTSIDE = """
+[...document.querySelectorAll('[data-title]')].filter((panel) => {
+  const { left, right, width, height } = panel.getBoundingClientRect();
+  return left < 0 || right > window.innerWidth + 1 || width < 50 || height < 20;
+}).map((panel) => panel.dataset.title)
+"""
+BLANK = """
+[...document.querySelectorAll('[data-title]')].filter((panel) =>
+  !panel.className.includes('row') && !panel.querySelector('canvas') && panel.innerText.trim() === panel.dataset.title
+).map((panel) => panel.dataset.title)
+"""
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, Span]]:
+    program = find_browser()
+    if program is None or not BUNDLE.exists():
+        pytest.skip("needs Chromium, and the page that `make dashboards` builds")
+    data = tmp_path_factory.mktemp("prometheus") / "data"
+    begin = time.time() // EVERY * EVERY - LENGTH
+    fill(data, imaginary_run.history().text(begin))
+    with prometheus(data) as running, browser(program) as tab:
+        yield tab, Span(running.url, begin + EVERY, begin + LENGTH, EVERY)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_every_panel_is_drawn_and_within_the_screen(
+    path: Path, width: int, drawn: tuple[Browser, Span], tmp_path: Path
+) -> None:
+    tab, span = drawn
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    assert draw(tab, dashboard, span, tmp_path / "page.html", width=width) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert tab.evaluate(OUTSIDE) == []
+    assert tab.evaluate(BLANK) == []
+    assert tab.evaluate("document.querySelectorAll('[data-title]').length") == len(dashboard["panels"])

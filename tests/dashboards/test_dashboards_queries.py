@@ -1,0 +1,102 @@
+"""Every query of every dashboard, asked of a real Prometheus that holds every series there is."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.monitoring.dashboards.foreign import FOREIGN
+from podscale.telemetry.catalogue import ENTRIES
+from tests.support import imaginary_run
+from tests.support.helm import CHART
+from tests.support.imaginary_run import EVERY, LENGTH
+from tests.support.prometheus import Prometheus, fill, prometheus
+
+BOARDS = sorted((CHART / "dashboards").glob("*.json"))
+VALUES = {"$__rate_interval": "60s", "$__interval": "15s", "$__range": f"{LENGTH:.0f}s"}
+VARIABLES = {
+    "Grafana's All": {"namespace": ".*", "run": ".+", "rank": ".+"},
+    "several chosen": {"namespace": "(|training)", "run": f"({imaginary_run.RUN}|another)", "rank": "(0|1)"},
+}
+SHARES = ("percentunit",)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, float]]:
+    """A Prometheus with twenty minutes of an imaginary run, and when that ended."""
+    data = tmp_path_factory.mktemp("prometheus") / "data"
+    begin = time.time() // EVERY * EVERY - LENGTH
+    fill(data, imaginary_run.history().text(begin))
+    with prometheus(data) as running:
+        yield running, begin + LENGTH
+
+
+def filled(expression: str, variables: dict[str, str]) -> str:
+    """As Grafana asks it."""
+    for name, value in {**VALUES, **{f"${name}": value for name, value in variables.items()}}.items():
+        expression = expression.replace(f"${{{name[1:]}}}", value).replace(name, value)
+    assert "$" not in expression, expression
+    return expression
+
+
+def targets(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
+    return [(panel, target) for panel in panels if panel["type"] != "row" for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("chosen", VARIABLES)
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_every_query_returns_data_of_its_kind(path: Path, chosen: str, server: tuple[Prometheus, float]) -> None:
+    running, end = server
+    for panel, target in targets(path):
+        query = filled(target["expr"], VARIABLES[chosen])
+        if target["instant"]:
+            found = [float(one["value"][1]) for one in running.instant(query, end)]
+            labels = [one["metric"] for one in running.instant(query, end)]
+        else:
+            answer = running.course(query, end - LENGTH, end, EVERY)
+            found = [float(value) for one in answer for _, value in one["values"]]
+            labels = [one["metric"] for one in answer]
+        assert found, f"{panel['title']}: {query} returns nothing"
+        assert all(math.isfinite(value) for value in found), f"{panel['title']}: {query} is not a number somewhere"
+        if panel["fieldConfig"]["defaults"]["unit"] in SHARES:
+            assert -0.01 <= min(found) <= max(found) <= 1.01, f"{panel['title']}: {query}: {min(found)}, {max(found)}"
+        legend = target["legendFormat"]
+        for label in [part.partition("}}")[0] for part in legend.split("{{")[1:]]:
+            assert all(label in one for one in labels), f"{panel['title']}: no label {label} for {legend}: {labels[:2]}"
+        names = [tuple(sorted(one.items())) for one in labels]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_variables_and_annotations_find_what_happened(path: Path, server: tuple[Prometheus, float]) -> None:
+    running, end = server
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    everything = VARIABLES["Grafana's All"]
+    for variable in dashboard["templating"]["list"][1:]:
+        series, label = variable["definition"].removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+        found = running.get(
+            f"label/{label}/values", start=end - LENGTH, end=end, **{"match[]": filled(series, everything)}
+        )
+        wanted = {"run": [imaginary_run.RUN], "rank": ["0", "1"], "namespace": []}  # no namespace outside Kubernetes
+        assert found == wanted[label]
+    for event in dashboard["annotations"].get("list", []):
+        answer = running.course(filled(event["expr"], everything), end - LENGTH, end, EVERY)
+        samples = [(at, float(value)) for one in answer for at, value in one["values"] if float(value) > 0]
+        times = {value / 1000 if event["useValueForTime"] else at for at, value in samples}
+        begin = end - LENGTH
+        assert times, f"no {event['name']}"
+        assert all(begin <= at <= end for at in times)
+        if event["name"] == "Restarts":
+            assert min(times) == pytest.approx(begin + imaginary_run.BACK, abs=EVERY)
+            assert max(times) <= begin + imaginary_run.BACK + 60 + EVERY  # a mark, not a state
+
+
+def test_the_imaginary_run_leaves_every_series(server: tuple[Prometheus, float]) -> None:
+    running, _ = server
+    names = {name.removesuffix("_bucket").removesuffix("_sum") for name in running.get("label/__name__/values")}
+    assert {entry.series for entry in ENTRIES} | set(FOREIGN) <= names

@@ -1,0 +1,72 @@
+"""An image that is built again from the same commit is the same, file for file."""
+
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.containers import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Entry(NamedTuple):
+    """What is compared of a file, folder or link: type and permissions, owner, time, and content by its hash."""
+
+    mode: str
+    owner: tuple[int, int]
+    seconds: int
+    content: str
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_builds_have_the_same_files(engine: Engine, image: str, name: str):
+    """The second takes over no layer of the first: packages are installed, built and compiled again."""
+    if "PODSCALE_TEST_BUILDS" not in os.environ:
+        pytest.skip("builds an image again, which takes minutes and the package index: set PODSCALE_TEST_BUILDS=1")
+    labels = engine.inspect(image)["Labels"]
+    state = subprocess.check_output(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], cwd=ROOT, text=True
+    )
+    if labels["org.opencontainers.image.revision"] != state.strip():
+        pytest.skip(f"{image} is of another commit than this checkout: make images IMAGES={name}")
+    variables = {"TAG": "again", "CACHE": "no", "BASE_IMAGE": labels["org.opencontainers.image.base.name"]}
+    subprocess.run([ROOT / "images/build.sh", name], check=True, env={**os.environ, **engine.variables, **variables})
+    second = f"{image.rpartition(':')[0]}:again"
+    try:
+        before, after = entries(engine, image), entries(engine, second)
+        paths = before.keys() | after.keys()
+        assert len(paths) > 1000
+        assert {
+            path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)
+        } == {}
+        assert engine.inspect(second)["Config"] == engine.inspect(image)["Config"]
+    finally:
+        engine("image", "rm", "--force", second, check=False)
+
+
+def entries(engine: Engine, image: str) -> dict[str, Entry]:
+    """Everything in an image, by its path."""
+    with engine.mounted(image) as root:
+        return {str(path.relative_to(root)): entry(path) for path in walk(root)}
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    for directory, folders, files in os.walk(folder):
+        yield from (Path(directory, name) for name in (*folders, *files))
+
+
+def entry(path: Path) -> Entry:
+    found, content = path.lstat(), ""
+    if stat.S_ISLNK(found.st_mode):
+        content = str(path.readlink())
+    elif stat.S_ISREG(found.st_mode):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+    return Entry(stat.filemode(found.st_mode), (found.st_uid, found.st_gid), int(found.st_mtime), content)

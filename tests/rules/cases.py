@@ -1,0 +1,142 @@
+"""What the cases of rules are written in: lines of samples a minute apart, series of the catalogue, who fires."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from podscale.telemetry.catalogue import CATALOGUE
+
+Series = tuple[str, str]
+Labels = Mapping[str, str]
+FOREIGN = {
+    "up",
+    "scrape_samples_post_metric_relabeling",
+    "kube_pod_status_phase",
+    "DCGM_FI_DEV_XID_ERRORS",
+    "DCGM_FI_DEV_GPU_TEMP",
+}
+"""Series of others that the rules use."""
+
+
+class Line:
+    """Samples from minute 0 on: `Line().rise(10, by=600).hold(30)` rises until minute 10 and stands until 40."""
+
+    def __init__(self, start: float = 0, *, after: int = 0) -> None:
+        """start: the first sample, in minute `after`; there is none before."""
+        self.samples: list[float | str] = [*(["_"] * after), start]
+        self._last = start
+
+    def rise(self, minutes: int, *, by: float) -> "Line":
+        for _ in range(minutes):
+            self._add(self._last + by)
+        return self
+
+    def hold(self, minutes: int) -> "Line":
+        return self.rise(minutes, by=0)
+
+    def jump(self, to: float) -> "Line":
+        """One sample, the next minute: a counter that begins anew, a gauge that changes."""
+        self._add(to)
+        return self
+
+    def gap(self, minutes: int) -> "Line":
+        """Scrapes are lost; what is measured goes on unseen only where `jump` follows."""
+        self.samples += ["_"] * minutes
+        return self
+
+    def end(self) -> "Line":
+        """The target is gone."""
+        self.samples.append("stale")
+        return self
+
+    def times_of_rises(self) -> "Line":
+        """The moments, in seconds, at which this line last rose: the timestamp that goes with a counter."""
+        found = Line()
+        before, when = 0.0, 0.0
+        found.samples = []
+        for minute, sample in enumerate(self.samples):
+            if isinstance(sample, str):
+                found.samples.append(sample)
+                continue
+            when = minute * 60.0 if sample > before else when
+            before = sample
+            found.samples.append(when)
+        return found
+
+    def __str__(self) -> str:
+        return " ".join(sample if isinstance(sample, str) else f"{sample:.10g}" for sample in self.samples)
+
+    def _add(self, value: float) -> None:
+        self._last = value
+        self.samples.append(value)
+
+
+def of(
+    name: str,
+    line: Line,
+    *,
+    run: str = "digits",
+    namespace: str = "podscale",
+    rank: int = 0,
+    life: int = 1,
+    **labels: str,
+) -> Series:
+    """A series of the catalogue as Prometheus stores it: with the labels of its target, of another one in each life."""
+    entry = CATALOGUE[name]
+    own = {"run": run} | ({"rank": str(rank)} if "rank" in entry.labels else {}) | labels
+    assert set(own) == set(entry.labels), f"{name} has the labels {entry.labels}"
+    assert all(labels[label] in values for label, values in entry.more.items() if values), f"{name}: {labels}"
+    return selector(entry.series, {**target(run, namespace, rank, life), **own}), str(line)
+
+
+def build_info(line: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1) -> Series:
+    """What the supervisor of a pod says of itself."""
+    labels = {**target(run, namespace, rank, life), "run": run, "version": "1"}
+    return selector(CATALOGUE["build_info"].series, labels), str(line)
+
+
+def foreign(name: str, line: Line, **labels: str) -> Series:
+    """A series that is not ours, with exactly these labels."""
+    assert name in FOREIGN
+    return selector(name, labels), str(line)
+
+
+def target(run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1) -> dict[str, str]:
+    """The labels of a pod's target; its address is another in each life."""
+    address = {"namespace": namespace, "pod": f"{run}-worker-{rank}"} if namespace else {}
+    return {**address, "job": "podscale", "instance": f"{run}-{rank}-{life}:9400"}
+
+
+def selector(name: str, labels: Labels) -> str:
+    return name + "{" + ", ".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
+
+
+def who(run: str = "digits", namespace: str = "podscale", **labels: str) -> Labels:
+    """Labels of a result."""
+    return {"run": run, **({"namespace": namespace} if namespace else {}), **labels}
+
+
+DIGITS = who()
+
+
+@dataclass(frozen=True)
+class Case:
+    """An alert over time: at these minutes it fires for exactly these, and at those it is silent for everyone."""
+
+    alert: str
+    says: str
+    series: tuple[Series, ...]
+    fires: Mapping[int, tuple[Labels, ...]] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.fires or self.silent
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording rule over time: its samples at these minutes, and nothing but these."""
+
+    record: str
+    says: str
+    series: tuple[Series, ...]
+    gives: Mapping[int, tuple[tuple[Labels, float], ...]]

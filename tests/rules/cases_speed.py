@@ -1,0 +1,254 @@
+"""Alerts on how fast a run makes progress: slower than before, starved, held up by one rank."""
+
+from tests.rules.cases import DIGITS, Case, Line, Series, of, who
+
+REGRESSED, STARVED, STRAGGLER = "PodscaleThroughputRegressed", "PodscaleDataStarved", "PodscaleStraggler"
+
+
+def updating(
+    line: Line, *, share: float = 1.0, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1
+) -> tuple[Series, ...]:
+    """Images, and the time in which they were trained: all of it, or but for a share that evaluations take."""
+    forward, evaluation = (Line(after=0), Line(after=0))
+    forward.samples, evaluation.samples = [], []
+    for minute, sample in enumerate(line.samples):
+        missing = isinstance(sample, str)
+        forward.samples.append(sample if missing else minute * 60 * share)
+        evaluation.samples.append(sample if missing else minute * 60 * (1 - share))
+    where = {"run": run, "namespace": namespace, "rank": rank, "life": life}
+    return (
+        of("train_images", line, **where),
+        of("train_phase_seconds", forward, phase="forward_backward", **where),
+        of("train_phase_seconds", evaluation, phase="evaluation", **where),
+    )
+
+
+def half_speed(at: int, minutes: int = 120) -> Line:
+    return Line().rise(at, by=600).rise(minutes - at, by=300)
+
+
+THROUGHPUT_REGRESSED = (
+    Case(
+        REGRESSED,
+        "half the speed from minute 60 on",
+        updating(half_speed(60)),
+        {82: (DIGITS,), 118: (DIGITS,)},
+        (59, 65, 74),
+    ),
+    Case(REGRESSED, "nine tenths of the speed", updating(Line().rise(60, by=600).rise(60, by=540)), silent=(82, 118)),
+    Case(
+        REGRESSED,
+        "half the speed for ten minutes",
+        updating(Line().rise(60, by=600).rise(10, by=300).rise(50, by=600)),
+        silent=(65, 72, 80, 100),
+    ),
+    Case(
+        REGRESSED,
+        "warms up for the first minutes",
+        updating(Line().rise(10, by=100).rise(50, by=600)),
+        silent=(5, 20, 40, 60),
+    ),
+    Case(REGRESSED, "is slow from minute 5 on: too young to tell", updating(half_speed(5, 25)), silent=(10, 20, 25)),
+    Case(REGRESSED, "stalls: another alert", updating(Line().rise(60, by=600).hold(60)), silent=(82, 118)),
+    Case(
+        REGRESSED,
+        "starts again in a new pod, at its old speed",
+        (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).hold(3).rise(50, by=600), life=2)),
+        silent=(70, 82, 115),
+    ),
+    Case(
+        REGRESSED,
+        "is slower after it was started again",
+        (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).rise(50, by=300), life=2)),
+        {90: (DIGITS,), 110: (DIGITS,)},
+        (60, 70),
+    ),
+    Case(
+        REGRESSED,
+        "ten scrapes are lost",
+        updating(Line().rise(60, by=600).gap(10).jump(600 * 71).rise(40, by=600)),
+        silent=(65, 72, 80, 110),
+    ),
+    Case(REGRESSED, "is done", updating(half_speed(60, 70).end()), silent=(82, 100)),
+    Case(
+        REGRESSED,
+        "one of two runs",
+        (*updating(Line().rise(120, by=600), run="fine"), *updating(half_speed(60), run="sick")),
+        {90: (who("sick"),)},
+        (59,),
+    ),
+    Case(
+        REGRESSED,
+        "the same name in two namespaces",
+        (*updating(Line().rise(120, by=600), namespace="fine"), *updating(half_speed(60), namespace="sick")),
+        {90: (who(namespace="sick"),)},
+        (59,),
+    ),
+)
+
+
+def evaluated_half_the_time() -> tuple[Series, ...]:
+    """From minute 60 on half of each minute is evaluation, so half the images come: no slower while it updates."""
+    images = half_speed(60)
+    forward = Line().rise(60, by=60).rise(60, by=30)
+    evaluation = Line().hold(60).rise(60, by=30)
+    return (
+        of("train_images", images),
+        of("train_phase_seconds", forward, phase="forward_backward"),
+        of("train_phase_seconds", evaluation, phase="evaluation"),
+    )
+
+
+THROUGHPUT_REGRESSED += (
+    Case(REGRESSED, "evaluations take half the time", evaluated_half_the_time(), silent=(82, 118)),
+)
+
+
+def waiting(
+    share: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1
+) -> tuple[Series, ...]:
+    """A rank's phases. share: seconds of waiting for images, a counter; every other second it updates."""
+    rest = Line()
+    before, total = 0.0, 0.0
+    rest.samples = []
+    for sample in share.samples:
+        if isinstance(sample, str):
+            rest.samples.append(sample)
+            continue
+        total += 60 - max(0.0, sample - before)
+        before = sample
+        rest.samples.append(total)
+    where = {"run": run, "namespace": namespace, "rank": rank, "life": life}
+    return (
+        of("train_phase_seconds", share, phase="data_wait", **where),
+        of("train_phase_seconds", rest, phase="forward_backward", **where),
+    )
+
+
+DATA_STARVED = (
+    Case(
+        STARVED,
+        "a rank waits half the time from minute 20 on",
+        (*waiting(Line().rise(60, by=2)), *waiting(Line().rise(20, by=2).rise(40, by=30), rank=1)),
+        {36: (DIGITS,), 60: (DIGITS,)},
+        (19, 29),
+    ),
+    Case(
+        STARVED,
+        "four ranks, a tenth of the time each",
+        tuple(series for rank in range(4) for series in waiting(Line().rise(60, by=6), rank=rank)),
+        silent=(20, 36, 60),
+    ),
+    Case(STARVED, "a tenth of the time", waiting(Line().rise(60, by=6)), silent=(20, 36, 60)),
+    Case(
+        STARVED,
+        "fills its cache in the first eight minutes",
+        waiting(Line().rise(8, by=50).rise(52, by=1)),
+        silent=(9, 15, 40),
+    ),
+    Case(
+        STARVED,
+        "waits for five minutes after each start",
+        (
+            *waiting(Line().rise(5, by=50).rise(15, by=1).end()),
+            *waiting(Line(after=22).rise(5, by=50).rise(30, by=1), life=2),
+        ),
+        silent=(15, 30, 40),
+    ),
+    Case(
+        STARVED,
+        "scrapes are lost, and it starves on",
+        waiting(Line().rise(20, by=30).gap(3).jump(690).rise(30, by=30)),
+        {50: (DIGITS,)},
+        (9,),
+    ),
+    Case(STARVED, "is done", waiting(Line().rise(20, by=30).end()), {19: (DIGITS,)}, (30, 50)),
+    Case(
+        STARVED,
+        "one of two runs",
+        (*waiting(Line().rise(60, by=1), run="fine"), *waiting(Line().rise(60, by=30), run="sick")),
+        {36: (who("sick"),)},
+        (8,),
+    ),
+    Case(
+        STARVED,
+        "the same name in two namespaces",
+        (*waiting(Line().rise(60, by=1), namespace="fine"), *waiting(Line().rise(60, by=30), namespace="sick")),
+        {36: (who(namespace="sick"),)},
+        (8,),
+    ),
+)
+
+
+def busy(*by: float, minutes: int = 60, run: str = "digits", namespace: str = "podscale") -> tuple[Series, ...]:
+    """Ranks that are busy for so many seconds of each minute."""
+    return tuple(
+        of("train_busy_seconds", Line().rise(minutes, by=one), rank=rank, run=run, namespace=namespace)
+        for rank, one in enumerate(by)
+    )
+
+
+SLOW = (who(rank="3"),)
+STRAGGLERS = (
+    Case(STRAGGLER, "one of four is busy half as long again", busy(30, 31, 30, 45), {18: SLOW, 60: SLOW}, (5, 9)),
+    Case(STRAGGLER, "one of two", busy(30, 50), {18: (who(rank="1"),)}, (5,)),
+    Case(STRAGGLER, "ranks differ by a tenth", busy(30, 31, 30, 33), silent=(18, 60)),
+    Case(STRAGGLER, "a single rank", busy(50), silent=(18, 60)),
+    Case(STRAGGLER, "all are equally busy", busy(50, 50, 50), silent=(18, 60)),
+    Case(STRAGGLER, "hardly busy: they evaluate", busy(0.5, 0.5, 0.5, 2), silent=(18, 60)),
+    Case(
+        STRAGGLER,
+        "slow for five minutes",
+        (*busy(30, 30, 30), of("train_busy_seconds", Line().rise(20, by=30).rise(5, by=55).rise(35, by=30), rank=3)),
+        silent=(24, 32, 60),
+    ),
+    Case(
+        STRAGGLER,
+        "a rank starts again later than the others",
+        (
+            *busy(30, 30, 30),
+            of("train_busy_seconds", Line().rise(20, by=30).end(), rank=3),
+            of("train_busy_seconds", Line(after=22).rise(38, by=30), rank=3, life=2),
+        ),
+        silent=(21, 24, 34, 60),
+    ),
+    Case(
+        STRAGGLER,
+        "goes on after a start in a new pod",
+        (
+            *busy(30, 30, 30),
+            of("train_busy_seconds", Line().rise(20, by=55).end(), rank=3),
+            of("train_busy_seconds", Line(after=22).rise(38, by=55), rank=3, life=2),
+        ),
+        {19: SLOW, 50: SLOW},
+        (5,),
+    ),
+    Case(
+        STRAGGLER,
+        "scrapes of the slow one are lost",
+        (*busy(30, 30, 30), of("train_busy_seconds", Line().rise(20, by=55).gap(2).jump(1265).rise(37, by=55), rank=3)),
+        {50: SLOW},
+        (5,),
+    ),
+    Case(
+        STRAGGLER,
+        "is done",
+        (*busy(30, 30, minutes=20), of("train_busy_seconds", Line().rise(20, by=55).end(), rank=3)),
+        silent=(30, 50),
+    ),
+    Case(
+        STRAGGLER,
+        "ranks of another run are no measure",
+        (*busy(30, 30, 30, run="fast"), *busy(55, 55, 55, run="slow")),
+        silent=(18, 60),
+    ),
+    Case(
+        STRAGGLER,
+        "the same names in two namespaces",
+        (*busy(30, 30, 30, namespace="fine"), *busy(30, 30, 50, namespace="sick")),
+        {18: (who(namespace="sick", rank="2"),)},
+        (5,),
+    ),
+)
+
+CASES = (*THROUGHPUT_REGRESSED, *DATA_STARVED, *STRAGGLERS)

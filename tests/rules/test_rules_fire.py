@@ -1,0 +1,118 @@
+"""Every rule over time, by the real promtool: what is recorded, who fires, and who does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podscale.monitoring.groups import ALERTS, RECORDINGS
+from podscale.monitoring.render import Settings, rule_file
+from podscale.monitoring.rule import Alert, Recording
+from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress, cases_speed
+from tests.rules.cases import Case, Labels, Recorded, Series, selector
+from tests.rules.recorded import RECORDED
+from tests.support import promtool
+
+CASES: tuple[Case, ...] = (
+    *cases_progress.CASES,
+    *cases_speed.CASES,
+    *cases_numerics.CASES,
+    *cases_lives.CASES,
+    *cases_place.CASES,
+)
+
+TEXTS = yaml.safe_load((Path(__file__).parent / "texts.yaml").read_text(encoding="utf-8"))
+ONE_GROUP = "under-test"
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_fire_when_they_should_and_only_then(alert: Alert, tmp_path: Path) -> None:
+    groups = [_alert_group(case, alert) for case in CASES if case.alert == alert.name]
+    assert groups
+    promtool.test(_needed_for(alert), groups, tmp_path)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+def test_recordings_are_what_they_say(recording: Recording, tmp_path: Path) -> None:
+    groups = [_recording_group(case) for case in RECORDED if case.record == recording.name]
+    assert groups
+    promtool.test(_needed_for(recording), groups, tmp_path)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
+    cases = [case for case in CASES if case.alert == alert.name]
+    assert any(case.fires for case in cases)
+    assert any(case.silent and not case.fires for case in cases)
+    assert len({case.says for case in cases}) == len(cases)
+    who = {labels.get("run", "") for case in cases for firing in case.fires.values() for labels in firing}
+    where = {labels.get("namespace", "") for case in cases for firing in case.fires.values() for labels in firing}
+    assert {"sick"} <= who | where, "of two runs, or of two namespaces, one is sick"
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path) -> None:
+    """The texts of its first case, as people get them."""
+    case = next(case for case in CASES if case.alert == alert.name and case.fires)
+    minute, firing = next(iter(case.fires.items()))
+    texts = {**TEXTS[alert.name], "runbook_url": f"docs/runbooks/{alert.name}.md"}
+    expected = [{"exp_labels": {"severity": alert.severity, **labels}, "exp_annotations": texts} for labels in firing]
+    group = _group(case.says, case.series, "vector(1)", {}) | {
+        "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert.name, "exp_alerts": expected}]
+    }
+    promtool.test(_needed_for(alert), [group], tmp_path)
+
+
+def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
+    """A rule file with this rule, after the rules that it reads. (All of them take twenty times as long.)"""
+    rules = {
+        one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]
+    }
+    chosen: list[str] = []
+
+    def add(name: str) -> None:
+        for recording in RECORDINGS:
+            if recording.name != name and recording.name in rules[name]["expr"] and recording.name not in chosen:
+                add(recording.name)
+        chosen.append(name)
+
+    add(rule.name)
+    return {"groups": [{"name": ONE_GROUP, "rules": [rules[name] for name in chosen]}]}
+
+
+def _alert_group(case: Case, alert: Alert) -> dict[str, Any]:
+    expected: dict[int, tuple[Labels, ...]] = {**dict.fromkeys(case.silent, ()), **case.fires}
+    shown = {"alertname": alert.name, "alertstate": "firing", "severity": alert.severity}
+    query = selector("ALERTS", {"alertname": alert.name, "alertstate": "firing"})
+    samples = {
+        minute: [(selector("ALERTS", {**shown, **labels}), 1.0) for labels in firing]
+        for minute, firing in expected.items()
+    }
+    return _group(f"{alert.name}: {case.says}", case.series, query, samples)
+
+
+def _recording_group(case: Recorded) -> dict[str, Any]:
+    samples = {
+        minute: [(selector(case.record, labels), value) for labels, value in expected]
+        for minute, expected in case.gives.items()
+    }
+    return _group(f"{case.record}: {case.says}", case.series, case.record, samples)
+
+
+def _group(
+    name: str, series: tuple[Series, ...], query: str, samples: dict[int, list[tuple[str, float]]]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": what, "values": values} for what, values in series],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected],
+            }
+            for minute, expected in samples.items()
+        ],
+    }

@@ -1,0 +1,153 @@
+"""The rules as they are written: of series that exist, with texts that tell, and pages that help."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podscale.monitoring.groups import ALERTS, GROUPS, RECORDINGS
+from podscale.monitoring.render import Settings, number_text, rule_file
+from podscale.monitoring.rule import Alert, Recording, tokens
+from podscale.monitoring.thresholds import DEFAULTS, THRESHOLDS
+from podscale.telemetry.catalogue import ENTRIES, Entry
+from tests.rules.cases import FOREIGN
+from tests.support import promtool
+
+RULES = (*RECORDINGS, *ALERTS)
+RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
+SERIES: dict[str, Entry] = {entry.series: entry for entry in ENTRIES}
+OF_PROMQL = set(
+    re.findall(
+        r"\w+",
+        """
+        and or unless on by without ignoring group_left group_right bool offset sum avg min max count group quantile
+        topk rate increase changes time predict_linear last_over_time max_over_time min_over_time quantile_over_time
+        count_over_time label_replace deriv
+        """,
+    )
+)
+"""Words of PromQL that the rules use, all of them in Prometheus 2.42."""
+OF_TARGETS = {"namespace", "pod", "job", "instance", "exported_pod", "exported_namespace", "podscale_dev_run"}
+
+
+def series_of(expr: str) -> set[str]:
+    """The names of series in an expression: what is left without texts, matchers, lists of labels, ranges and words."""
+    bare = re.sub(r'"[^"]*"|@\w+@', "", expr)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|offset \w+", "", bare)
+    bare = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
+    return set(re.findall(r"[a-zA-Z_][\w:]*", bare)) - OF_PROMQL
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rules_are_of_series_that_exist(rule: Alert | Recording) -> None:
+    found = series_of(rule.expr)
+    assert found
+    unknown = found - SERIES.keys() - FOREIGN - {recording.name for recording in RECORDINGS}
+    assert not unknown, "name them in podscale/telemetry/catalogue.py, or in FOREIGN where they are not ours"
+
+
+def test_no_series_of_others_is_listed_in_vain() -> None:
+    assert set().union(*(series_of(rule.expr) for rule in RULES)) >= FOREIGN
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_matchers_name_labels_and_values_that_exist(rule: Alert | Recording) -> None:
+    for name, matchers in re.findall(r"([\w:]+)\{([^}]*)\}", rule.expr):
+        for label, values in re.findall(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"', matchers):
+            if name in FOREIGN or label in OF_TARGETS:
+                continue
+            allowed = SERIES[name].more[label] if name in SERIES else STATES_OF_RECORDED[label]
+            assert set(values.split("|")) <= set(allowed), (name, label)
+
+
+STATES_OF_RECORDED = {"state": SERIES["podscale_train_wall_seconds_total"].more["state"]}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_runs_and_namespaces_never_mix(rule: Alert | Recording) -> None:
+    """Every aggregation and every join keeps the namespace; the run too, unless it is about targets and pods."""
+    for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", rule.expr):
+        names = set(re.split(r",\s*", labels))
+        assert "namespace" in names
+        assert "run" in names or names & {"pod", "instance"}
+
+
+def test_names_are_unique_and_say_what_they_are() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    assert len({group.name for group in GROUPS}) == len(GROUPS)
+    assert all(re.fullmatch(r"[a-z_]+:podscale_[a-z_]+:[a-z0-9_]+", recording.name) for recording in RECORDINGS)
+    assert all(re.fullmatch(r"Podscale[A-Z][A-Za-z]+", alert.name) for alert in ALERTS)
+    assert all(recording.meaning.endswith(".") for recording in RECORDINGS)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+def test_the_level_of_a_recording_is_the_labels_it_keeps(recording: Recording) -> None:
+    level = set(recording.name.partition(":")[0].split("_"))
+    assert level <= {"run", "rank", "phase", "state", "cause", "volume", "gpu", "pod"}
+    assert any(
+        level <= set(re.split(r",\s*", labels)) for labels in re.findall(r"\bby\s*\(([^)]*)\)", recording.expr)
+    ) or any(other.name in recording.expr for other in RECORDINGS if other is not recording)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_tell_the_run_and_the_numbers(alert: Alert) -> None:
+    assert "$labels.run" in alert.summary + alert.description
+    assert "$value" in alert.summary + alert.description
+    assert alert.summary.endswith(".")
+    assert alert.description.endswith(".")
+    assert re.fullmatch(r"\d+[sm]", alert.wait)
+
+
+def test_thresholds_are_used_by_the_alert_that_they_name() -> None:
+    for threshold in THRESHOLDS:
+        using = {rule.name for rule in RULES if threshold.name in tokens(rule.expr)}
+        assert using == {threshold.meaning.partition(":")[0]}
+    for rule in RULES:
+        texts = [rule.expr, *([rule.summary, rule.description] if isinstance(rule, Alert) else [])]
+        assert set().union(*map(tokens, texts)) <= DEFAULTS.keys()
+
+
+def test_promtool_accepts_the_rules_with_other_numbers_too(tmp_path: Path) -> None:
+    odd = Settings(thresholds={**DEFAULTS, "seriesPerTarget": 2_000_000, "dataWaitShare": 0.0000125})
+    for number, settings in enumerate((Settings(), odd)):
+        path = tmp_path / f"rules-{number}.yaml"
+        path.write_text(yaml.safe_dump(rule_file(settings)), encoding="utf-8")
+        promtool.check("rules", path)
+    assert (number_text(2.0), number_text(0.001), number_text(2_000_000)) == ("2", "0.001", "2000000")
+
+
+SECTIONS = ["Confirm", "Likely causes", "What to do", "Silence"]
+
+
+def test_each_alert_has_a_page_and_each_page_an_alert() -> None:
+    assert {path.name for path in RUNBOOKS.glob("*.md")} == {"README.md", *(alert.runbook for alert in ALERTS)}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_pages_say_what_to_do(alert: Alert) -> None:
+    page = (RUNBOOKS / alert.runbook).read_text(encoding="utf-8")
+    assert page.startswith(f"# {alert.name}\n")
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS
+    assert {name for name in DEFAULTS if f"metrics.thresholds.{name}" in page} == tokens(alert.expr)
+    assert f"alertname={alert.name} " in page
+    for linked in re.findall(r"\]\(([^)]+)\)", page):
+        assert (RUNBOOKS / linked).exists(), linked
+
+
+def test_queries_of_the_pages_are_of_series_that_exist(tmp_path: Path) -> None:
+    queries = [
+        query.replace("RANK", "0")
+        for alert in ALERTS
+        for block in re.findall(r"```promql\n(.*?)```", (RUNBOOKS / alert.runbook).read_text(), re.DOTALL)
+        for query in block.splitlines()
+    ]
+    assert len(queries) > len(ALERTS)
+    known = SERIES.keys() | FOREIGN | {recording.name for recording in RECORDINGS} | {"__name__"}
+    for query in queries:
+        assert series_of(query) <= known, query
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}), encoding="utf-8")
+    promtool.check("rules", path)

@@ -1,0 +1,72 @@
+"""Dashboards drawn without a Grafana server: its own panel components in headless Chromium, fed by a Prometheus."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.browser import Browser
+
+ROOT = Path(__file__).resolve().parents[2]
+RENDERER = ROOT / "tools" / "dashboards_renderer"
+BUNDLE = RENDERER / "dist" / "board.js"
+EVERYTHING = {"namespace": ".*", "run": ".+", "rank": ".+"}
+"""What Grafana puts in for `All`."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What is drawn: the time in seconds since 1970, and how often Prometheus scraped."""
+
+    prometheus: str
+    begin: float
+    end: float
+    scrape: float
+
+
+def bundle() -> Path:
+    """Builds the page's program, installing what it needs on the first call. RuntimeError where npm is absent."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise RuntimeError("npm is needed: install Node.js 20 or newer")
+    if not (RENDERER / "node_modules").exists():
+        subprocess.run([npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"], cwd=RENDERER, check=True)
+    subprocess.run([npm, "run", "--silent", "build", "--", "--log-level=error"], cwd=RENDERER, check=True)
+    return BUNDLE
+
+
+def draw(
+    browser: Browser,
+    dashboard: dict[str, Any],
+    span: Span,
+    page: Path,
+    *,
+    width: int,
+    subtitle: str = "",
+    variables: Mapping[str, str] = EVERYTHING,
+) -> list[str]:
+    """Draws a dashboard at `width` CSS pixels into the browser's tab; titles of the panels without data."""
+    job = {"dashboard": dashboard, "variables": variables, "width": width, "subtitle": subtitle, **asdict(span)}
+    page.write_text(
+        '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        '<style>body{margin:0}</style><div id="board"></div>'
+        f'<link rel="stylesheet" href="{BUNDLE.with_suffix(".css").as_uri()}">'
+        f"<script>window.JOB = {json.dumps(job)}</script>"
+        f'<script src="{BUNDLE.as_uri()}"></script>',
+        encoding="utf-8",
+    )
+    browser.open(page, width=width)
+    deadline = time.monotonic() + 120
+    while not browser.evaluate("window.DRAWN === true"):
+        failed = browser.evaluate("window.FAILED")
+        thrown = [event["params"] for event in browser.events if event.get("method") == "Runtime.exceptionThrown"]
+        if failed or thrown:
+            raise RuntimeError(f"{dashboard['title']} could not be drawn: {failed} {thrown[:1]}")
+        assert time.monotonic() < deadline, f"{dashboard['title']} is not drawn after two minutes"
+        time.sleep(0.1)
+    empty: list[str] = browser.evaluate("window.EMPTY")
+    return empty

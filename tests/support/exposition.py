@@ -1,0 +1,60 @@
+"""Reading what an endpoint serves, as Prometheus would."""
+
+import time
+import urllib.error
+import urllib.request
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from podscale.telemetry.catalogue import CATALOGUE, PREFIX, Entry
+from tests.support.commands import Command
+
+
+def scrape(url: str) -> str:
+    """What the endpoint says now; empty where nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return str(answer.read().decode())
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return ""
+
+
+def final_text(command: Command, url: str) -> str:
+    """Scrapes a stage until it ends, which it does once it was scraped for the last time; the last answer."""
+    text = ""
+    while command.process.poll() is None:
+        text = scrape(url) or text
+        time.sleep(0.2)
+    return text
+
+
+def families(text: str) -> list[Metric]:
+    return list(text_string_to_metric_families(text))
+
+
+def foreign(text: str) -> list[str]:
+    """What of an exposition the catalogue does not allow: unknown names, other types, other labels or values."""
+    found = []
+    for family in families(text):
+        entry = CATALOGUE.get(family.name.removeprefix(PREFIX))
+        if entry is None or family.type != ("gauge" if entry.kind == "info" else entry.kind):
+            found.append(f"{family.name}: {family.type} is not in the catalogue")
+            continue
+        found += [f"{sample.name}{sample.labels}" for sample in family.samples if not _allowed(entry, sample.labels)]
+    return found
+
+
+def names(text: str) -> set[str]:
+    """The catalogue's names of the metrics that have samples."""
+    return {family.name.removeprefix(PREFIX) for family in families(text) if family.samples}
+
+
+def _allowed(entry: Entry, labels: dict[str, str]) -> bool:
+    common = set(entry.labels) - set(entry.more)
+    if not common <= set(labels):
+        return False
+    own = {name: value for name, value in labels.items() if name not in common and name != "le"}
+    if entry.kind == "info":
+        return bool(own)
+    return set(own) == set(entry.more) and all(not entry.more[n] or value in entry.more[n] for n, value in own.items())

@@ -1,0 +1,184 @@
+"""Samples of every series there is, as one run would leave them: for Prometheus, without a run.
+
+Twenty minutes of two ranks: one is slow for a while, a rank is killed and the run resumes, nothing moves. Series of
+others (GPUs, TPUs, Kubernetes, Kueue) are there too.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from podscale.telemetry.catalogue import ENTRIES, PHASE, STATES, Entry
+
+RUN = "imaginary"
+EVERY = 15.0
+LENGTH = 1200.0
+KILLED, BACK = 600.0, 660.0
+STALLED, WELL = 900.0, 1020.0
+RANKS = 2
+BATCH = 64
+Labels = tuple[tuple[str, str], ...]
+BOUNDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+@dataclass
+class History:
+    """Samples by family, then by name and labels."""
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    samples: dict[str, dict[tuple[str, Labels], list[tuple[float, float]]]] = field(default_factory=dict)
+
+    def add(self, family: str, kind: str, name: str, labels: Mapping[str, str], at: float, value: float) -> None:
+        self.kinds[family] = kind
+        series = self.samples.setdefault(family, {}).setdefault((name, tuple(sorted(labels.items()))), [])
+        series.append((at, value))
+
+    def text(self, begin: float) -> str:
+        """OpenMetrics, with times that begin at `begin`."""
+        return "\n".join([*self._lines(begin), "# EOF", ""])
+
+    def _lines(self, begin: float) -> Iterator[str]:
+        for family, series in self.samples.items():
+            yield f"# TYPE {family} {self.kinds[family]}"
+            for (name, labels), samples in series.items():
+                written = ",".join(f'{key}="{value}"' for key, value in labels)
+                shift = begin if name.endswith("_timestamp_seconds") else 0.0
+                yield from (f"{name}{{{written}}} {value + shift} {begin + at:.3f}" for at, value in samples)
+
+
+def history() -> History:
+    """The whole run."""
+    found = History()
+    step = 0
+    while (at := step * EVERY) <= LENGTH:
+        if not KILLED <= at < BACK:
+            for entry in ENTRIES:
+                for labels in _labels(entry):
+                    _podscale(found, entry, labels, at)
+        for name, labels, value in _others(at):
+            kind = "counter" if name.endswith("_total") else "gauge"
+            found.add(name.removesuffix("_total"), kind, name, labels, at, value)
+        step += 1
+    return found
+
+
+def _labels(entry: Entry) -> Iterator[dict[str, str]]:
+    ranks = range(RANKS) if entry.exporter == "every rank" else range(1)
+    own: list[dict[str, str]] = [{}]
+    for name, values in entry.more.items():
+        values = values or {"phase": PHASE["phase"], "reason": ("too_large", "not_an_image"), "gpu": ("0", "1")}[name]
+        own = [{**known, name: value} for known in own for value in values]
+    for rank in ranks:
+        common = {"run": RUN, **({"rank": str(rank)} if "rank" in entry.labels else {})}
+        yield from ({**common, **more} for more in own)
+
+
+def _podscale(found: History, entry: Entry, labels: dict[str, str], at: float) -> None:
+    life = at - BACK if at >= BACK else at  # counters of processes begin anew
+    life -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and stand still while nothing moves
+    family = entry.series.removesuffix("_total")
+    if entry.kind == "histogram":
+        steps = 5 * life
+        for bound in BOUNDS:
+            part = steps * min(1.0, bound / 0.4)
+            found.add(family, "histogram", f"{family}_bucket", {**labels, "le": str(bound)}, at, part)
+        found.add(family, "histogram", f"{family}_bucket", {**labels, "le": "+Inf"}, at, steps)
+        found.add(family, "histogram", f"{family}_sum", labels, at, 0.2 * steps)
+        found.add(family, "histogram", f"{family}_count", labels, at, steps)
+    elif entry.kind == "summary":
+        done = math.floor(life / 120) if labels["op"] == "save" else float(at >= BACK)
+        found.add(family, "summary", f"{family}_sum", labels, at, 2.5 * done)
+        found.add(family, "summary", f"{family}_count", labels, at, done)
+    else:
+        kind = "counter" if entry.kind == "counter" else "gauge"
+        found.add(family, kind, entry.series, labels, at, _value(entry.name, labels, at, life))
+
+
+def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
+    """What a gauge shows, or a counter has come to."""
+    if name == "train_busy_seconds":
+        return 0.7 * life + (0.35 * min(max(at - 200, 0), 200) if labels["rank"] == "1" and at < KILLED else 0)
+    if name in ("train_phase_seconds", "train_sampled_phase_seconds"):
+        return life * 0.1 * (1 + _place(labels["phase"], PHASE["phase"]) / 10)
+    if name == "train_wall_seconds":
+        return at * (0.7 if labels["state"] == "productive" else 0.3 / (len(STATES) - 1))
+    if name == "train_restarts":
+        return float(at >= BACK and labels["cause"] == "lost_rank")
+    if name == "train_checkpoint_last_success_timestamp_seconds":
+        return max(0.0, at - at % 120)
+    if name.startswith("gpu_") or name.startswith("disk_") or name.endswith("_bytes"):
+        return {"ratio": 0.8, "watts": 350.0, "celsius": 61.0}.get(name.rpartition("_")[2], _bytes(name))
+    growing = {
+        "train_images": 5 * BATCH,
+        "train_steps": 5,
+        "train_completed_steps": 5,
+        "train_model_flops": 5 * BATCH * 24.6e9,
+        "train_nonfinite_steps": 0.01,
+        "train_steps_skipped": 0.01,
+        "train_samples_skipped": 0.05,
+        "train_checkpoint_failures": 0.002,
+        "eval_images": 40.0 * (at % 300 < 30),
+        "shard_images": 300.0,
+        "shard_bytes": 3e7,
+        "shard_shards": 0.1,
+        "shard_rejects": 0.4,
+        "shard_phase_seconds": 0.25,
+        "telemetry_scrapes": 1 / EVERY,
+        "telemetry_connections_shed": 0.01,
+        "train_epoch": 0.01,
+    }
+    if name in growing:
+        return growing[name] * life
+    level = {
+        "train_peak_flops": 312e12,
+        "train_world_size": RANKS,
+        "train_global_batch_size": RANKS * BATCH,
+        "train_planned_steps": 9000,
+        "train_target_images_per_second": 700,
+        "train_loss": 0.4 + 6 * math.exp(-at / 300),
+        "train_learning_rate": 0.1 * (1 + math.cos(math.pi * at / LENGTH)),
+        "train_grad_norm": 1 + 3 * math.exp(-at / 400),
+        "train_data_queue_depth": 0 if STALLED < at < WELL else 3,
+        "train_straggler_rank": 1,
+        "train_straggler_ratio": 1.5 if 200 < at < 400 else 1.03,
+        "train_done": 0,
+        "train_last_step_timestamp_seconds": at,
+        "train_checkpoint_interval_seconds": 180,
+        "train_hang_limit_seconds": 60,
+        "eval_top1_ratio": 0.8 * (1 - math.exp(-at / 500)),
+        "eval_top5_ratio": 0.95 * (1 - math.exp(-at / 300)),
+        "shard_planned_images": 1_000_000,
+        "train_run_info": 1,
+        "train_all_reduce_info": 1,
+        "build_info": 1,
+    }
+    return float(level[name])
+
+
+def _place(value: str, values: tuple[str, ...]) -> int:
+    return values.index(value)
+
+
+def _bytes(name: str) -> float:
+    return {"disk_free_bytes": 4e11, "disk_size_bytes": 1e12, "gpu_memory_size_bytes": 1.5e11}.get(name, 6e10)
+
+
+def _others(at: float) -> Iterator[tuple[str, dict[str, str], float]]:
+    pod = {"namespace": "training", "pod": f"{RUN}-worker-0", "container": "train"}
+    for gpu in ("0", "1"):
+        where = {"Hostname": "node-1", "gpu": gpu}
+        yield "DCGM_FI_DEV_GPU_UTIL", where, 90 + math.sin(at / 60)
+        yield "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", where, 0.4
+        yield "DCGM_FI_DEV_POWER_USAGE", where, 350 + 10 * math.sin(at / 60)
+        yield "DCGM_FI_DEV_GPU_TEMP", where, 61
+        yield "DCGM_FI_DEV_XID_ERRORS", where, 0
+        yield "duty_cycle", {"accelerator_id": f"tpu-{gpu}"}, 85
+        yield "memory_used", {"accelerator_id": f"tpu-{gpu}"}, 1.2e10
+    yield "kube_pod_container_status_restarts_total", pod, float(at >= BACK)
+    yield "kube_pod_container_status_waiting_reason", {**pod, "reason": "CrashLoopBackOff"}, float(KILLED < at < BACK)
+    yield "kube_pod_status_phase", {**pod, "phase": "Running"}, 1
+    queue = {"cluster_queue": "gpus"}
+    yield "kueue_pending_workloads", {**queue, "status": "active"}, 2
+    for bound, part in (("1", 0.2), ("10", 0.7), ("60", 0.95), ("+Inf", 1.0)):
+        yield "kueue_quota_reserved_wait_time_seconds_bucket", {**queue, "le": bound}, part * at / 10
+    yield "kueue_evicted_workloads_total", {**queue, "reason": "Preempted"}, at / 300

@@ -1,0 +1,97 @@
+"""A real Prometheus for tests: filled with history or scraping, asked over HTTP."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+def program(name: str = "prometheus") -> str:
+    """`prometheus` or `promtool` from the PATH; skips the test where it is absent."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not on the PATH; Debian and Ubuntu have it in the package prometheus")
+    return found
+
+
+def fill(directory: Path, openmetrics: str) -> None:
+    """Writes samples with their times into the data directory of a Prometheus that is not running."""
+    text = directory.with_suffix(".openmetrics")
+    text.write_text(openmetrics, encoding="utf-8")
+    command = [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+class Prometheus:
+    """One server at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str, **parameters: str | float) -> Any:
+        """`data` of an answer of the API; AssertionError with Prometheus's own words where it refuses."""
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def instant(self, query: str, at: float) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self.get("query", query=query, time=at)["result"]
+        return result
+
+    def course(self, query: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self.get("query_range", query=query, start=begin, end=end, step=step)["result"]
+        return result
+
+
+@contextmanager
+def prometheus(data: Path, targets: Sequence[str] = (), interval: str = "1s") -> Iterator[Prometheus]:
+    """A server over `data` (made where it is absent) that scrapes `targets`; ended afterwards."""
+    scrapes = [{"job_name": "podscale", "scrape_interval": interval, "static_configs": [{"targets": [*targets]}]}]
+    config = data.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump({"scrape_configs": scrapes if targets else []}), encoding="utf-8")
+    log = data.with_suffix(".log")
+    command = [program(), f"--config.file={config}", f"--storage.tsdb.path={data}", "--web.listen-address=127.0.0.1:0"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, "--storage.tsdb.retention.time=10y"], stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        yield Prometheus(_ready(process, log))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address once the server answers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        found = [line for line in log.read_text().splitlines() if "Listening on" in line]
+        if found:
+            url = "http://" + found[0].split("address=")[1].split()[0].strip('"')
+            try:
+                with urllib.request.urlopen(f"{url}/-/ready", timeout=5):
+                    return url
+            except OSError:
+                pass
+        time.sleep(0.1)
+    raise AssertionError(f"Prometheus is not ready after a minute: {log.read_text()}")

@@ -1,0 +1,127 @@
+"""Real stages export the catalogue: every series of theirs is in it, and every entry is exported by one of them."""
+
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from podscale.telemetry.catalogue import CATALOGUE
+from tests.support.commands import SMALL_DIGITS, Command
+from tests.support.exposition import families, final_text, foreign, names
+
+pytestmark = pytest.mark.timeout(900)  # the fixture carries out three stages, on a machine that may be busy
+
+SETTINGS = {
+    "run.id": "exported",
+    "telemetry.linger_seconds": 120,
+    "train.epochs": 0.3,
+    "train.schedule.warmup_epochs": 0,
+    "checkpoint.every_steps": 2,
+    "train.all_reduce.algorithm": "auto",
+    "claim.images_per_second": 1000,
+}
+NEEDS_A_GPU = {
+    "train_sampled_phase_seconds": "updates are sampled inside a CUDA graph alone",
+    "train_peak_flops": "the hardware table has GPUs",
+    **{name: "by NVML" for name in CATALOGUE if name.startswith("gpu_")},
+}
+NOT_IN_A_SHORT_CALM_RUN = {
+    "shard_rejects": "every digit is usable; see test_shards_watch",
+    "train_straggler_rank": "told once an interval is over; see test_stragglers",
+    "train_straggler_ratio": "told once an interval is over; see test_stragglers",
+    "train_hang_limit_seconds": "learned from more updates than there are here",
+}
+FIRST_RANK_ONLY = [name for name, entry in CATALOGUE.items() if entry.exporter == "rank 0"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the endpoint of each stage says at its end."""
+    place = tmp_path_factory.mktemp("exported")
+    (place / "run.yaml").write_text(SMALL_DIGITS)
+    port = free_port()
+    settings = {**SETTINGS, "telemetry.port": port}
+    options = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
+    found = {}
+    for stage in ("shard", "train", "evaluate"):
+        command = Command(place, stage, "run.yaml", *options)
+        try:
+            found[stage] = final_text(command, f"http://127.0.0.1:{port}/metrics")
+            ended = command.end()
+        finally:
+            command.kill()
+        assert ended.code == 0, ended.err
+    return found
+
+
+def test_every_series_is_in_the_catalogue_with_its_labels(texts: dict[str, str]) -> None:
+    assert [line for text in texts.values() for line in foreign(text)] == []
+
+
+def test_every_entry_is_exported_or_has_a_reason(texts: dict[str, str]) -> None:
+    exported = set().union(*map(names, texts.values()))
+    assert sorted(set(CATALOGUE) - exported - set(NEEDS_A_GPU) - set(NOT_IN_A_SHORT_CALM_RUN)) == []
+
+
+def test_what_rank_0_alone_knows_it_alone_tells(texts: dict[str, str]) -> None:
+    ranks = {
+        family.name.removeprefix("podscale_"): {sample.labels["rank"] for sample in family.samples}
+        for family in families(texts["train"])
+        if any("rank" in sample.labels for sample in family.samples)
+    }
+    assert ranks["train_images"] == {"0", "1"}
+    wrong = {name: ranks[name] for name in FIRST_RANK_ONLY if ranks.get(name, {"0"}) != {"0"}}
+    assert wrong == {}
+
+
+def test_what_is_served_is_clean_to_promtool(texts: dict[str, str]) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    for text in texts.values():
+        check = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True)
+        assert (check.returncode, check.stdout + check.stderr) == (0, b"")
+
+
+def test_figures_of_a_training_add_up(texts: dict[str, str]) -> None:
+    found = {
+        (sample.name, sample.labels.get("rank"), sample.labels.get("kind")): sample.value
+        for family in families(texts["train"])
+        for sample in family.samples
+    }
+    images = [found["podscale_train_images_total", rank, None] for rank in "01"]
+    steps = found["podscale_train_steps_total", "0", None]
+    assert images[0] == images[1] == steps * 32
+    assert found["podscale_train_planned_steps", "0", None] == steps
+    assert found["podscale_train_completed_steps", "0", None] == steps
+    assert found["podscale_train_done", "0", None] == 1
+    assert found["podscale_train_target_images_per_second", "0", None] == 1000
+    flops = found["podscale_train_model_flops_total", "0", None] / images[0]
+    assert 1e6 < flops < 1e9  # a tiny network on 16 px images
+    assert found["podscale_train_memory_bytes", "1", "resident"] > 50e6
+    assert found["podscale_train_checkpoint_interval_seconds", "0", None] > 0
+    assert found["podscale_eval_images_total", "0", None] + found["podscale_eval_images_total", "1", None] == 359
+
+
+def test_figures_of_a_build_add_up(texts: dict[str, str]) -> None:
+    found = {
+        (sample.name, *(value for name, value in sample.labels.items() if name != "run")): sample.value
+        for family in families(texts["shard"])
+        for sample in family.samples
+    }
+    for split, images in (("train", 1438), ("validation", 359)):
+        assert found["podscale_shard_images_total", split] == found["podscale_shard_planned_images", split] == images
+    assert found["podscale_shard_bytes_total", "read"] >= found["podscale_shard_bytes_total", "written"] > 1000
+    assert found[("podscale_shard_shards_total",)] > 2
+    assert found["podscale_shard_phase_seconds_total", "pack"] > 0
+
+
+def test_an_evaluation_counts_its_images(texts: dict[str, str]) -> None:
+    (images,) = [family for family in families(texts["evaluate"]) if family.name == "podscale_eval_images"]
+    assert sum(sample.value for sample in images.samples) == 359
+    assert {"eval_top1_ratio", "eval_top5_ratio"} <= names(texts["evaluate"])

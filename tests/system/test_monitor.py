@@ -1,0 +1,76 @@
+"""`podscale monitor`: the real Prometheus, with our rules, scraping what runs serve."""
+
+import json
+import shutil
+import signal
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.errors import ExitCode
+from podscale.monitoring.groups import ALERTS
+from podscale.telemetry.server import MetricsServer
+from tests.support.commands import PATIENCE, Command, podscale
+from tests.support.polling import until
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"
+)
+NONFINITE = 'podscale_train_nonfinite_steps_total{run="r",rank="0",kind="loss"} 1\n'
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Path]:
+    """A folder with one run that serves metrics."""
+    folder = tmp_path / "runs"
+    (folder / "r").mkdir(parents=True)
+    server = MetricsServer("127.0.0.1", 0, NONFINITE.encode).start()
+    (folder / "r" / "metrics.url").write_text(server.url)
+    yield folder
+    server.close()
+
+
+def ask(url: str, path: str, **query: str) -> Any:
+    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        return json.load(answer)["data"]
+
+
+def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
+    command = Command(runs.parent, "monitor", "--port", "0")
+    try:
+        assert command.process.stdout is not None
+        url = command.process.stdout.readline().split()[2].rstrip(",")
+        until(lambda: ask(url, "query", query="podscale_train_nonfinite_steps_total")["result"], PATIENCE)
+        loaded = {rule["name"] for group in ask(url, "rules")["groups"] for rule in group["rules"]}
+        assert {alert.name for alert in ALERTS} <= loaded
+        (runs / "r" / "metrics.url").unlink()  # the run has ended
+        until(lambda: not ask(url, "targets", state="active")["activeTargets"], PATIENCE)
+        command.process.send_signal(signal.SIGINT)
+        ended = command.end()  # nothing of it is left, Prometheus neither
+    finally:
+        command.kill()
+    assert ended.code == 0, ended.err
+    assert "no run serves metrics now" in ended.out
+    assert (runs / ".prometheus" / "data").is_dir()
+
+
+def test_a_port_in_use_is_told(runs: Path) -> None:
+    port = (runs / "r" / "metrics.url").read_text().rsplit(":", 1)[1].partition("/")[0]
+    ended = podscale(runs.parent, "monitor", "--port", port)
+    assert (ended.code, f"--port {port}" in ended.last) == (ExitCode.BAD_INPUT, True)
+
+
+def test_a_second_one_for_the_same_runs_is_refused(runs: Path) -> None:
+    first = Command(runs.parent, "monitor", "--port", "0")
+    try:
+        assert first.process.stdout is not None
+        assert "Prometheus at" in first.process.stdout.readline()
+        second = podscale(runs.parent, "monitor", "--port", "0")
+    finally:
+        first.kill()
+    assert second.code == ExitCode.BAD_INPUT
+    assert "works there already" in second.last

@@ -1,0 +1,77 @@
+"""`podscale watch` beside a real training on two ranks, and in a terminal."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.cli import main
+from tests.support.commands import PATIENCE, SMALL_DIGITS, Command
+from tests.support.polling import until
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    """A training that is under way."""
+    (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
+    started = Command(tmp_path, "run", "run.yaml", "--set", "train.epochs=200")
+    try:
+        started.wait_for_updates(tmp_path / "runs" / "small", 5)
+        yield started
+    finally:
+        started.kill()
+
+
+def test_a_training_is_seen_as_it_goes_on(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "runs" / "small"
+
+    def look() -> bool:
+        capsys.readouterr()
+        assert main(["watch", str(run), "--once", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        ranks = found["rank_figures"]
+        return bool(
+            found["state"] == "training"
+            and found["images_per_second"] > 0
+            and found["total_steps"] > found["step"] > 0
+            and [rank["rank"] for rank in ranks] == [0, 1]
+            and all(rank["images_per_second"] for rank in ranks)
+        )
+
+    until(look, PATIENCE)
+    screen = terminal(["watch", str(run)], command)
+    assert "training  step" in screen
+    assert "images/s" in screen
+
+
+def terminal(arguments: list[str], command: Command) -> str:
+    """What a command shows on a terminal until the run that it watches is killed, and the command ends by itself."""
+    own, other = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "podscale", *arguments], stdin=other, stdout=other, stderr=other, close_fds=True
+    )
+    os.close(other)
+    seen = b""
+    try:
+        while part := _read(own):
+            seen += part
+            if b"training" in seen and command.process.poll() is None:
+                command.kill()
+        assert child.wait(PATIENCE) == 0
+    finally:
+        child.kill()
+        os.close(own)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode("utf-8", "replace"))
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end is closed
+        return b""

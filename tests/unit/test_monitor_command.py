@@ -1,0 +1,41 @@
+"""What `podscale monitor` needs, and what it says where that is not there."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podscale.cli import main
+from podscale.errors import ExitCode, InputError
+from podscale.monitoring import local
+
+
+def test_without_the_program_people_learn_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["monitor", str(tmp_path), "--port", "0"]) == ExitCode.BAD_INPUT
+    assert "apt-get install prometheus" in capsys.readouterr().err
+
+
+def test_only_runs_that_serve_are_scraped(tmp_path: Path) -> None:
+    for name, text in (("a", "http://0.0.0.0:9464/metrics\n"), ("b", "http://[::1]:1/metrics"), ("c", ""), ("d", None)):
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "metrics.url").write_text(text)
+    assert local.endpoints(tmp_path) == ["127.0.0.1:9464", "[::1]:1"]
+    assert local.endpoints(tmp_path / "a") == ["127.0.0.1:9464"]  # a run itself
+
+
+def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.close(local.prepare(Path("runs")))
+    written = yaml.safe_load((tmp_path / "runs" / ".prometheus" / "prometheus.yml").read_text())
+    assert written["rule_files"] == [str(tmp_path / "runs" / ".prometheus" / "rules.yml")]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        local.prepare(tmp_path / "file")

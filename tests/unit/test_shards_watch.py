@@ -1,0 +1,110 @@
+"""A build tells how far it is, by split, whether it packs here or in processes, and why images were left out."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from prometheus_client import CollectorRegistry
+
+from podscale.config.model import DataSection
+from podscale.shards import pack
+from podscale.shards.build import BuildResult, build_shard_set
+from podscale.shards.watch import Phase, Progress
+from podscale.telemetry.sharding import ShardMetrics
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """40 images in two splits, 3 of them unusable for two reasons; 48 kB."""
+    folder = tmp_path / "images"
+    for seed in range(40):
+        split, label = "val" if seed % 4 == 0 else "train", "dog" if seed > 30 else "cat"
+        path = folder / split / label / f"{seed:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(path)
+    (folder / "train" / "cat" / "001.png").write_bytes(b"")
+    (folder / "train" / "cat" / "002.png").write_bytes(b"nonsense")
+    (folder / "val" / "cat" / "004.png").write_bytes(b"")
+    return folder
+
+
+class Heard:
+    """A watch that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.totals: dict[str, int] = {}
+        self.so_far: dict[str, list[Progress]] = {"train": [], "validation": []}
+        self.shards: list[tuple[str, dict[str, int]]] = []
+
+    def phase(self, name: Phase) -> None:
+        self.phases.append(name)
+
+    def planned(self, split: str, images: int) -> None:
+        self.totals[split] = images
+
+    def packed(self, split: str, so_far: Progress) -> None:
+        self.so_far[split].append(so_far)
+
+    def finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        self.shards.append((split, dict(rejects)))
+
+
+def build(source: Path, out: Path, watch: Heard | ShardMetrics, workers: int = 1) -> BuildResult:
+    data = DataSection(source=str(source), shard_bytes=16384, max_reject_rate=0.2)
+    return build_shard_set(data, out, workers=workers, watch=watch)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "SMALL", 0)  # in processes, however little there is to do
+    heard = Heard()
+    result = build(source, tmp_path / "out", heard, workers)
+    assert heard.phases == ["plan", "pack", "merge"]
+    assert heard.totals == {"train": 30, "validation": 10}
+    last = {split: told[-1] for split, told in heard.so_far.items()}
+    assert {split: (told.images, told.rejects) for split, told in last.items()} == {
+        "train": (30, 2),
+        "validation": (10, 1),
+    }
+    sizes = {split: sum(path.stat().st_size for path in (source / folder).rglob("*.png")) for split, folder in FOLDERS}
+    assert {split: told.read for split, told in last.items()} == sizes
+    assert {split: told.bytes for split, told in last.items()} == {
+        "train": sizes["train"] - 8,
+        "validation": sizes["validation"],
+    }
+    for told in heard.so_far.values():
+        assert told == sorted(told), "counts never fall"
+    assert len(heard.shards) == result.packed > 2
+    reasons: dict[str, int] = {}
+    for _, rejects in heard.shards:
+        for reason, images in rejects.items():
+            reasons[reason] = reasons.get(reason, 0) + images
+    assert reasons == {"empty": 2, "not_an_image": 1}
+
+
+FOLDERS = (("train", "train"), ("validation", "val"))
+
+
+def test_what_is_watched_is_exported(source: Path, tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    result = build(source, tmp_path / "out", ShardMetrics(registry, run="r"))
+    value: Callable[..., float | None] = lambda name, **labels: registry.get_sample_value(  # noqa: E731
+        f"podscale_{name}", {"run": "r", **labels}
+    )
+    assert value("shard_images_total", split="train") == 28
+    assert value("shard_planned_images", split="validation") == 10
+    assert value("shard_shards_total") == result.packed
+    assert value("shard_rejects_total", reason="empty") == 2
+    assert value("shard_bytes_total", direction="read") == sum(p.stat().st_size for p in source.rglob("*.png"))
+    seconds = [value("shard_phase_seconds_total", phase=phase) for phase in ("plan", "pack", "merge", "other")]
+    assert all(second is not None and second > 0 for second in seconds)
+
+
+def test_a_finished_set_plans_nothing(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "out", Heard())
+    heard = Heard()
+    assert build(source, tmp_path / "out", heard).reused
+    assert (heard.phases, heard.totals, heard.shards) == (["plan"], {}, [])

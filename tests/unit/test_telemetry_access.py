@@ -1,0 +1,166 @@
+"""Who may scrape: TLS, certificates of clients, tokens; and that certificates which cannot work are refused."""
+
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from podscale.config.model import TelemetrySection
+from podscale.errors import InputError
+from podscale.telemetry.access import access_of
+from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer
+from tests.support.certificates import Authority
+
+Serve = Callable[..., MetricsServer]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serves as a telemetry section says."""
+    servers: list[MetricsServer] = []
+
+    def start(**options: object) -> MetricsServer:
+        access = access_of(TelemetrySection.model_validate({name: str(value) for name, value in options.items()}))
+        servers.append(MetricsServer("127.0.0.1", 0, lambda: b"a 1\n", access=access, request_seconds=20))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def get(server: MetricsServer, context: ssl.SSLContext | None = None, token: str | None = None) -> bytes:
+    headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+    with urllib.request.urlopen(urllib.request.Request(server.url, headers=headers), timeout=30, context=context) as a:
+        return bytes(a.read())
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.pair.certificate))
+
+
+def test_https_for_those_who_trust_the_authority(authority: Authority, serve: Serve) -> None:
+    pair = authority.sign("server")
+    server = serve(tls_certificate=pair.certificate, tls_key=pair.key)
+    assert server.url.startswith("https://127.0.0.1:")
+    assert get(server, trusting(authority)) == b"a 1\n"
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        get(server, ssl.create_default_context())
+    with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
+        urllib.request.urlopen(server.url.replace("https", "http"), timeout=30)
+    assert get(server, trusting(authority)) == b"a 1\n"
+
+
+def test_only_certificates_of_the_authority_may_scrape(authority: Authority, serve: Serve, tmp_path: Path) -> None:
+    pair, client = authority.sign("server"), authority.sign("client")
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other", "stranger").sign("mallory")
+    server = serve(tls_certificate=pair.certificate, tls_key=pair.key, tls_client_ca=authority.pair.certificate)
+    context = trusting(authority)
+    context.load_cert_chain(client.certificate, client.key)
+    assert get(server, context) == b"a 1\n"
+    for certificate in (None, stranger):
+        context = trusting(authority)
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
+        with pytest.raises((ssl.SSLError, OSError)):  # with TLS 1.3 the client learns it when it reads
+            get(server, context)
+    assert server.scrapes <= 1
+
+
+def test_silent_tls_clients_hold_up_nobody(authority: Authority, serve: Serve) -> None:
+    """With prometheus_client's server one of them is enough."""
+    pair = authority.sign("server")
+    server = serve(tls_certificate=pair.certificate, tls_key=pair.key)
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(3 * MAX_CONNECTIONS)]
+    try:
+        assert [get(server, trusting(authority)) for _ in range(5)] == [b"a 1\n"] * 5
+    finally:
+        for client in silent:
+            client.close()
+
+
+def test_a_token_must_be_borne(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    server = serve(bearer_token_file=tmp_path / "token")
+    assert get(server, token="s3cret") == b"a 1\n"
+    for wrong in (None, "", "S3cret", "s3cret2", "s3cre"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(server, token=wrong)
+        assert refused.value.code == 401
+        assert refused.value.headers["WWW-Authenticate"] == "Bearer"
+        refused.value.close()
+    for header in ("authorization: BEARER s3cret", "Authorization:  Bearer   s3cret"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("wrong", ["key of another", "no key", "locked", "no certificate", "no authority", "missing"])
+def test_what_cannot_work_is_refused(wrong: str, authority: Authority, tmp_path: Path) -> None:
+    pair, other = authority.sign("server"), authority.sign("other")
+    (tmp_path / "text").write_text("nothing of the kind")
+    options: dict[str, Path] = {"tls_certificate": pair.certificate, "tls_key": pair.key}
+    message = "telemetry.tls_key .*: cannot be used with the certificate .*; give the PEM files"
+    match wrong:
+        case "key of another":
+            options["tls_key"] = other.key
+            message = "telemetry.tls_key .*: key values mismatch; give"
+        case "no key":
+            options["tls_key"] = tmp_path / "text"
+        case "locked":
+            options["tls_key"] = locked(pair.key, tmp_path / "locked.key")
+        case "no certificate":
+            options["tls_certificate"] = tmp_path / "text"
+        case "no authority":
+            options["tls_client_ca"] = tmp_path / "text"
+            message = "telemetry.tls_client_ca .*text: .*give the PEM file of the authority"
+        case "missing":
+            options["tls_certificate"] = tmp_path / "gone"
+            message = "telemetry.tls_certificate .*gone: No such file or directory; give the path"
+    section = TelemetrySection.model_validate({name: str(path) for name, path in options.items()})
+    with pytest.raises(InputError, match=message):
+        access_of(section)
+
+
+def locked(key: Path, target: Path) -> Path:
+    """The key under a password."""
+    from cryptography.hazmat.primitives import serialization
+
+    opened = serialization.load_pem_private_key(key.read_bytes(), None)
+    form, encryption = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"word")
+    target.write_bytes(opened.private_bytes(serialization.Encoding.PEM, form, encryption))
+    return target
+
+
+@pytest.mark.parametrize("content", ["", "\n", "one\ntwo\n"])
+def test_a_token_file_holds_one_token(content: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(InputError, match=r"telemetry\.bearer_token_file .*: must hold one token"):
+        access_of(TelemetrySection(bearer_token_file=str(tmp_path / "token")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tls_certificate": "a"}, "tls_certificate and tls_key belong together"),
+        ({"tls_key": "a"}, "tls_certificate and tls_key belong together"),
+        ({"tls_client_ca": "a"}, "tls_client_ca: certificates of clients need TLS"),
+        ({"pushgateway": "http://here:9091"}, "pushgateway: give linger_seconds too"),
+        ({"pushgateway": "here:9091", "linger_seconds": 1}, "pattern"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TelemetrySection.model_validate(options)

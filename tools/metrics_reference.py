@@ -1,0 +1,158 @@
+"""Writes docs/metrics.md from the catalogue, the rules and the dashboards: `python tools/metrics_reference.py`."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from podscale.telemetry.catalogue import ENTRIES, Entry
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "metrics.md"
+RULES = ROOT / "charts" / "podscale" / "rules"
+DASHBOARDS = ROOT / "charts" / "podscale" / "dashboards"
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+EXPORTERS = {
+    "every rank": (
+        "Every rank",
+        "Each training or evaluating process tells its own share, so that a run's figure is the sum over its ranks. "
+        "Labels `run` and `rank`.",
+    ),
+    "rank 0": ("Rank 0", "What is known once for the whole run; `rank` is always 0."),
+    "sharding": ("The shard stage", "Each packing pod tells its own share. Label `run`."),
+    "supervisor": ("The parent of a stage", "One in every pod, whatever the stage. Label `run`."),
+}
+
+HEAD = """# Metrics
+
+Generated from `podscale/telemetry/catalogue.py`, the rules and the dashboards by `tools/metrics_reference.py`; a test
+keeps it true, and another that a real training exports these series with these labels and no others.
+
+A stage serves them at `/metrics` while it runs; `telemetry.address` and `telemetry.port` say where. Counters exist at 0
+from the start. A series that is not known does not exist: nothing is reported as 0 or -1 for want of a value. Rates are
+Prometheus' to make: images a second are `sum by (run) (rate(podscale_train_images_total[5m]))`.
+"""
+
+SERVING = """## Serving them
+
+Sharding, training and evaluation serve the same way, each in the parent process of its stage: ranks leave their figures
+in a file once a second, and only the parent talks to scrapers. It answers `/metrics` and nothing else, within time
+limits, for at most 32 clients at once; one more, and it hangs up on the oldest, so that clients that sit still hold up
+nobody. Pods serve at port 9464 (the container port `metrics`); on a machine of your own any free port is taken and
+printed.
+
+| what | how |
+|---|---|
+| HTTPS | `telemetry.tls_certificate`, `telemetry.tls_key`: PEM files |
+| only scrapers with a certificate (mTLS) | `telemetry.tls_client_ca`: the authority that signs theirs |
+| only scrapers with a token | `telemetry.bearer_token_file` |
+| the last values of a stage are scraped too | `telemetry.linger_seconds`: two scrape intervals, say |
+| short stages push too | `telemetry.pushgateway`, for `telemetry.linger_seconds`; not training |
+| no run without metrics | `telemetry.required: true`; else a port that is taken costs a warning, and the run goes on |
+| no metrics | `telemetry.enabled: false` |
+
+Certificates, keys and tokens are read once, when a stage begins; what cannot work (a key of another certificate, an
+empty token) is refused before anything is started. Afterwards nothing of telemetry can fail a run: a full disk, a
+Pushgateway that is not there and clients that mean harm cost a warning at most. The last figures of every stage stand
+in `telemetry.json` of the run directory, those of sharding beside the shard set.
+
+In a Kubeflow pipeline on a cluster, the shard stage is given nothing but the `data` section, so it serves no metrics
+there; `podscale submit` and `podscale run` do.
+"""
+
+COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|---|---|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An alert or a recorded series, and the names its expression speaks of."""
+
+    name: str
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of a dashboard, and the names its queries speak of; the board's title without the part all share."""
+
+    dashboard: str
+    title: str
+    names: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{self.dashboard}: {self.title}"
+
+
+def render() -> str:
+    """The whole page."""
+    rules, panels = list(read_rules()), list(read_panels())
+    parts = [HEAD]
+    for exporter, (title, text) in EXPORTERS.items():
+        entries = [entry for entry in ENTRIES if entry.exporter == exporter]
+        parts += [f"## {title}\n", f"{text}\n", COLUMNS, *(row(entry, rules, panels) for entry in entries), ""]
+    parts.append(SERVING)
+    return "\n".join(parts)
+
+
+def row(entry: Entry, rules: list[Rule], panels: list[Panel]) -> str:
+    """One metric as a row of its table."""
+    spoken = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
+    using: list[Rule] = []
+    while found := [rule for rule in rules if rule.names & spoken and rule not in using]:
+        using += found
+        spoken |= {rule.name for rule in found}  # what is recorded stands for what it was recorded from
+    shown = [panel for panel in panels if panel.names & spoken]
+    cells = (
+        f"`{entry.series}`",
+        entry.kind,
+        entry.unit,
+        "; ".join(_label(name, values) for name, values in entry.more.items()),
+        entry.meaning,
+        ", ".join(map(str, shown)),
+        ", ".join(f"`{rule.name}`" for rule in using),
+    )
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def read_rules(directory: Path = RULES) -> Iterator[Rule]:
+    """The rules of the chart, in their order."""
+    for path in sorted(directory.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            for rule in group["rules"]:
+                yield Rule(rule.get("alert") or rule["record"], names_in(rule["expr"]))
+
+
+def read_panels(directory: Path = DASHBOARDS) -> Iterator[Panel]:
+    """The panels of the dashboards that ask for something, in their order."""
+    for path in sorted(directory.glob("*.json")):
+        board = json.loads(path.read_text(encoding="utf-8"))
+        for panel in _flat(board.get("panels", [])):
+            asked = " ".join(target.get("expr", "") for target in panel.get("targets", []))
+            if asked:
+                yield Panel(board["title"].removeprefix("Podscale / "), panel["title"], names_in(asked))
+
+
+def names_in(expression: str) -> frozenset[str]:
+    """All words of an expression, names of series among them."""
+    return frozenset(WORD.findall(expression))
+
+
+def _flat(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Panels, with those that a collapsed row holds in its place."""
+    for panel in panels:
+        yield panel
+        yield from _flat(panel.get("panels", []))
+
+
+def _label(name: str, values: tuple[str, ...]) -> str:
+    return f"`{name}`: {', '.join(values)}" if values else f"`{name}`"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
