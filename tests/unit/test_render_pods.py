@@ -103,10 +103,10 @@ def test_the_end_is_told_where_kubernetes_looks() -> None:
 
 
 def test_metrics_have_a_named_port() -> None:
-    for backend, stage in (("pytorchjob", "train"), ("trainjob", "train"), ("job", "evaluate")):
+    for backend, stage in (("pytorchjob", "train"), ("trainjob", "train"), ("job", "shard"), ("job", "evaluate")):
         ports = pods(backend, stage=stage).container["ports"]  # type: ignore[arg-type]
         assert {"name": "metrics", "containerPort": 9464, "protocol": "TCP"} in ports
-    assert "ports" not in pods("job", stage="shard").container
+    assert "ports" not in pods("job", stage="report").container
 
 
 def test_hardware_has_its_nodes() -> None:

@@ -106,7 +106,7 @@ def _container(
     container: dict[str, Any] = {"name": name, "image": spec.image}
     if spec.cluster.image_pull_policy:
         container["imagePullPolicy"] = spec.cluster.image_pull_policy
-    serving = {"metrics": METRICS_PORT} if spec.accelerated else {}
+    serving = {} if spec.stage == "report" else {"metrics": METRICS_PORT}
     listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in (ports | serving).items()]
     container |= {
         "command": direct.command(spec),
