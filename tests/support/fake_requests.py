@@ -5,7 +5,7 @@ import re
 import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.fake_state import Answer, Object, Seen, State
 
@@ -52,8 +52,8 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"major": "1", "minor": "35", "gitVersion": "v1.35.4"})
             return True
         words = path.strip("/").split("/")
-        if "proxy" in words:  # no service answers here
-            self._text(503, "no endpoints available for service")
+        if "proxy" in words:
+            self._pass_on(words[4], unquote(words[5]))
             return True
         group = words[1] if words[0] == "apis" and len(words) > 1 else ""
         if words[0] == "apis" and len(words) == 2:
@@ -72,6 +72,15 @@ class Handler(BaseHTTPRequestHandler):
                 self._json({"kind": "APIResourceList", "resources": [{"name": name} for name in sorted(plurals)]})
             return True
         return False
+
+    def _pass_on(self, plural: str, target: str) -> None:
+        """To a pod, where the test has one answer; no service does here."""
+        if ("get", f"{plural}/proxy") in self.cluster.denied:
+            self._refuse(Answer(403, "Forbidden", f'cannot get resource "{plural}/proxy"'))
+        elif target in self.cluster.served:
+            self._text(200, self.cluster.served[target])
+        else:
+            self._text(503, "no endpoints available for service")
 
     def _object(self, seen: Seen) -> None:
         found = _PATH.match(seen.path)

@@ -86,6 +86,8 @@ class State:
         self.faults: list[Callable[[Seen], Answer | None]] = []
         """Asked before each request; a fault that answers is used up."""
         self.seen: list[Seen] = []
+        self.served: dict[str, str] = {}
+        """By `pod:port`: what the pod answers to whatever is asked of it through the API server."""
         self.logs: dict[str, list[Log]] = {}
         """By pod: the lives of its container, the newest last."""
         self.changed = threading.Condition()

@@ -1,0 +1,91 @@
+"""`podscale watch` of a job on the cluster double: records from the log of rank 0, figures of ranks from their pods."""
+
+import json
+from typing import Any
+
+import pytest
+
+from podscale.cli import main
+from podscale.errors import ExitCode
+from podscale.launch.cluster import logs
+from podscale.launch.jobspec import METRICS_PORT
+from tests.support.cluster_objects import condition, job, pod, terminated
+from tests.support.fake_cluster import FakeCluster
+
+START = {"time": 1.0, "kind": "event", "event": "start", "step": 0, "total_steps": 10, "ranks": 2}
+STEP = {
+    "time": 2.0,
+    "kind": "step",
+    "step": 4,
+    "epoch": 0.5,
+    "loss": 1.5,
+    "learning_rate": 0.1,
+    "images_per_second": 250.0,
+    "phases": {"forward_backward": 1.0},
+}
+
+
+@pytest.fixture
+def training(cluster: FakeCluster) -> FakeCluster:
+    """A job of two pods that has told of one update."""
+    cluster.put("pytorchjobs", job())
+    for index in (0, 1):
+        cluster.put("pods", pod(index))
+        labels = f'run="r1",rank="{index}"'
+        cluster.served[f"r1-worker-{index}:{METRICS_PORT}"] = (
+            f"podscale_train_images_total{{{labels}}} 400\n"
+            f"podscale_train_step_duration_seconds_sum{{{labels}}} {10 * (index + 1)}\n"
+        )
+    cluster.say("r1-worker-0", "metrics at http://0.0.0.0:9464/metrics")  # what is no record is passed over
+    for record in (START, STEP):
+        cluster.say("r1-worker-0", json.dumps(record))
+    return cluster
+
+
+def watched(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["watch", "r1", "--once", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_job_is_seen_with_all_its_ranks(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    found = watched(capsys)
+    assert found["run"] == "PyTorchJob r1 in namespace train"
+    assert (found["step"], found["total_steps"], found["images_per_second"]) == (4, 10, 250.0)
+    assert found["headline"].startswith("running, 2 of 2 pods")
+    ranks = [(rank["pod"], rank["images_per_second"]) for rank in found["rank_figures"]]
+    assert ranks == [("r1-worker-0", 40.0), ("r1-worker-1", 20.0)]
+
+
+def test_a_pod_that_does_not_answer_is_left_out(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    del training.served[f"r1-worker-1:{METRICS_PORT}"]
+    assert [rank["rank"] for rank in watched(capsys)["rank_figures"]] == [0]
+
+
+def test_without_the_right_to_reach_pods_the_rest_is_shown(
+    training: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training.denied.add(("get", "pods/proxy"))
+    found = watched(capsys)
+    assert (found["step"], found["rank_figures"]) == (4, [])
+    assert "pods/proxy" in found["headline"]
+
+
+def test_a_job_is_followed_to_its_end(
+    training: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+    training.say("r1-worker-0", json.dumps({**STEP, "time": 3.0, "step": 10}))
+    training.hang_up("r1-worker-0")
+    training.put("pods", pod(0, state=terminated(0), phase="Succeeded"))
+    training.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+    assert main(["watch", "r1", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["step"], last["headline"]) == (10, "succeeded")
+
+
+def test_a_run_that_is_nowhere(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "r9"]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "no directory runs/r9 here" in told
+    assert "no job of stage train in namespace train" in told
