@@ -27,7 +27,7 @@ from podscale.telemetry.goodput import Ledger, joined
 from podscale.telemetry.heartbeat import Heartbeat, read_book
 from podscale.telemetry.metrics import Lap, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
-from podscale.telemetry.series import Series, Source
+from podscale.telemetry.readings import Source
 from podscale.telemetry.stragglers import BusyTime, Comparison, Stragglers, interval
 
 
@@ -270,7 +270,7 @@ def monitoring(
     limit = whereabouts.limit if whereabouts is not None else None
     sources: tuple[Source | None, ...] = (busy, limit, monitor.stragglers, ledger)
     for source in filter(None, sources):
-        Series(registry, source, rank=world.rank, run=config.run.id)
+        metrics.readings.look_up(source)
     try:
         with (
             SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),

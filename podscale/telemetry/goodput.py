@@ -13,7 +13,7 @@ from typing import Any
 
 from podscale.telemetry.catalogue import RESTART_CAUSES, STATES
 from podscale.telemetry.phases import PHASES
-from podscale.telemetry.series import Sample
+from podscale.telemetry.readings import Sample
 
 IN_ORDER = ("done", "preempted")
 """Endings after which nobody was at work until the next launch, whoever was to launch it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from podscale.telemetry.series import Sample
+from podscale.telemetry.readings import Sample
 
 TIMES = 10.0
 """So often as long as an update takes, but for the slowest in a hundred, is no longer a matter of noise."""

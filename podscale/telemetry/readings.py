@@ -4,9 +4,9 @@ Whoever counts writes plain numbers here; families are made when somebody collec
 another thread. That keeps the cost of counting below a microsecond.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -18,6 +18,16 @@ LONGEST_LABEL = 120
 """Characters of a label's value; what is longer ends in an ellipsis."""
 
 Labels = tuple[str, ...]
+Sample = tuple[str, Labels, float]
+"""A name of the catalogue, the values of its own labels, and the number."""
+
+
+class Source(Protocol):
+    """Keeps numbers for purposes of its own."""
+
+    def samples(self) -> Iterable[Sample]:
+        """What is exported at this moment; asked on another thread than the one that counts."""
+        ...
 
 
 class Readings(Collector):
@@ -72,6 +82,15 @@ class Readings(Collector):
     def before_collecting(self, source: Callable[[], None]) -> None:
         """`source` is called first whenever somebody collects: for numbers that others keep and nobody hands over."""
         self._sources.append(source)
+
+    def look_up(self, source: Source) -> None:
+        """The samples of `source` are taken whenever somebody collects."""
+
+        def take() -> None:
+            for name, labels, value in source.samples():
+                self.set(name, value, *labels)
+
+        self.before_collecting(take)
 
     def collect(self) -> Iterator[Metric]:
         """The families of this moment."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.telemetry.series import Sample
+from podscale.telemetry.readings import Sample
 
 THRESHOLD = 1.25
 """Busy time of the slowest rank over that of the fastest from which it is worth a word."""

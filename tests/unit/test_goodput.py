@@ -14,7 +14,7 @@ from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.goodput import Book, Ledger, joined, launched
 from podscale.telemetry.heartbeat import Heartbeat, read_book, write_book
 from podscale.telemetry.phases import PHASES
-from podscale.telemetry.series import Series
+from podscale.telemetry.readings import Readings
 
 
 class Clocks:
@@ -213,7 +213,9 @@ def test_whatever_happens_the_states_add_up(events: list[tuple[str, float, float
 def test_what_is_exported(clocks: Clocks) -> None:
     registry = CollectorRegistry()
     ledger = clocks.ledger(launched(a_life(clocks, None, 0, 3).book("hang"), clocks.calendar, 0.0))
-    Series(registry, ledger, rank=0, run="r")
+    readings = Readings(run="r", rank="0")
+    readings.look_up(ledger)
+    registry.register(readings)
     labels = {"run": "r", "rank": "0"}
     for state in STATES:
         value = registry.get_sample_value("podscale_train_wall_seconds_total", {**labels, "state": state})

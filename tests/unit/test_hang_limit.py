@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from podscale.telemetry.hang import LEAST_UPDATES, RECENT, TIMES, HangLimit
-from podscale.telemetry.series import Series
+from podscale.telemetry.readings import Readings
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,7 @@ def test_the_longest_wait_bounds_the_least() -> None:
 
 def test_it_is_exported() -> None:
     registry = CollectorRegistry()
-    Series(registry, HangLimit(60.0, 300.0), rank=3, run="r")
+    readings = Readings(run="r", rank="3")
+    readings.look_up(HangLimit(60.0, 300.0))
+    registry.register(readings)
     assert registry.get_sample_value("podscale_train_hang_limit_seconds", {"run": "r", "rank": "3"}) == 300.0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.series import Series
+from podscale.telemetry.readings import Readings
 from podscale.telemetry.stragglers import (
     INTERVALS,
     LEAST_UPDATES,
@@ -101,7 +101,9 @@ def test_an_interval_ends_with_a_line_of_the_log(log_every: int, updates: int) -
 def test_what_is_exported(stragglers: Stragglers) -> None:
     registry, busy = CollectorRegistry(), BusyTime()
     for source in (busy, stragglers):
-        Series(registry, source, rank=0, run="r")
+        readings = Readings(run="r", rank="0")
+        readings.look_up(source)
+        registry.register(readings)
     busy.add(2.5)
 
     def sample(name: str) -> float | None:
