@@ -11,6 +11,8 @@ from tests.support.commands import SMALL_DIGITS
 from tests.support.containers import HARDENED, Engine
 
 pytestmark = pytest.mark.timeout(900)
+SUBNET = "10.231.77"
+"""Of the network that the test of two containers makes and removes."""
 FRAMEWORKS = {
     "base": {"torch", "torchvision"},
     "gpu": {"torch", "torchvision", "nvidia.dali"},
@@ -102,12 +104,17 @@ def shard(engine: Engine, image: str, workspace: Path) -> None:
 
 
 def test_two_containers_train(engine: Engine, workspace: Path):
-    """As two pods of a job: hardened, in a network of their own that leads nowhere else, met by PET_* variables."""
+    """As two pods of a job: hardened, in a network of their own that leads nowhere else, met by PET_* variables.
+
+    They are told each other's addresses: not every engine has a name server for the networks that it makes.
+    """
     image, network = engine.image("base"), "podscale-test"
     revision = engine.inspect(image)["Labels"]["org.opencontainers.image.revision"]
     shard(engine, image, workspace)
     names = [f"podscale-test-{rank}" for rank in range(2)]
-    engine("network", "create", "--internal", network)
+    addresses = [f"{SUBNET}.{10 + rank}" for rank in range(2)]
+    known = [f"--add-host={name}:{address}" for name, address in zip(names, addresses, strict=True)]
+    engine("network", "create", "--internal", f"--subnet={SUBNET}.0/24", network)
     try:
         for rank, name in enumerate(names):
             meeting = {
@@ -118,7 +125,8 @@ def test_two_containers_train(engine: Engine, workspace: Path):
                 "MASTER_PORT": 29500,
             }
             variables = [f"--env=PET_{key}={value}" for key, value in meeting.items()]
-            options = ["--detach", f"--name={name}", f"--network={network}", *HARDENED, "--shm-size=256m", *variables]
+            placed = [f"--name={name}", f"--network={network}", f"--ip={addresses[rank]}", *known]
+            options = ["--detach", *placed, *HARDENED, "--shm-size=256m", *variables]
             command = ["sh", "-c", "cd /workspace && exec podscale train run.yaml --set launch.processes=1"]
             engine("run", *options, f"--volume={workspace}:/workspace", image, *command)
         codes = engine("wait", *names).stdout.split()
