@@ -5,14 +5,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from podscale.monitoring.local import EVALUATION_SECONDS, Firing, LocalPrometheus, running
+from podscale.stopping import Stopped
 from podscale.text import count
 
 LOOK_SECONDS = 1.0
 
 
 def monitor(runs: Path, port: int) -> None:
-    """Serves until Ctrl-C, and tells which runs it follows and which alerts fire and end."""
-    with suppress(KeyboardInterrupt), running(runs, port) as prometheus:
+    """Serves until Ctrl-C or SIGTERM, and tells which runs it follows and which alerts fire and end."""
+    with suppress(KeyboardInterrupt, Stopped), running(runs, port) as prometheus:
         print(f"Prometheus at {prometheus.url}, with Podscale's rules; it follows the runs in {runs}", flush=True)
         print(f"its samples stay in {runs}/.prometheus; Ctrl-C ends it", flush=True)
         follow(prometheus)

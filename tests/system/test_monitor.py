@@ -49,7 +49,7 @@ def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
         assert {alert.name for alert in ALERTS} <= loaded
         (runs / "r" / "metrics.url").unlink()  # the run has ended
         until(lambda: not ask(url, "targets", state="active")["activeTargets"], PATIENCE)
-        command.process.send_signal(signal.SIGINT)
+        command.process.send_signal(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
         ended = command.end()  # nothing of it is left, Prometheus neither
     finally:
         command.kill()
