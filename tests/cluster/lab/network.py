@@ -8,10 +8,11 @@ from pathlib import Path
 from tests.cluster.lab import places
 from tests.cluster.lab.commands import attempt, run
 
+FILTERED = "net/bridge/bridge-nf-call-iptables"
 # Written by us (the first two), by the kubelet and by kube-proxy.
 SETTINGS = (
     "net/ipv4/ip_forward",
-    "net/bridge/bridge-nf-call-iptables",
+    FILTERED,
     "net/ipv4/conf/all/route_localnet",
     "net/netfilter/nf_conntrack_tcp_timeout_established",
     "net/netfilter/nf_conntrack_tcp_timeout_close_wait",
@@ -33,7 +34,8 @@ def up() -> None:
         run("ip", "link", "add", places.BRIDGE, "type", "bridge")
     run("ip", "addr", "replace", f"{places.NODE_IP}/24", "dev", places.BRIDGE)
     run("ip", "link", "set", places.BRIDGE, "up")
-    attempt("modprobe", "br_netfilter")
+    if not Path("/proc/sys", FILTERED).exists():  # a kernel may have it built in, and then need no modprobe
+        attempt("modprobe", "br_netfilter")
     for name in SETTINGS[:2]:
         _write(name, "1")
 
