@@ -51,7 +51,7 @@ def test_a_run_says_how_it_went(calm: Path) -> None:
     assert [line for line in err.splitlines() if line.startswith("[")] == [
         f"[{number}/4] {stage}" for number, stage in enumerate(STAGES, 1)
     ]
-    assert len(re.findall(r"^      metrics at http://127\.0\.0\.1:\d+/metrics$", err, re.MULTILINE)) == 3  # three stages
+    assert len(re.findall(r"^      metrics at http://127\.0\.0\.1:\d+/metrics$", err, re.MULTILINE)) == 3  # stages
     assert not RunDirectory(run).endpoint.exists(), "it tells of a server that is there"
     assert "Traceback" not in out + err
     assert "KFP" not in out + err
