@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN ?= digits
 ARGS ?=
+WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: help run test lint types check bench bench-network bench-gpu chart dashboards images clean lock lock-upgrade \
@@ -17,8 +18,8 @@ help: ## this list
 run: .venv/.run ## shard, train, evaluate and report on embedded real images (RUN=preset, ARGS="--set a.b=c")
 	@$(BIN)/podscale run $(RUN) $(ARGS)
 
-test: .venv/.dev ## every test, with coverage (ARGS="-k name" to choose)
-	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+test: .venv/.dev ## every test, with coverage, a file at a time in WORKERS processes (ARGS="-k name" to choose)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
 lint: .venv/.dev ## ruff: style and common mistakes
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
