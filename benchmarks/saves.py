@@ -1,0 +1,88 @@
+"""What saves cost a real training: the part of benchmarks/telemetry.py about checkpoints.
+
+Seconds that the training loop is held by a save (draining control words, copying the state, handing it over, or waiting
+for the writer before), asynchronous and not, against the interval between saves.
+"""
+
+import statistics
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from world import run_world
+
+from podscale.checkpoint import Checkpoints, Identity
+from podscale.config import RunConfig, result_values
+from podscale.pytorch.build import build_session
+from podscale.pytorch.monitor import Monitor
+from podscale.pytorch.stop import StopRequest
+from podscale.pytorch.trainer import train
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.shards.shardset import ShardSet
+from podscale.telemetry.metrics import TrainMetrics
+
+RESNET50 = {"name": "resnet50"}
+
+
+def saving_training(world: World, document: str, place: str, asynchronous: bool) -> tuple[list[float], float, int]:
+    """Trains the document with saves; seconds each save held the loop, seconds of training, and bytes of a save."""
+    config = RunConfig.model_validate_json(document)
+    run = RunDirectory.of(config)
+    saved: list[Any] = []
+    held: list[float] = []
+
+    class Holding(Monitor):
+        def phase(self, name: str) -> AbstractContextManager[None]:
+            return _timed(held) if name == "checkpoint" else nullcontext()
+
+    monitor = Holding(TrainMetrics(CollectorRegistry(), rank=0, run="saves", info={}), None, log_every=10)
+    store = Checkpoints(run.checkpoints, Identity(result_values(config), "", ""), keep_last=2, keep_best=0,
+                        asynchronous=asynchronous, fence=None, listener=saved.append)  # fmt: skip
+    session = build_session(config, world, ShardSet.open(Path(place)), run.model, store, monitor, StopRequest())
+    begin = time.perf_counter()
+    train(session)
+    seconds = time.perf_counter() - begin
+    session.close()
+    return held, seconds, saved[0].bytes if saved else 0
+
+
+class _timed:  # noqa: N801 - reads as a statement
+    def __init__(self, into: list[float]) -> None:
+        self._into = into
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._into.append(time.perf_counter() - self._begin)
+
+
+def checkpoints(document: dict[str, Any], place: str) -> list[str]:
+    """The table of what saves cost a training."""
+    lines = [
+        "| state | writer | MB | saves | loop held by a save, ms (median, most) | one save an epoch of ImageNet, 3 min "
+        "| share here (interval) |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    small = {"checkpoint": {"every_epochs": 1, "keep_last": 2}}
+    large = {
+        "model": {**RESNET50, "stem": "small"},
+        "train": {**document["train"], "epochs": 1, "global_batch": 64},
+        "checkpoint": {"every_steps": 4, "every_epochs": 100, "keep_last": 2},
+    }
+    for name, changes in (("digits, ResNet-18 of width 16", small), ("ResNet-50 with momentum", large)):
+        for asynchronous in (True, False):
+            run = {**document["run"], "id": f"{'beside' if asynchronous else 'inline'}-{len(lines)}"}
+            config = RunConfig.model_validate({**document, **changes, "run": run})
+            held, seconds, size = run_world(2, saving_training, config.model_dump_json(), place, asynchronous)[0]
+            interval = seconds / max(1, len(held))
+            middle = statistics.median(held)
+            lines.append(
+                f"| {name} | {'asynchronous' if asynchronous else 'synchronous'} | {size / 1e6:.0f} | {len(held)} "
+                f"| {middle * 1e3:.1f}, {max(held) * 1e3:.1f} | {middle / 180:.3%} | {middle / interval:.2%} "
+                f"({interval:.1f} s) |"
+            )
+    return lines
