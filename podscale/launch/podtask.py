@@ -10,6 +10,8 @@ from podscale.errors import InputError
 Stage = Literal["train", "evaluate"]
 SLICE, SLICE_NODES = "PODSCALE_SLICE", "PODSCALE_SLICE_NODES"
 """Environment: number of this pod's slice, and pods of each slice."""
+C10D_PORT = 29400
+"""Where torchrun's c10d rendezvous is when its endpoint names no port."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ def read_rendezvous(environment: Mapping[str, str]) -> Rendezvous | None:
         if node_rank is not None and SLICE in environment:
             node_rank += _number(SLICE, environment[SLICE]) * _number(SLICE_NODES, environment.get(SLICE_NODES, ""))
         address, port = environment.get("PET_MASTER_ADDR", ""), environment.get("PET_MASTER_PORT", "0")
+        if elastic:
+            endpoint = environment["PET_RDZV_ENDPOINT"]
+            address, colon, port = endpoint.rpartition(":")
+            address, port = (address, port) if colon else (endpoint, str(C10D_PORT))
         node_rank = 0 if nodes == 1 else node_rank
     elif "COORDINATOR_ADDRESS" in environment and "PROCESS_ID" in environment:
         nodes = _number("NUM_PROCESSES", environment.get("NUM_PROCESSES", ""))

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from podscale import devices, processes
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.launch import comeback, local, orphans
+from podscale.launch import comeback, joining, local, orphans
 from podscale.launch.environment import write_environment
 from podscale.launch.follow import Display
 from podscale.launch.lives import Lives
@@ -148,12 +148,13 @@ class _Attempt:
         self._rank_dir.mkdir(mode=0o700)
         child = local.start(local.command(self._task, self._rank_dir), self._variables, self._launcher_log)
         try:
-            while child.poll() is None:
-                self._display.update()
-                self._find_lost()
-                self._pass_stop_on(child)
-                self._end_aftermath()
-                time.sleep(POLL_SECONDS)
+            with joining.narrated(self._task.rendezvous, lambda: bool(registered_ranks(self._rank_dir))):
+                while child.poll() is None:
+                    self._display.update()
+                    self._find_lost()
+                    self._pass_stop_on(child)
+                    self._end_aftermath()
+                    time.sleep(POLL_SECONDS)
         finally:
             orphans.end_all(self._rank_dir)
             child.wait()

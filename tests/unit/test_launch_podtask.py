@@ -45,8 +45,9 @@ def test_threads_share_the_cores() -> None:
             {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "29500"},
             Rendezvous(2, 1, "m", 29500),
         ),
-        ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(4, None)),
-        ({"PET_NNODES": "1:1", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(1, 0)),
+        ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(4, None, "m", 29500)),
+        ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "m"}, Rendezvous(4, None, "m", 29400)),
+        ({"PET_NNODES": "1:1", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(1, 0, "m", 29500)),
         ({"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "1"}, Rendezvous(3, 2, "m", 1)),
         # inside a rank that torchrun started, WORLD_SIZE counts ranks: no meeting place of pods
         ({"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "0"}, None),

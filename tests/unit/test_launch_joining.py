@@ -1,0 +1,57 @@
+"""A pod that cannot meet the others says what it waits for, until it has met them."""
+
+import socket
+import threading
+
+import pytest
+
+from podscale.launch import joining
+from podscale.launch.podtask import Rendezvous
+from tests.support.polling import until
+
+
+def meeting(address: str, port: int = 1, nodes: int = 2, node_rank: int | None = 1) -> Rendezvous:
+    return Rendezvous(nodes=nodes, node_rank=node_rank, address=address, port=port)
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    said = joining.obstacle(meeting("digits-worker-0.invalid"))
+    assert "the name of the first pod, digits-worker-0.invalid, does not resolve" in said
+    assert "headless service" in said
+
+
+def test_nobody_answers() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # taken, and not listening
+        port = bound.getsockname()[1]
+        said = joining.obstacle(meeting("127.0.0.1", port))
+    assert f"nobody answers for the first pod at 127.0.0.1:{port}" in said
+    assert "network policy" in said
+
+
+@pytest.mark.parametrize(("nodes", "others"), [(2, "the other pod"), (5, "the other 4 pods")])
+def test_others_are_missing(nodes: int, others: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = joining.obstacle(meeting("127.0.0.1", port, nodes))
+    assert said == f"waiting for {others} of this job; the first pod answers at 127.0.0.1:{port}"
+    assert joining.obstacle(meeting("0.invalid", nodes=nodes, node_rank=0)) == f"waiting for {others} of this job"
+
+
+def test_it_is_said_again_until_they_have_met() -> None:
+    said: list[str] = []
+    met = threading.Event()
+    with joining.narrated(meeting("0.invalid", node_rank=0), met.is_set, said.append, first=0.01, again=0.01):
+        until(lambda: len(said) >= 3)
+        met.set()
+        until(lambda: not alive())
+    assert set(said) == {"waiting for the other pod of this job"}
+
+
+def test_a_pod_on_its_own_waits_for_nobody() -> None:
+    with joining.narrated(Rendezvous(), lambda: False, pytest.fail, first=0, again=0):
+        assert not alive()
+
+
+def alive() -> bool:
+    return any(thread.name == "joining" for thread in threading.enumerate())
