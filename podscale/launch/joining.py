@@ -68,7 +68,7 @@ def obstacle(meeting: Rendezvous) -> str:
         socket.create_connection((address[0], meeting.port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         return (
-            f"waiting: nobody answers for the first pod at {place} ({error.strerror or error}). It has not started yet, "
-            "has ended, or a network policy keeps this pod from it"
+            f"waiting: nobody answers for the first pod at {place} ({error.strerror or error}). It has not started yet "
+            "or has ended, or a network policy keeps this pod from it"
         )
     return f"waiting for {others} of this job; the first pod answers at {place}"
