@@ -65,7 +65,7 @@ def obstacle(meeting: Rendezvous) -> str:
         )
     address = found[0][4]
     try:
-        socket.create_connection((address[0], meeting.port), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((str(address[0]), meeting.port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         return (
             f"waiting: nobody answers for the first pod at {place} ({error.strerror or error}). It has not started yet "

@@ -156,7 +156,7 @@ class Cluster:
         name = f"run-{uuid.uuid4().hex[:8]}"
         self.core.create_namespaced_pod(namespace, plain_pod(name, image, list(command), workspace))
         ended = ("Succeeded", "Failed")
-        pod = self.wait(f"pod {name}", lambda: self._pod_in(namespace, name, ended))
+        pod = self.wait(f"pod {name}", lambda: self.pod_in(namespace, name, ended))
         log = self.logs(namespace, name)
         assert pod.status.phase == "Succeeded", f"{command} failed: {log}"
         self.core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
@@ -173,7 +173,8 @@ class Cluster:
         found = self.core.list_namespaced_event(namespace).items
         return "\n".join(f"{event.involved_object.name}: {event.reason}: {event.message}" for event in found)
 
-    def _pod_in(self, namespace: str, name: str, phases: tuple[str, ...]) -> Any:
+    def pod_in(self, namespace: str, name: str, phases: tuple[str, ...]) -> Any:
+        """The pod if it is in one of these phases, else None."""
         pod = self.core.read_namespaced_pod(name, namespace)
         return pod if pod.status.phase in phases else None
 

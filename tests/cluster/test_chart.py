@@ -13,19 +13,13 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.release import PROFILE, install, kubectl, uninstall
 from tests.cluster.training import DIGITS
 from tests.support import helm
 
 pytestmark = pytest.mark.timeout(900)
-PROFILE = helm.CHART / "ci" / "cpu.yaml"
 # Kubernetes' own, in every namespace, and the claim of the fixture
 LEFT = {"configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/workspace"}
-
-
-def kubectl(*arguments: str) -> str:
-    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -53,19 +47,6 @@ def shared(cluster: Cluster, images: dict[str, str]) -> Iterator[str]:
 def images(image: str, launcher_image: str) -> dict[str, str]:
     """What the chart's pods run in."""
     return {"train": image, "launcher": launcher_image, "test": image}
-
-
-def install(namespace: str, chart: Path = helm.CHART, command: str = "install", **values: Any) -> str:
-    done = helm.run(command, "podscale", chart, "--namespace", namespace, "-f", PROFILE, values=values)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def uninstall(namespace: str) -> None:
-    done = subprocess.run(
-        [helm.program(), "uninstall", "podscale", "--namespace", namespace, "--wait"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def everything_in(namespace: str) -> set[str]:
