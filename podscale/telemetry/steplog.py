@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
 from podscale.telemetry.events import Record
+from podscale.telemetry.phases import shares
 from podscale.terminal import columns, paint
 from podscale.text import count, duration, human_bytes, one_line
 
@@ -15,8 +16,6 @@ HIDDEN = ("time", "kind", "event")
 WARNINGS = ("skipped_update", "bad_record", "checkpoint_passed", "restart", "preempted", "straggler")
 BRIEF_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
 """Shown in a step's line as shares of the time since the line before."""
-NO_UPDATE = ("evaluation", "checkpoint")
-"""Phases that are no part of an update."""
 
 
 class StepLog:
@@ -95,10 +94,8 @@ def _step(record: Record, seconds_left: float | None, total: int | None) -> list
 
 
 def _phases(phases: Mapping[str, float]) -> str:
-    whole = sum(seconds for name, seconds in phases.items() if name not in NO_UPDATE)
-    if whole <= 0:
-        return ""
-    return "  ".join(f"{word} {phases.get(name, 0.0) / whole:>3.0%}" for name, word in BRIEF_PHASES.items())
+    found = shares(phases)
+    return "  ".join(f"{word} {found.get(name, 0.0):>3.0%}" for name, word in BRIEF_PHASES.items() if found)
 
 
 def _evaluation(record: Record) -> list[Part]:
