@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -27,7 +28,7 @@ from podscale.launch.lives import Lives
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
 from podscale.launch.podtask import PodTask, Stage, pod_task
 from podscale.launch.tracking import Trackers
-from podscale.rundir import Lease, RunDirectory, local_path
+from podscale.rundir import Lease, LeaseLost, RunDirectory, local_path
 from podscale.stopping import ECHO_SECONDS
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.stage import StageTelemetry
@@ -75,7 +76,7 @@ def run_job(
         display = _display(task, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
         stack.callback(display.close)
         comeback.begin(task, lambda: stop.requested)
-        trackers = Trackers(config, task, logs, rank_dir, display.tell)
+        trackers = Trackers(config, task, logs, rank_dir, display.tell, partial(_tracker_failed, run, lease))
         stack.callback(trackers.close)
         if task.leads:
             trackers.begin()
@@ -97,6 +98,7 @@ def run_job(
         trackers.release(verdict)
         telemetry.finish(run.telemetry if verdict.leads else None, lambda: stop.requested)
         trackers.wait(lambda: stop.requested)
+        display.update()
         return verdict
 
 
@@ -277,6 +279,12 @@ def _telemetry(config: RunConfig, task: PodTask, rank_dir: Path) -> StageTelemet
         volumes=volumes,
         snapshots=rank_dir,
     )
+
+
+def _tracker_failed(run: RunDirectory, lease: Lease | None, name: str, why: str) -> None:
+    """Among what happened in the run, where everybody who follows it sees it; no reason for it to end."""
+    with suppress(OSError, LeaseLost), EventLog(run.metrics, lease.check if lease else None) as events:
+        events.event("tracker_failed", tracker=name, reason=why)
 
 
 @contextmanager

@@ -28,17 +28,25 @@ POLL_SECONDS = 0.05
 class Trackers:
     """Those that the document names, and Kubeflow Trainer where it listens; none for other stages.
 
-    rank_dir: marks the launch. tell: is handed what they say, line by line. Call all of it from the main thread.
+    rank_dir: marks the launch. tell: is handed what they say, line by line; failed: a tracker's name and what became
+    of it. Call all of it from the main thread.
     """
 
     def __init__(
-        self, config: RunConfig, task: PodTask, logs: Path, rank_dir: Path, tell: Callable[[str], None]
+        self,
+        config: RunConfig,
+        task: PodTask,
+        logs: Path,
+        rank_dir: Path,
+        tell: Callable[[str], None],
+        failed: Callable[[str, str], None],
     ) -> None:
         self._names: list[str] = [*config.telemetry.trackers] if task.stage == "train" else []
         if task.stage == "train" and trainjob.is_wanted(os.environ):
             self._names.append("trainjob")
         self._required = config.telemetry.trackers if config.telemetry.required else ()
-        self._document, self._logs, self._rank_dir, self._tell = task.document, logs, rank_dir, tell
+        self._document, self._logs, self._rank_dir = task.document, logs, rank_dir
+        self._tell, self._failed = tell, failed
         self._running: dict[str, _Process] | None = None
         self._released = 0.0
         self.failure = ""
@@ -63,19 +71,13 @@ class Trackers:
         running = self._running or {}
         for name, process in list(running.items()):
             ended = process.ended  # before what it said is read: the last words are among it
-            for line in process.said():
+            said = process.said()
+            if ended:
+                running.pop(name).close()
+                if process.code:
+                    self._note_failure(name, said.pop() if said else f"it ended with code {process.code}")
+            for line in said:
                 self._tell(line)
-            if not ended:
-                continue
-            running.pop(name).close()
-            if process.code:
-                log = self._logs / f"tracker-{name}.log"
-                self._tell(f"warning: the tracker {name} ended with code {process.code}; {log} says more")
-                if name in self._required and not self.failure:
-                    self.failure = (
-                        f"telemetry.trackers: {name} failed ({log} says why), and telemetry.required asks for it; "
-                        f"leave it out, or set telemetry.required=false to go on without it"
-                    )
 
     def release(self, verdict: Verdict) -> None:
         """The training has ended: tells them so."""
@@ -91,7 +93,7 @@ class Trackers:
                 break
             time.sleep(POLL_SECONDS)
         for name in self._running or ():
-            self._tell(f"warning: the tracker {name} was not done in time; its last figures may be missing")
+            self._failed(name, "it was not done in time; its last figures may be missing")
         self.close()
 
     def close(self) -> None:
@@ -101,6 +103,15 @@ class Trackers:
             for process in self._running.values():
                 process.close()
             self._running.clear()
+
+    def _note_failure(self, name: str, why: str) -> None:
+        log = self._logs / f"tracker-{name}.log"
+        self._failed(name, f"{why} ({log} says more)")
+        if name in self._required and not self.failure:
+            self.failure = (
+                f"telemetry.trackers: {name} failed: {why} ({log} says more); set telemetry.required=false to train "
+                "without it, or leave it out"
+            )
 
 
 class _Process:

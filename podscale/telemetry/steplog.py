@@ -13,7 +13,15 @@ Part = tuple[str, str]
 """A piece of a line and its style (see terminal.STYLES)."""
 
 HIDDEN = ("time", "kind", "event")
-WARNINGS = ("skipped_update", "bad_record", "checkpoint_passed", "restart", "preempted", "straggler")
+WARNINGS = (
+    "skipped_update",
+    "bad_record",
+    "checkpoint_passed",
+    "restart",
+    "preempted",
+    "straggler",
+    "tracker_failed",
+)
 BRIEF_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
 """Shown in a step's line as shares of the time since the line before."""
 
@@ -184,6 +192,10 @@ def _evaluated(record: Record) -> list[Part]:
     ]
 
 
+def _tracker_failed(record: Record) -> list[Part]:
+    return [(f"the tracker {record['tracker']} has failed, the run goes on without it: {record['reason']}", "")]
+
+
 def _anything(record: Record) -> list[Part]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
     return [(name, "dim"), *((f"{key} {_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN)]
@@ -203,6 +215,7 @@ _EVENTS = {
     "straggler": _straggler,
     "straggler_over": _straggler,
     "evaluated": _evaluated,
+    "tracker_failed": _tracker_failed,
 }
 
 

@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 
 def main(name: str) -> int:
-    """Exit code 0, or 1 where the tracker failed, which the last line says."""
+    """Exit code 0, or 1 where the tracker failed; then the last line says why."""
     tell = _own_output()
     os.nice(NICENESS)
     try:
@@ -39,7 +39,7 @@ def main(name: str) -> int:
         follow(tracker, run.metrics, sys.stdin.fileno())
     except Exception as error:
         traceback.print_exc()
-        tell(f"telemetry.trackers: {name} failed: {one_line(f'{type(error).__name__}: {error}')}")
+        tell(f"{type(error).__name__}: {error}")
         return 1
     return 0
 

@@ -6,13 +6,17 @@ summary.proto of TensorBoard (field numbers), tfrecord.md and crc32c.h of Tensor
 
 import struct
 from collections.abc import Mapping
-from typing import BinaryIO, Literal
+from pathlib import Path
+from typing import BinaryIO
 
 VERSION = b"brain.Event:2"
 """From this version on, readers go by SessionLog instead of guessing at restarts."""
-SESSIONS = {"start": 1, "stop": 2}
+START = 1
+"""Of SessionLog's states."""
 POLYNOMIAL = 0x82F63B78
 """Castagnoli's, bits reversed."""
+HEAD_BYTES, TAIL_BYTES = 12, 4
+"""Around the data of a TFRecord."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 
@@ -24,9 +28,9 @@ class EventFile:
         self._file = file
         self._write(_event(time, 0, _bytes(3, VERSION)))
 
-    def session(self, status: Literal["start", "stop"], time: float, step: int) -> None:
-        """A launch begins or ends. A start makes readers forget what they have of this step and later ones."""
-        self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(SESSIONS[status]))))
+    def session_start(self, time: float, step: int) -> None:
+        """A launch begins: readers forget what they have of this step and later ones."""
+        self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(START))))
 
     def scalars(self, time: float, step: int, values: Mapping[str, float]) -> None:
         """One point of each of these curves; values are kept as float32."""
@@ -41,6 +45,21 @@ class EventFile:
 
     def _write(self, event: bytes) -> None:
         self._file.write(framed(event))
+
+
+def count(path: Path) -> int:
+    """Whole events in a file, without the first, which says the version; half an event of a killed writer is none."""
+    found, end, size = -1, 0, path.stat().st_size
+    with path.open("rb") as file:
+        while head := file.read(HEAD_BYTES):
+            if len(head) < HEAD_BYTES:
+                break
+            end += HEAD_BYTES + struct.unpack_from("<Q", head)[0] + TAIL_BYTES
+            if end > size:
+                break
+            found += 1
+            file.seek(end)
+    return max(0, found)
 
 
 def framed(data: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """TensorBoard: event files in the run directory, for `tensorboard --logdir <workspace>/runs`.
 
-Every launch writes one new file with the whole run, at whose head all that former files said is declared void, and
-then removes those: so nothing is lost or told twice, wherever a former launch was killed. Within it, each launch of the
-run begins with a session start, at which TensorBoard forgets the updates that were done again.
+One file a launch of the supervisor. It begins where the former ones end, which say themselves how far they are: every
+record that has an event has one, so nothing is lost or told twice, wherever a former launch was killed. (Files are
+only added: a TensorBoard that is open would stay at one that is changed or removed.) Where the run begins or continues,
+a session start makes TensorBoard forget the updates that are done again.
 """
 
 import os
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 from podscale.telemetry.events import Record
-from podscale.telemetry.trackers.eventfile import EventFile
+from podscale.telemetry.trackers.eventfile import EventFile, count
 from podscale.telemetry.trackers.figures import Figures, launched_after
 from podscale.telemetry.trackers.tracker import Ended
 
@@ -24,36 +25,29 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.where = f"{directory}: tensorboard --logdir {directory.parent.parent}"
-        self._former = sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))
-        self._name = directory / f"{PREFIX}{_later(self._former):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
-        self._begun: Path | None = directory / ".begun"  # no name for readers, until it says what former files say
-        self._file = EventFile(self._begun.open("wb"), time.time())
-        self._file.session("start", time.time(), 0)
+        self.where = f"{directory} (tensorboard --logdir {directory.parent.parent})"
+        former = sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))
+        self._told = sum(map(count, former))
+        name = f"{PREFIX}{_later(former):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
+        self._file = EventFile((directory / name).open("wb"), time.time())
         self._figures = Figures()
-        self._step = 0
 
     def add(self, record: Record) -> None:
         point = self._figures.point(record)
         begins_after = launched_after(record)
-        if begins_after is not None:
-            self._step = begins_after
-            self._file.session("start", record["time"], begins_after + 1)
+        if point is None and begins_after is None:
+            return
+        if self._told:
+            self._told -= 1
         elif point is not None:
-            self._step = point.step
             self._file.scalars(point.time, point.step, point.values)
+        elif begins_after is not None:
+            self._file.session_start(record["time"], begins_after + 1)
 
     def flush(self) -> None:
         self._file.flush()
-        if self._begun is not None:
-            self._begun.rename(self._name)
-            self._begun = None
-            for path in self._former:
-                path.unlink(missing_ok=True)
 
     def close(self, ended: Ended) -> None:
-        self._file.session("stop", time.time(), self._step)
-        self.flush()
         self._file.close()
 
 

@@ -42,7 +42,7 @@ class Wandb:
     def add(self, record: Record) -> None:
         point = self._figures.point(record)
         if point is not None and self._sent.take(point):
-            self._run.log({"step": point.step, **point.values})
+            self._run.log({"step": point.step, "_timestamp": point.time, **point.values})
             self._sent.arrived(point)
 
     def flush(self) -> None:
@@ -51,6 +51,7 @@ class Wandb:
     def close(self, ended: Ended) -> None:
         if ended.exit_code == ExitCode.PREEMPTED:
             self._run.mark_preempting()
-        self._run.summary["error"] = ended.error
+        if ended.error:
+            self._run.summary["error"] = ended.error
         self._run.finish(exit_code=ended.exit_code)
         self._sent.save()
