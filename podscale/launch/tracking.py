@@ -13,7 +13,7 @@ from podscale.launch.orphans import SUPERVISOR, end_all
 from podscale.launch.outcomes import Verdict
 from podscale.launch.podtask import PodTask
 from podscale.telemetry.trackers import trainjob
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.trackers.tracker import FAILED, Ended
 from podscale.text import one_line
 
 MARK = "PODSCALE_TRACKERS"
@@ -71,13 +71,12 @@ class Trackers:
         running = self._running or {}
         for name, process in list(running.items()):
             ended = process.ended  # before what it said is read: the last words are among it
-            said = process.said()
+            for line in process.said():
+                self._tell(line)
             if ended:
                 running.pop(name).close()
                 if process.code:
-                    self._note_failure(name, said.pop() if said else f"it ended with code {process.code}")
-            for line in said:
-                self._tell(line)
+                    self._note_failure(name, process.why or f"it ended with code {process.code}")
 
     def release(self, verdict: Verdict) -> None:
         """The training has ended: tells them so."""
@@ -131,6 +130,8 @@ class _Process:
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._half = b""
+        self.why = ""
+        """As it says itself, where it has failed."""
 
     @property
     def ended(self) -> bool:
@@ -141,10 +142,12 @@ class _Process:
         return int(self._process.returncode)
 
     def said(self) -> list[str]:
-        """Lines since the last call."""
+        """Lines for people since the last call."""
         assert self._process.stdout is not None
-        *lines, self._half = (self._half + (self._process.stdout.read() or b"")).split(b"\n")
-        return [one_line(line) for line in lines]
+        *whole, self._half = (self._half + (self._process.stdout.read() or b"")).split(b"\n")
+        lines = [one_line(line) for line in whole]
+        self.why = next((line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)), self.why)
+        return [line for line in lines if not line.startswith(FAILED)]
 
     def release(self, ended: Ended) -> None:
         assert self._process.stdin is not None

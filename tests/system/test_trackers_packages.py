@@ -20,7 +20,7 @@ import pytest
 from podscale.config import RunConfig, loads
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog, Record, read_records
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.trackers.tracker import FAILED, Ended
 from tests.support import wandb_file
 from tests.support.polling import until
 
@@ -219,7 +219,8 @@ def test_wandb_without_a_key_fails_with_its_own_words(
     launch = track("wandb", config)
     out, _ = launch._process.communicate(Ended(0).line(), timeout=SECONDS)
     assert launch._process.returncode == 1
-    assert "key" in out.decode().splitlines()[-1]
+    (line,) = [line for line in out.decode().splitlines() if line.startswith(FAILED)]
+    assert "key" in line
 
 
 def wandb_directories(config: RunConfig) -> list[Path]:

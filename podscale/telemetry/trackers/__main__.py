@@ -16,7 +16,7 @@ from podscale.config import RunConfig
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import Follower
-from podscale.telemetry.trackers.tracker import Ended, Tracker
+from podscale.telemetry.trackers.tracker import FAILED, Ended, Tracker
 from podscale.text import one_line
 
 SECONDS = 1.0
@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 
 def main(name: str) -> int:
-    """Exit code 0, or 1 where the tracker failed; then the last line says why."""
+    """Exit code 0, or 1 where the tracker failed, which a line beginning with FAILED explains."""
     tell = _own_output()
     os.nice(NICENESS)
     try:
@@ -39,7 +39,7 @@ def main(name: str) -> int:
         follow(tracker, run.metrics, sys.stdin.fileno())
     except Exception as error:
         traceback.print_exc()
-        tell(f"{type(error).__name__}: {error}")
+        tell(f"{FAILED}{type(error).__name__}: {error}")
         return 1
     return 0
 

@@ -7,6 +7,9 @@ from typing import Protocol
 from podscale.errors import ExitCode
 from podscale.telemetry.events import Record
 
+FAILED = "failed: "
+"""Begins the line in which a tracker's process says why it ends."""
+
 
 @dataclass(frozen=True)
 class Ended:
