@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Literal
 
 from podscale import resume
 from podscale.config import RunConfig
-from podscale.config.model import DataSection, TelemetrySection
+from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode, InputError, error_of
 from podscale.progress import Report
 from podscale.rundir import (

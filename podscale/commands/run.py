@@ -11,11 +11,11 @@ from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode, InputError
-from podscale.launch.follow import Follower
 from podscale.pipelines.here import Ended, Launch, run_here
 from podscale.pipelines.runners import Processes, Runner
 from podscale.rundir import Lease, Outcome, RunDirectory, refuse_taken
 from podscale.telemetry.events import parse_record
+from podscale.telemetry.follower import Follower
 from podscale.telemetry.steplog import StepLog
 from podscale.terminal import ProgressLine, paint
 from podscale.text import count, duration

@@ -15,6 +15,7 @@ from podscale.config.launch import LaunchSection
 from podscale.config.recipe import fill_recipe
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 from podscale.config.section import Section
+from podscale.config.telemetry import TelemetrySection
 
 
 class RunSection(Section):
@@ -284,43 +285,6 @@ class CheckpointSection(Section):
         "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
     )
     asynchronous: bool = placement(True, "Write while training goes on.")
-
-
-class TelemetrySection(Section):
-    enabled: bool = display(True, "Serve Prometheus metrics while a stage runs.")
-    address: str = display("127.0.0.1", "Address the metrics endpoint listens on (0.0.0.0 in pods).")
-    port: int = display(0, "Port of the metrics endpoint; 0 = any free one (printed).", ge=0, le=65535)
-    linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
-    required: bool = display(
-        False, "Fail where metrics cannot be served; else training goes on without them, with a warning."
-    )
-    tls_certificate: str | None = display(None, "PEM file of the certificate of an HTTPS endpoint.")
-    tls_key: str | None = display(None, "PEM file of the certificate's key, without a password.")
-    tls_client_ca: str | None = display(None, "PEM file of the authority whose certificates scrapers must show (mTLS).")
-    bearer_token_file: str | None = display(None, "File with the token that scrapers must bear.")
-    pushgateway: str | None = display(
-        None,
-        "URL of a Pushgateway to which sharding and evaluation push their last figures; deleted from it after "
-        "linger_seconds.",
-        pattern="^https?://[^/]",
-    )
-    log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
-    log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
-    mlperf_log: bool = display(
-        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
-    )
-    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
-    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
-
-    @model_validator(mode="after")
-    def _hold_together(self) -> "TelemetrySection":
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: give both, or neither")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca: certificates of clients need TLS; give tls_certificate and tls_key too")
-        if self.pushgateway is not None and not self.linger_seconds:
-            raise ValueError("pushgateway: give linger_seconds too, two scrape intervals of the gateway or more")
-        return self
 
 
 class ClaimSection(Section):

@@ -180,6 +180,26 @@ def _software_problems(document: RunConfig) -> Iterator[str]:
     if document.input.loader == "dali" and not has_dali():
         advice = _where_from("pip install 'podscale[gpu]'", "podscale-gpu")
         yield f"input.loader=dali: DALI is not installed: {advice}, or set input.loader=torchvision"
+    yield from _tracker_problems(document)
+
+
+def _tracker_problems(document: RunConfig) -> Iterator[str]:
+    for name in ("wandb", "mlflow"):
+        if name in document.telemetry.trackers and not _is_installed(name):
+            advice = _where_from(f"pip install 'podscale[{name}]'", f"one of your own on top of it that adds {name}")
+            yield f"telemetry.trackers names {name}, which is not installed: {advice}, or remove it"
+    section = document.telemetry.mlflow
+    if "mlflow" in document.telemetry.trackers and not (section.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
+        yield (
+            "telemetry.trackers names mlflow, but nothing says where that is: set telemetry.mlflow.tracking_uri or "
+            "MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove it"
+        )
+
+
+def _is_installed(package: str) -> bool:
+    """Whether it can be imported; a folder of that name (wandb leaves one where it is used) is no package."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
 
 
 def _where_from(install: str, images: str) -> str:

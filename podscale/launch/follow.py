@@ -6,32 +6,10 @@ from typing import TextIO
 
 from podscale import progress
 from podscale.telemetry.events import parse_record
+from podscale.telemetry.follower import Follower
 from podscale.telemetry.steplog import StepLog
 from podscale.terminal import ProgressLine
 from podscale.text import printable
-
-
-class Follower:
-    """Hands over the whole lines that were appended to a file since the last call; it may not exist yet.
-
-    from_start: also those that stand in it already.
-    """
-
-    def __init__(self, path: Path, *, from_start: bool = False) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() and not from_start else 0
-        self._rest = b""
-
-    def lines(self) -> list[bytes]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return whole
 
 
 class Display:
@@ -64,6 +42,12 @@ class Display:
                 self._steplog.write(record)
         if (update := progress.read(self._progress_file)) is not None:
             self._bar(update)
+
+    def tell(self, line: str) -> None:
+        """Shows a line about the run itself."""
+        with suppress(BrokenPipeError):
+            self._bar.clear()
+            print(line, file=self._err, flush=True)
 
     def close(self) -> None:
         """Leaves the terminal tidy."""

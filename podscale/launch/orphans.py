@@ -46,9 +46,10 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def members(rank_dir: Path) -> list[int]:
-    """Living processes of a launch: those whose environment names its rank directory, whoever their parent is now."""
-    mark = f"{RANK_DIR}={rank_dir}".encode()
+def members(rank_dir: Path, variable: str = RANK_DIR) -> list[int]:
+    """Living processes of a launch: those in whose environment `variable` names its rank directory, whoever their
+    parent is now."""
+    mark = f"{variable}={rank_dir}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -61,11 +62,11 @@ def members(rank_dir: Path) -> list[int]:
     return found
 
 
-def end_all(rank_dir: Path, seconds: float = 10.0) -> list[int]:
-    """Kills every process of a launch, again until none is left (they may be starting others); returns the pids."""
+def end_all(rank_dir: Path, variable: str = RANK_DIR, seconds: float = 10.0) -> list[int]:
+    """Kills these processes of a launch, again until none is left (they may be starting others); returns the pids."""
     ended: set[int] = set()
     deadline = time.monotonic() + seconds
-    while (pids := members(rank_dir)) and time.monotonic() < deadline:
+    while (pids := members(rank_dir, variable)) and time.monotonic() < deadline:
         for pid in pids:
             ended.add(pid)
             try:

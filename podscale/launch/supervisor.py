@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -26,7 +27,8 @@ from podscale.launch.follow import Display
 from podscale.launch.lives import Lives
 from podscale.launch.outcomes import Ending, LostRank, Verdict, judge, read_rank_outcomes, registered_ranks
 from podscale.launch.podtask import PodTask, Stage, pod_task
-from podscale.rundir import Lease, RunDirectory, local_path
+from podscale.launch.tracking import Trackers
+from podscale.rundir import Lease, LeaseLost, RunDirectory, local_path
 from podscale.stopping import ECHO_SECONDS
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.stage import StageTelemetry
@@ -74,10 +76,14 @@ def run_job(
         display = _display(task, run, logs, rank_dir, StepLog(out or sys.stdout, config.telemetry.log))
         stack.callback(display.close)
         comeback.begin(task, lambda: stop.requested)
+        trackers = Trackers(config, task, logs, rank_dir, display.tell, partial(_tracker_failed, run, lease))
+        stack.callback(trackers.close)
+        if task.leads:
+            trackers.begin()
         lives = Lives(task, run, lease)
         left = task.max_restarts if task.rendezvous.nodes == 1 else 0
         while True:
-            attempt = _Attempt(task, run, rank_dir, logs, lease, stop, display, lives.begin())
+            attempt = _Attempt(task, run, rank_dir, logs, lease, stop, display, trackers, lives.begin())
             verdict = replace(judge(attempt.run()), leads=attempt.leads)
             lives.end(verdict.exit_code)
             if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:
@@ -87,7 +93,12 @@ def run_job(
             with EventLog(run.metrics, lease.check if lease else None) as events:
                 events.event("restart", cause=cause, error=verdict.error, left=left)
             print(f"{verdict.error}; restarting ({left} more)", file=sys.stderr, flush=True)
+        if trackers.failure and verdict.exit_code == ExitCode.PREEMPTED:
+            verdict = replace(verdict, exit_code=int(ExitCode.FAILED), error=trackers.failure)
+        trackers.release(verdict)
         telemetry.finish(run.telemetry if verdict.leads else None, lambda: stop.requested)
+        trackers.wait(lambda: stop.requested)
+        display.update()
         return verdict
 
 
@@ -104,11 +115,14 @@ class _Stop:
         self.since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if not self.requested:
-            self.requested, self.since = True, now
-        elif now - self.since > ECHO_SECONDS and orphans.LAUNCHER not in os.environ:
+            self.ask()
+        elif time.monotonic() - self.since > ECHO_SECONDS and orphans.LAUNCHER not in os.environ:
             self.insisted = True
+
+    def ask(self) -> None:
+        """The first request."""
+        self.requested, self.since = True, time.monotonic()
 
 
 class _Attempt:
@@ -123,6 +137,7 @@ class _Attempt:
         lease: Lease | None,
         stop: _Stop,
         display: Display,
+        trackers: Trackers,
         variables: Mapping[str, str],
     ) -> None:
         self._task = task
@@ -131,6 +146,7 @@ class _Attempt:
         self._launcher_log = logs / f"launcher-{task.rendezvous.node_rank or 0}.log"
         self._launcher_begin = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
         self._display = display
+        self._trackers = trackers
         self._variables = local.environment(
             task, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
@@ -151,6 +167,7 @@ class _Attempt:
             with joining.narrated(self._task.rendezvous, lambda: bool(registered_ranks(self._rank_dir))):
                 while child.poll() is None:
                     self._display.update()
+                    self._look_at_trackers()
                     self._find_lost()
                     self._pass_stop_on(child)
                     self._end_aftermath()
@@ -167,6 +184,14 @@ class _Attempt:
         """Whether rank 0 runs, or would have run, in this pod."""
         known = self._task.leads
         return 0 in registered_ranks(self._rank_dir) if known is None else known
+
+    def _look_at_trackers(self) -> None:
+        """Where the pods have yet to find out which of them leads, its trackers begin now; others never do."""
+        if self._task.leads is None and self.leads:
+            self._trackers.begin()
+        self._trackers.look()
+        if self._trackers.failure and not self._stop.requested:
+            self._stop.ask()
 
     def _pass_stop_on(self, child: "subprocess.Popen[bytes]") -> None:
         stop = self._stop
@@ -255,6 +280,12 @@ def _telemetry(config: RunConfig, task: PodTask, rank_dir: Path) -> StageTelemet
         volumes=volumes,
         snapshots=rank_dir,
     )
+
+
+def _tracker_failed(run: RunDirectory, lease: Lease | None, name: str, why: str) -> None:
+    """Among what happened in the run, where everybody who follows it sees it; no reason for it to end."""
+    with suppress(OSError, LeaseLost), EventLog(run.metrics, lease.check if lease else None) as events:
+        events.event("tracker_failed", tracker=name, reason=why)
 
 
 @contextmanager

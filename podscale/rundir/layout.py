@@ -67,6 +67,16 @@ class RunDirectory:
         return self.path / "mlperf.log"
 
     @property
+    def tensorboard(self) -> Path:
+        """Event files, where the document asks for them."""
+        return self.path / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """What experiment trackers were sent so far (see podscale.telemetry.trackers.sent)."""
+        return self.path / "trackers"
+
+    @property
     def endpoint(self) -> Path:
         """The URL of the metrics endpoint, while one is served."""
         return self.path / "metrics.url"

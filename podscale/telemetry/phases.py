@@ -1,5 +1,6 @@
 """Where the time goes: every moment belongs to exactly one phase."""
 
+from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
 
@@ -14,6 +15,8 @@ PHASES = (
     "other",
 )
 OTHER = PHASES.index("other")
+NO_UPDATE = ("evaluation", "checkpoint")
+"""Phases that are no part of an update."""
 
 
 class PhaseClock:
@@ -71,3 +74,10 @@ class _Phase:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._clock._leave()
+
+
+def shares(phases: Mapping[str, float]) -> dict[str, float]:
+    """Each phase's share of the time that updates took; evaluation and checkpoints are no part of them."""
+    updates = {name: seconds for name, seconds in phases.items() if name not in NO_UPDATE}
+    whole = sum(updates.values())
+    return {name: seconds / whole for name, seconds in updates.items()} if whole > 0 else {}

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry
 
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.telemetry.access import access_of

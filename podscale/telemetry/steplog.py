@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
 from podscale.telemetry.events import Record
+from podscale.telemetry.phases import shares
 from podscale.terminal import columns, paint
 from podscale.text import count, duration, human_bytes, one_line
 
@@ -12,11 +13,17 @@ Part = tuple[str, str]
 """A piece of a line and its style (see terminal.STYLES)."""
 
 HIDDEN = ("time", "kind", "event")
-WARNINGS = ("skipped_update", "bad_record", "checkpoint_passed", "restart", "preempted", "straggler")
+WARNINGS = (
+    "skipped_update",
+    "bad_record",
+    "checkpoint_passed",
+    "restart",
+    "preempted",
+    "straggler",
+    "tracker_failed",
+)
 BRIEF_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
 """Shown in a step's line as shares of the time since the line before."""
-NO_UPDATE = ("evaluation", "checkpoint")
-"""Phases that are no part of an update."""
 
 
 class StepLog:
@@ -95,10 +102,8 @@ def _step(record: Record, seconds_left: float | None, total: int | None) -> list
 
 
 def _phases(phases: Mapping[str, float]) -> str:
-    whole = sum(seconds for name, seconds in phases.items() if name not in NO_UPDATE)
-    if whole <= 0:
-        return ""
-    return "  ".join(f"{word} {phases.get(name, 0.0) / whole:>3.0%}" for name, word in BRIEF_PHASES.items())
+    found = shares(phases)
+    return "  ".join(f"{word} {found.get(name, 0.0):>3.0%}" for name, word in BRIEF_PHASES.items() if found)
 
 
 def _evaluation(record: Record) -> list[Part]:
@@ -187,6 +192,10 @@ def _evaluated(record: Record) -> list[Part]:
     ]
 
 
+def _tracker_failed(record: Record) -> list[Part]:
+    return [(f"the tracker {record['tracker']} has failed, the run goes on without it: {record['reason']}", "")]
+
+
 def _anything(record: Record) -> list[Part]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
     return [(name, "dim"), *((f"{key} {_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN)]
@@ -206,6 +215,7 @@ _EVENTS = {
     "straggler": _straggler,
     "straggler_over": _straggler,
     "evaluated": _evaluated,
+    "tracker_failed": _tracker_failed,
 }
 
 

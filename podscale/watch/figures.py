@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from podscale.telemetry.catalogue import CATALOGUE
-from podscale.watch.standing import shares
+from podscale.telemetry.phases import shares
 
 
 @dataclass

@@ -16,10 +16,10 @@ from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
 from podscale.launch.cluster.observe import Observer, observing
 from podscale.launch.cluster.pods import is_running, name_of
 from podscale.launch.cluster.transport import Interrupted
-from podscale.launch.follow import Follower
 from podscale.launch.jobspec import METRICS_PORT
 from podscale.rundir import RunDirectory, is_held, read_outcomes
 from podscale.telemetry.events import Record, parse_record
+from podscale.telemetry.follower import Follower
 from podscale.text import printable
 
 SCRAPE_SECONDS = 2.0

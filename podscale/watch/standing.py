@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from podscale.telemetry.events import Record
-from podscale.telemetry.steplog import NO_UPDATE, Pace, describe
+from podscale.telemetry.phases import shares
+from podscale.telemetry.steplog import Pace, describe
 
 State = Literal["waiting", "training", "trained", "evaluated", "stopped"]
 RATES = 60
@@ -130,13 +131,6 @@ class Standing:
         self.step = int(record.get("step") or 0)
         self.total_steps = record.get("total_steps", self.total_steps)
         self.ranks, self.device = record.get("ranks", self.ranks), record.get("device", self.device)
-
-
-def shares(phases: Mapping[str, float]) -> dict[str, float]:
-    """Each phase's share of the time that updates took; evaluation and checkpoints are no part of them."""
-    updates = {name: seconds for name, seconds in phases.items() if name not in NO_UPDATE}
-    whole = sum(updates.values())
-    return {name: seconds / whole for name, seconds in updates.items()} if whole > 0 else {}
 
 
 def _without(record: Record | None, *names: str) -> Record | None:

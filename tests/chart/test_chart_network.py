@@ -42,6 +42,7 @@ LIAR = Pod("any pod that says so", namespace="default", labels={"app.kubernetes.
 DNS = Pod("kube-dns", namespace="kube-system", labels={"k8s-app": "kube-dns"})
 DASHBOARD = Pod("dashboard", namespace="kube-system", labels={"k8s-app": "dashboard"})
 KFP = Pod("ml-pipeline", namespace="kubeflow")
+TRAINER = Pod("status server of Trainer", namespace="kubeflow-system")
 API = Outside("API server", "10.0.0.1")
 STORAGE = Outside("storage.googleapis.com", "142.250.74.123")
 NODE_DNS = Outside("NodeLocal DNSCache", "169.254.20.10")
@@ -62,6 +63,7 @@ ALLOWED: list[tuple[End, End, int, str]] = [
     (PROMETHEUS, SHARD, 9464, "TCP"),
     (COLLECTOR, RANK, 9464, "TCP"),
     (AUTOPILOT, RANK, 9464, "TCP"),
+    (RANK, TRAINER, 10443, "TCP"),
     (LAUNCHER, API, 443, "TCP"),
     (LAUNCHER, API, 6443, "TCP"),
     (UPLOADER, KFP, 8888, "TCP"),
@@ -86,6 +88,8 @@ DENIED: list[tuple[End, End, int, str]] = [
     (TASKS[0], ELSEWHERE, 8888, "TCP"),
     (STRANGER, TASKS[0], 8888, "TCP"),
     (RANK, STRANGER, 80, "TCP"),
+    (RANK, TRAINER, 9443, "TCP"),
+    (LAUNCHER, TRAINER, 10443, "TCP"),
     (RANK, ELSEWHERE, 443, "TCP"),
     (RANK, DASHBOARD, 53, "UDP"),
     (RANK, STORAGE, 80, "TCP"),

@@ -50,6 +50,12 @@ def validate(manifest: dict[str, Any]) -> None:
     assert errors == []
 
 
+def validate_status(kind: str, status: dict[str, Any]) -> None:
+    """The same of the status of an object of this kind."""
+    schema = _strict(copy.deepcopy(_stored(kind)["schema"]["openAPIV3Schema"]["properties"]["status"]))
+    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(status)
+
+
 @functools.cache
 def _definition(kind: str) -> Any:
     operator, path = DEFINITIONS[kind]

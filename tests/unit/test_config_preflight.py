@@ -4,12 +4,14 @@ import json
 import shutil
 import socket
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from podscale import devices
 from podscale.config import RunConfig, data_fingerprint, loads
+from podscale.config import preflight as preflighting
 from podscale.config.preflight import find_problems, preflight
 from podscale.errors import InputError
 from podscale.text import human_bytes
@@ -189,3 +191,40 @@ def test_bytes_for_people():
     assert [human_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
         "0 bytes", "1023 bytes", "1.5 KiB", "200 MiB", "1024 TiB",
     ]  # fmt: skip
+
+
+def test_trackers_that_are_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    absent = {"wandb": None, "mlflow": None}
+    monkeypatch.setattr(preflighting, "find_spec", lambda name: absent[name] if name in absent else find_spec(name))
+    config = document(tmp_path, "telemetry.trackers=[wandb]")
+    assert only(config) == (
+        "telemetry.trackers names wandb, which is not installed: pip install 'podscale[wandb]', or remove it"
+    )
+    assert "pip install 'podscale[mlflow]'" in only(document(tmp_path, "telemetry.trackers=[mlflow]"))
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
+    assert "this is podscale-base, choose one of your own on top of it that adds wandb, or remove it" in only(config)
+    assert find_problems(document(tmp_path, "telemetry.trackers=[tensorboard]"), "here") == []
+    assert find_problems(config, "containers") == []
+
+
+def test_a_folder_that_wandb_left_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if find_spec("wandb").origin is not None:
+        pytest.skip("the package itself is installed")
+    assert "names wandb, which is not installed" in only(document(tmp_path, "telemetry.trackers=[wandb]"))
+
+
+def test_mlflow_is_somewhere(tmp_path, monkeypatch):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "mlflow.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert "set telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI" in only(
+        document(tmp_path, "telemetry.trackers=[mlflow]")
+    )
+    given = document(tmp_path, "telemetry.trackers=[mlflow]", "telemetry.mlflow.tracking_uri=https://mlflow.example")
+    assert find_problems(given, "here") == []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    assert find_problems(document(tmp_path, "telemetry.trackers=[mlflow]"), "here") == []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.telemetry.access import OPEN, access_of
 from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer
 from tests.support.certificates import Authority

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.telemetry import metrics as metrics_module
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path

@@ -1,0 +1,83 @@
+"""What a run tells while it goes on: metrics, the step log, and experiment trackers."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from podscale.config.fields import display
+from podscale.config.section import Section
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class WandbSection(Section):
+    """Where Weights & Biases keeps the run; its own WANDB_* variables say the rest."""
+
+    project: str | None = display(
+        None, "Project of Weights & Biases; default: WANDB_PROJECT, else `podscale`.", min_length=1, max_length=128
+    )
+    entity: str | None = display(
+        None, "User or team that the project belongs to; default: WANDB_ENTITY, else the key's own.", min_length=1
+    )
+
+
+class MlflowSection(Section):
+    """Where MLflow keeps the run; its own MLFLOW_* variables say the rest."""
+
+    tracking_uri: str | None = display(
+        None,
+        "Tracking server of MLflow, https://... or sqlite:///...; default: MLFLOW_TRACKING_URI. Credentials belong "
+        "into MLflow's variables.",
+        min_length=1,
+    )
+    experiment: str | None = display(
+        None, "Experiment of MLflow; default: MLFLOW_EXPERIMENT_NAME, else `podscale`.", min_length=1
+    )
+
+
+class TelemetrySection(Section):
+    enabled: bool = display(True, "Serve Prometheus metrics while a stage runs.")
+    address: str = display("127.0.0.1", "Address the metrics endpoint listens on (0.0.0.0 in pods).")
+    port: int = display(0, "Port of the metrics endpoint; 0 = any free one (printed).", ge=0, le=65535)
+    linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
+    required: bool = display(
+        False,
+        "Fail where metrics cannot be served, and stop where a tracker fails; else training goes on without them, with "
+        "a warning.",
+    )
+    tls_certificate: str | None = display(None, "PEM file of the certificate of an HTTPS endpoint.")
+    tls_key: str | None = display(None, "PEM file of the certificate's key, without a password.")
+    tls_client_ca: str | None = display(None, "PEM file of the authority whose certificates scrapers must show (mTLS).")
+    bearer_token_file: str | None = display(None, "File with the token that scrapers must bear.")
+    pushgateway: str | None = display(
+        None,
+        "URL of a Pushgateway to which sharding and evaluation push their last figures; deleted from it after "
+        "linger_seconds.",
+        pattern="^https?://[^/]",
+    )
+    log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
+    log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
+    mlperf_log: bool = display(
+        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
+    )
+    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
+    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
+    trackers: tuple[Tracker, ...] = display(
+        (),
+        "Experiment trackers that get the figures of a training: `tensorboard` (event files in the run directory), "
+        "`wandb`, `mlflow`.",
+    )
+    wandb: WandbSection = WandbSection()
+    mlflow: MlflowSection = MlflowSection()
+
+    @model_validator(mode="after")
+    def _hold_together(self) -> "TelemetrySection":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: give both, or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca: certificates of clients need TLS; give tls_certificate and tls_key too")
+        if self.pushgateway is not None and not self.linger_seconds:
+            raise ValueError("pushgateway: give linger_seconds too, two scrape intervals of the gateway or more")
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError("trackers: one of them is named twice; name each once")
+        return self

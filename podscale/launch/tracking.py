@@ -1,0 +1,164 @@
+"""The processes of a training's trackers, as the supervisor of the pod that leads sees them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from podscale.config import RunConfig
+from podscale.launch.orphans import SUPERVISOR, end_all
+from podscale.launch.outcomes import Verdict
+from podscale.launch.podtask import PodTask
+from podscale.telemetry.trackers import trainjob
+from podscale.telemetry.trackers.tracker import FAILED, Ended
+from podscale.text import one_line
+
+MARK = "PODSCALE_TRACKERS"
+"""Environment: the rank directory of the launch to which a tracker belongs, by which what it started is found too."""
+LAST_SECONDS = 60.0
+"""For what is still to be sent once the training has ended by itself; a client that was just started takes its time."""
+HURRIED_SECONDS = 10.0
+"""The same where a stop was requested: the pod is about to be killed."""
+POLL_SECONDS = 0.05
+
+
+class Trackers:
+    """Those that the document names, and Kubeflow Trainer where it listens; none for other stages.
+
+    rank_dir: marks the launch. tell: is handed what they say, line by line; failed: a tracker's name and what became
+    of it. Call all of it from the main thread.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: PodTask,
+        logs: Path,
+        rank_dir: Path,
+        tell: Callable[[str], None],
+        failed: Callable[[str, str], None],
+    ) -> None:
+        self._names: list[str] = [*config.telemetry.trackers] if task.stage == "train" else []
+        if task.stage == "train" and trainjob.is_wanted(os.environ):
+            self._names.append("trainjob")
+        self._required = config.telemetry.trackers if config.telemetry.required else ()
+        self._document, self._logs, self._rank_dir = task.document, logs, rank_dir
+        self._tell, self._failed = tell, failed
+        self._running: dict[str, _Process] | None = None
+        self._released = 0.0
+        self.failure = ""
+        """Of a tracker without which the document wants no training."""
+
+    def begin(self) -> None:
+        """Starts them, the first time."""
+        if self._running is None:
+            variables = {
+                **os.environ,
+                "PODSCALE_CONFIG": self._document,
+                SUPERVISOR: str(os.getpid()),
+                MARK: str(self._rank_dir),
+                "OMP_NUM_THREADS": "1",
+            }
+            self._running = {
+                name: _Process(name, variables, self._logs / f"tracker-{name}.log") for name in self._names
+            }
+
+    def look(self) -> None:
+        """Passes on what they say, and finds those that have failed."""
+        running = self._running or {}
+        for name, process in list(running.items()):
+            ended = process.ended  # before what it said is read: the last words are among it
+            for line in process.said():
+                self._tell(line)
+            if ended:
+                running.pop(name).close()
+                if process.code:
+                    self._note_failure(name, process.why or f"it ended with code {process.code}")
+
+    def release(self, verdict: Verdict) -> None:
+        """The training has ended: tells them so."""
+        self._released = time.monotonic()
+        for process in (self._running or {}).values():
+            process.release(Ended(verdict.exit_code, verdict.error))
+
+    def wait(self, hurried: Callable[[], bool]) -> None:
+        """Until they have ended; those that take too long are killed."""
+        while self._running:
+            self.look()
+            if time.monotonic() - self._released > (HURRIED_SECONDS if hurried() else LAST_SECONDS):
+                break
+            time.sleep(POLL_SECONDS)
+        for name in self._running or ():
+            self._failed(name, "it was not done in time; its last figures may be missing")
+        self.close()
+
+    def close(self) -> None:
+        """No process of theirs is left; safe to call twice."""
+        if self._running is not None and self._names:
+            end_all(self._rank_dir, MARK)
+            for process in self._running.values():
+                process.close()
+            self._running.clear()
+
+    def _note_failure(self, name: str, why: str) -> None:
+        log = self._logs / f"tracker-{name}.log"
+        self._failed(name, f"{why} ({log} says more)")
+        if name in self._required and not self.failure:
+            self.failure = (
+                f"telemetry.trackers: {name} failed: {why} ({log} says more); set telemetry.required=false to train "
+                "without it, or leave it out"
+            )
+
+
+class _Process:
+    """One tracker at work; what its packages print goes to `log`."""
+
+    def __init__(self, name: str, variables: Mapping[str, str], log: Path) -> None:
+        module = [sys.executable, "-m", "podscale.telemetry.trackers", name]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "podscale.launch.orphans", *module],
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._half = b""
+        self.why = ""
+        """As it says itself, where it has failed."""
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def code(self) -> int:
+        return int(self._process.returncode)
+
+    def said(self) -> list[str]:
+        """Lines for people since the last call."""
+        assert self._process.stdout is not None
+        *whole, self._half = (self._half + (self._process.stdout.read() or b"")).split(b"\n")
+        lines = [one_line(line) for line in whole]
+        self.why = next((line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)), self.why)
+        return [line for line in lines if not line.startswith(FAILED)]
+
+    def release(self, ended: Ended) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended before
+            self._process.stdin.write(ended.line())
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()

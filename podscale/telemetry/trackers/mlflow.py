@@ -1,0 +1,98 @@
+"""MLflow, by the package mlflow-skinny (or mlflow).
+
+A continued run goes on under its id, with the points that follow. Points are sent again where it is not known whether
+they arrived: MLflow's databases keep one of two equal ones. An outage of the server is waited out.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from podscale.config import RunConfig, result_values
+from podscale.errors import ExitCode
+from podscale.rundir import RunDirectory
+from podscale.telemetry.events import Record
+from podscale.telemetry.trackers.figures import Figures, Point
+from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, Sent
+from podscale.telemetry.trackers.tracker import Ended
+
+MOST_PARAMETERS, MOST_CHARACTERS = 100, 500
+"""Of one request, and of a value, as all servers of MLflow take them."""
+MOST_POINTS = 50
+"""Of one request, which may hold 1000 metrics."""
+RETRY_SECONDS = 30.0
+ENDINGS: Mapping[int, str] = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED"}
+
+
+class Mlflow:
+    """warn: is told of the first outage."""
+
+    def __init__(self, config: RunConfig, run: RunDirectory, warn: Callable[[str], None]) -> None:
+        from mlflow import MlflowClient
+
+        self._warn = warn
+        self._client: Any = MlflowClient(tracking_uri=config.telemetry.mlflow.tracking_uri)
+        self._sent = Sent.of(run, "mlflow")
+        self._figures = Figures()
+        self._pending: list[Point] = []
+        self._wait_until = 0.0
+        self._run_id = os.environ.get("MLFLOW_RUN_ID") or self._sent.id
+        if self._run_id:
+            self._client.update_run(self._run_id, status="RUNNING")
+        else:
+            self._run_id = self._create(config)
+        self._sent.keep(self._run_id)
+        self.where = f"run {self._run_id} at {self._client.tracking_uri}"
+
+    def add(self, record: Record) -> None:
+        point = self._figures.point(record)
+        if point is not None and self._sent.take(point):
+            self._pending.append(point)
+
+    def flush(self) -> None:
+        if time.monotonic() < self._wait_until:
+            return
+        try:
+            self._send()
+        except Exception as error:  # of whatever library MLflow talks through
+            if not self._wait_until:
+                self._warn(f"mlflow does not answer, figures wait: {error}")
+            self._wait_until = time.monotonic() + RETRY_SECONDS
+
+    def close(self, ended: Ended) -> None:
+        self._send()
+        if ended.error:
+            self._client.set_tag(self._run_id, "error", ended.error)
+        self._client.set_terminated(self._run_id, ENDINGS.get(ended.exit_code, "FAILED"))
+
+    def _create(self, config: RunConfig) -> str:
+        """A new run of the experiment, which is made where it does not exist."""
+        from mlflow.entities import Param
+
+        section = config.telemetry.mlflow
+        name = section.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        run_id = str(self._client.create_run(experiment, run_name=config.run.id).info.run_id)
+        parameters = [Param(key, str(value)[:MOST_CHARACTERS]) for key, value in result_values(config).items()]
+        for first in range(0, len(parameters), MOST_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[first : first + MOST_PARAMETERS])
+        return run_id
+
+    def _send(self) -> None:
+        """Those that arrived are not sent again."""
+        from mlflow.entities import Metric
+
+        while some := self._pending[:MOST_POINTS]:
+            metrics = [
+                Metric(name, value, round(point.time * 1000), point.step)
+                for point in some
+                for name, value in point.values.items()
+            ]
+            self._client.log_batch(self._run_id, metrics=metrics)
+            del self._pending[: len(some)]
+            for point in some:
+                self._sent.arrived(point)
+            self._sent.save()
+        self._wait_until = 0.0

@@ -1,0 +1,62 @@
+"""What a tracker that cannot take figures back was given so far."""
+
+import json
+import secrets
+from pathlib import Path
+
+from podscale.config import RunConfig
+from podscale.files import write_json
+from podscale.rundir import RunDirectory
+from podscale.telemetry.trackers.figures import Point
+
+DEFAULT_PROJECT = "podscale"
+"""Of what trackers call a project or an experiment."""
+
+
+class Sent:
+    """The tracker's own name of a run, and the newest update that it has of each kind: a file of the run directory.
+
+    Updates that were lost and are done again come out the same, so it is no loss that their first figures stay.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.id = ""
+        self._newest: dict[str, int] = {}
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            self.id, self._newest = str(found["id"]), dict(found["newest"])
+        self._taken = dict(self._newest)
+        self._saved = dict(self._newest)
+
+    @classmethod
+    def of(cls, run: RunDirectory, tracker: str) -> "Sent":
+        return cls(run.trackers / f"{tracker}.json")
+
+    def take(self, point: Point) -> bool:
+        """Whether this point is to be sent: it was not, nor is it on its way, nor is one of a later update."""
+        if point.step <= self._taken.get(point.kind, -1):
+            return False
+        self._taken[point.kind] = point.step
+        return True
+
+    def arrived(self, point: Point) -> None:
+        """It need not be sent again by later launches."""
+        self._newest[point.kind] = point.step
+
+    def save(self) -> None:
+        """Keeps what has arrived, where that is news."""
+        if self._newest != self._saved:
+            self.keep(self.id)
+
+    def keep(self, name: str) -> None:
+        """Keeps the tracker's name of the run too."""
+        self.id = name
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, {"id": self.id, "newest": self._newest})
+        self._saved = dict(self._newest)
+
+
+def new_name(config: RunConfig) -> str:
+    """A name for a run that no other run has, for people to recognise."""
+    return f"{config.run.id}-{secrets.token_hex(4)}"

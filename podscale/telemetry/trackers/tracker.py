@@ -1,0 +1,45 @@
+"""What a tracker is."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from podscale.errors import ExitCode
+from podscale.telemetry.events import Record
+
+FAILED = "failed: "
+"""Begins the line in which a tracker's process says why it ends."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the launch ended to which a tracker belongs: its exit code and the error for people."""
+
+    exit_code: int = int(ExitCode.FAILED)
+    error: str = ""
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Ended":
+        """Of `line()`; a failure where nothing was said."""
+        return cls(**json.loads(line)) if line.strip() else cls()
+
+
+class Tracker(Protocol):
+    """Takes the records of a run, from the first one in every launch.
+
+    where: a place to look at, for people.
+    """
+
+    where: str
+
+    def add(self, record: Record) -> None:
+        """Takes the next record; cheap."""
+
+    def flush(self) -> None:
+        """Passes on what was added. Called every second, also where nothing is new."""
+
+    def close(self, ended: Ended) -> None:
+        """The launch has ended; nothing more will come."""

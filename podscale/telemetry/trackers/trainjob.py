@@ -1,0 +1,107 @@
+"""How far a TrainJob is, told to Kubeflow Trainer, which shows it as `status.trainerStatus` of the job.
+
+Trainer sets the three variables in the pods of a TrainJob where its feature gate TrainJobStatus is on (alpha in 2.3).
+Limits and names are those of its status server and of the job's CustomResourceDefinition.
+"""
+
+import http.client
+import json
+import math
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from podscale.errors import ExitCode
+from podscale.telemetry.events import Record
+from podscale.telemetry.steplog import Pace
+from podscale.telemetry.trackers.figures import Figures, launched_after
+from podscale.telemetry.trackers.tracker import Ended
+
+URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
+"""Environment: where to tell it; path of the authority of the server's certificate; path of a token, which rotates."""
+INTERVAL_SECONDS = 30.0
+TIMEOUT_SECONDS = 4.0
+MOST_METRICS, LONGEST_NAME = 256, 64
+MOST_SECONDS = 2**31 - 1
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Whether a server listens."""
+    return all(environment.get(name) for name in (URL, CA_CERT, TOKEN))
+
+
+class TrainJobStatus:
+    """Tells the newest figures every `interval` seconds and at the end; warn: is told of the first outage."""
+
+    def __init__(
+        self, environment: Mapping[str, str], warn: Callable[[str], None], interval: float = INTERVAL_SECONDS
+    ) -> None:
+        self.where = environment[URL]
+        self._ca, self._token = Path(environment[CA_CERT]), Path(environment[TOKEN])
+        self._warn, self._interval = warn, interval
+        self._warned = False
+        self._due = time.monotonic()
+        self._figures, self._pace = Figures(), Pace()
+        self._step = 0
+        self._seconds_left: float | None = None
+        self._values: dict[str, float] = {}
+
+    def add(self, record: Record) -> None:
+        seconds_left = self._pace.after(record)
+        if (begins_after := launched_after(record)) is not None:
+            self._step, self._seconds_left = begins_after, None
+        if (point := self._figures.point(record)) is not None:
+            self._step = point.step
+            self._values |= point.values
+            self._seconds_left = seconds_left if point.kind == "step" else self._seconds_left
+
+    def flush(self) -> None:
+        if self._pace.total is not None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._interval
+            self._tell()
+
+    def close(self, ended: Ended) -> None:
+        self._tell(done=ended.exit_code == ExitCode.DONE)
+
+    def status(self, *, done: bool = False) -> dict[str, Any]:
+        """The body of a request; 100 % are kept for a training that is done."""
+        metrics = [
+            {"name": name, "value": f"{value:.6g}"} for name, value in self._values.items() if len(name) <= LONGEST_NAME
+        ]
+        status: dict[str, Any] = {"lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")}
+        if done:
+            status |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
+        elif self._pace.total:
+            status["progressPercentage"] = min(99, 100 * self._step // self._pace.total)
+            if self._seconds_left is not None:
+                status["estimatedRemainingSeconds"] = min(MOST_SECONDS, max(0, math.ceil(self._seconds_left)))
+        return {"trainerStatus": {**status, "metrics": metrics[:MOST_METRICS]}}
+
+    def _tell(self, *, done: bool = False) -> None:
+        try:
+            self._post(json.dumps(self.status(done=done)).encode())
+        except (OSError, ValueError, http.client.HTTPException) as error:  # the job goes on whoever listens
+            if not self._warned:
+                self._warn(f"Kubeflow Trainer is not told how far the job is, for now: {error}")
+            self._warned = True
+
+    def _post(self, body: bytes) -> None:
+        """Straight to the server: no proxy, and no other host that an answer may name, sees the token."""
+        url = urlsplit(self.where)
+        if url.scheme != "https" or url.hostname is None:
+            raise ValueError(f"{URL}={self.where} is no https:// URL")
+        context = ssl.create_default_context(cafile=str(self._ca))
+        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=TIMEOUT_SECONDS, context=context)
+        try:
+            token = self._token.read_text(encoding="utf-8").strip()
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request("POST", url.path, body, headers)
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise OSError(f"{answer.status} {answer.reason}: {answer.read(200).decode('utf-8', 'replace')}")
+        finally:
+            connection.close()

@@ -1,0 +1,57 @@
+"""Weights & Biases, by the package wandb: its process sends, and waits out the outages of its server.
+
+A continued run goes on under its id, with the points that follow. Points stand over the metric `step`, our count of
+updates; wandb's own step counts points.
+"""
+
+import os
+from typing import Any
+
+from podscale.config import RunConfig, result_values
+from podscale.errors import ExitCode
+from podscale.rundir import RunDirectory
+from podscale.telemetry.events import Record
+from podscale.telemetry.trackers.figures import Figures
+from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, Sent, new_name
+from podscale.telemetry.trackers.tracker import Ended
+
+
+class Wandb:
+    """Its files go to <run>/wandb, unless WANDB_DIR says otherwise."""
+
+    def __init__(self, config: RunConfig, run: RunDirectory) -> None:
+        import wandb
+
+        section = config.telemetry.wandb
+        self._sent = Sent.of(run, "wandb")
+        self._figures = Figures()
+        self._run: Any = wandb.init(
+            project=section.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
+            entity=section.entity,
+            id=os.environ.get("WANDB_RUN_ID") or self._sent.id or new_name(config),
+            name=os.environ.get("WANDB_NAME") or config.run.id,
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR") or str(run.path),
+            config=result_values(config),
+            settings=wandb.Settings(console="off", silent=True, disable_git=True),
+        )
+        self._sent.keep(str(self._run.id))
+        self._run.define_metric("*", step_metric="step")
+        self.where = str(self._run.url or f"{run.path / 'wandb'} ({self._run.settings.mode})")
+
+    def add(self, record: Record) -> None:
+        point = self._figures.point(record)
+        if point is not None and self._sent.take(point):
+            self._run.log({"step": point.step, "_timestamp": point.time, **point.values})
+            self._sent.arrived(point)
+
+    def flush(self) -> None:
+        self._sent.save()
+
+    def close(self, ended: Ended) -> None:
+        if ended.exit_code == ExitCode.PREEMPTED:
+            self._run.mark_preempting()
+        if ended.error:
+            self._run.summary["error"] = ended.error
+        self._run.finish(exit_code=ended.exit_code)
+        self._sent.save()

@@ -1,0 +1,180 @@
+"""Trackers beside a training: what they cost it when they fail, hang or are not wanted any more; and a real training
+that is killed and continued."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.errors import ExitCode
+from podscale.telemetry.events import read_records, undisturbed
+from tests.support.commands import SMALL_DIGITS, Command, cmdline, podscale
+from tests.support.supervised import Launch, Run
+from tests.support.tensorboard import curves
+
+TENSORBOARD = "telemetry.trackers=[tensorboard]"
+
+
+def failures(run: Run) -> list[tuple[str, str]]:
+    """Trackers that failed by what the run tells, and why."""
+    records = read_records(run.place / "metrics.jsonl")
+    return [(line["tracker"], line["reason"]) for line in records if line.get("event") == "tracker_failed"]
+
+
+def trackers(run: Run) -> list[int]:
+    """Process ids."""
+    return [pid for pid in run.members() if "podscale.telemetry.trackers" in cmdline(pid)]
+
+
+def unusable(tmp_path: Path) -> Path:
+    """Something is where event files belong."""
+    path = tmp_path / "runs" / "t" / "tensorboard"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return path
+
+
+def test_figures_of_a_run(launch: Launch) -> None:
+    run = launch(TENSORBOARD, all="train")
+    code, _, err = run.end()
+    assert code == 0, err
+    assert f"tensorboard: {run.place}/tensorboard" in err
+    assert [step for step, _ in curves(run.place / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
+    assert failures(run) == []
+    assert run.members() == []
+
+
+def test_none_is_started_unasked(launch: Launch) -> None:
+    run = launch(all="train")
+    assert run.end()[0] == 0
+    assert not list((run.place / "logs").glob("tracker-*"))
+    assert not (run.place / "tensorboard").exists()
+
+
+def test_a_tracker_that_fails_costs_a_warning(launch: Launch, tmp_path: Path) -> None:
+    unusable(tmp_path)
+    run = launch(TENSORBOARD, all="train")
+    code, out, err = run.end()
+    assert code == 0, err
+    ((name, why),) = failures(run)
+    assert name == "tensorboard"
+    assert why.startswith("FileExistsError: ")
+    assert "Traceback" in (run.place / "logs" / "tracker-tensorboard.log").read_text()
+    assert '"tracker_failed"' in out
+
+
+def test_a_tracker_that_is_required_ends_the_run_in_order(launch: Launch, tmp_path: Path) -> None:
+    unusable(tmp_path)
+    run = launch(TENSORBOARD, "telemetry.required=true", all="long")
+    code, _, err = run.end()
+    assert code == ExitCode.FAILED
+    assert "error: telemetry.trackers: tensorboard failed: FileExistsError: " in err
+    assert "set telemetry.required=false to train without it" in err
+    outcome = run.outcome()
+    assert outcome["exit_code"] == ExitCode.FAILED
+    assert run.members() == []
+
+
+def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
+    run = launch(TENSORBOARD, all="long")
+    run.wait_for(lambda: (run.place / "tensorboard").exists() and bool(trackers(run)))
+    for pid in trackers(run):
+        os.kill(pid, signal.SIGSTOP)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.end()
+    assert code == ExitCode.PREEMPTED, err
+    assert failures(run) == [("tensorboard", "it was not done in time; its last figures may be missing")]
+    assert run.members() == []
+
+
+def test_a_tracker_that_is_killed_is_missed_by_nobody_else(launch: Launch) -> None:
+    run = launch(TENSORBOARD, all="hundred")
+    run.wait_for(lambda: (run.place / "tensorboard").exists() and bool(trackers(run)))
+    for pid in trackers(run):
+        os.kill(pid, signal.SIGKILL)
+    code, _, err = run.end()
+    assert code == 0, err
+    ((name, why),) = failures(run)
+    assert (name, why.startswith("it ended with code -9")) == ("tensorboard", True)
+
+
+def test_trackers_die_with_their_supervisor(launch: Launch) -> None:
+    run = launch(TENSORBOARD, all="long")
+    run.wait_for(lambda: bool(trackers(run)))
+    run.process.kill()
+    deadline = time.monotonic() + 60
+    while run.members() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert run.members() == []
+
+
+def test_one_tracker_follows_all_lives_of_a_launch(launch: Launch) -> None:
+    run = launch(TENSORBOARD, "launch.max_restarts=1", all="killed_once")
+    code, _, err = run.end()
+    assert code == 0, err
+    assert [step for step, _ in curves(run.place / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
+    assert len(list((run.place / "tensorboard").iterdir())) == 1
+
+
+def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Path) -> None:
+    """Nobody answers at this address, which the run survives; what is told stands in unit tests."""
+    (tmp_path / "token").write_text("t")
+    variables = {
+        "KUBEFLOW_TRAINER_SERVER_URL": "https://127.0.0.1:9/status",
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/no/such/ca.crt",
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+    }
+    run = launch("telemetry.required=true", all="train", variables=variables)
+    code, _, err = run.end()
+    assert code == 0, err
+    assert "trainjob: https://127.0.0.1:9/status" in err
+    assert err.count("Kubeflow Trainer is not told") == 1
+    assert failures(run) == []
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[list[Command]]:
+    started: list[Command] = []
+    yield started
+    for command in started:
+        command.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Command]) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
+    run, options = tmp_path / "runs" / "small", [TENSORBOARD, "evaluate.every_epochs=1", "launch.processes=1"]
+    train = ["train", "run.yaml", *(word for option in options for word in ("--set", option))]
+    assert podscale(tmp_path, "shard", "run.yaml").code == 0
+    start.append(Command(tmp_path, *train))
+    start[-1].wait_for(lambda: (run / "tensorboard").exists())
+    start[-1].wait_for_updates(run, 8)
+    start[-1].process.kill()
+    start[-1].end()
+    assert not (run / "model").exists(), "the training was over before it could be killed"
+    ended = podscale(tmp_path, *train)
+    assert ended.code == 0, ended.err
+    lines = list(read_records(run / "metrics.jsonl"))
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
+    assert len(steps) > len(set(steps)), "nothing was done again: the kill came too soon to show anything"
+    calm = undisturbed(lines)
+    found = curves(run / "tensorboard")
+    for tag, kind, name in (
+        ("train/loss", "step", "loss"),
+        ("train/learning_rate", "step", "learning_rate"),
+        ("train/epoch", "step", "epoch"),
+        ("throughput/images_per_second", "step", "images_per_second"),
+        ("evaluation/top1", "evaluation", "top1"),
+        ("evaluation/top5", "evaluation", "top5"),
+        ("evaluation/loss", "evaluation", "loss"),
+    ):
+        expected = [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in calm if line["kind"] == kind]
+        assert found[tag] == expected, tag
+    assert len(found["evaluation/top1"]) == 3
+    assert {"phases/data_wait", "phases/forward_backward", "goodput/ratio"} <= found.keys()
+    assert json.loads((run / "outcome.json").read_text())["train"]["exit_code"] == 0

@@ -1,0 +1,183 @@
+"""Event files, read back by TensorBoard itself and by a reader made from the format's definition."""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podscale.telemetry.events import Record
+from podscale.telemetry.trackers.eventfile import EventFile, crc32c, masked
+from podscale.telemetry.trackers.tensorboard import TensorBoard
+from podscale.telemetry.trackers.tracker import Ended
+from tests.support.event_files import events, parsed
+from tests.support.tensorboard import curves
+
+
+def launched(step: int, time: float = 100.0) -> Record:
+    return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
+
+
+def update(step: int, loss: float | None = 1.0, **more: Any) -> Record:
+    values = {"epoch": step / 10, "loss": loss, "learning_rate": 0.1, "images_per_second": 1000.0}
+    return {
+        "time": 100.0 + step,
+        "kind": "step",
+        "step": step,
+        **values,
+        "phases": {"data_wait": 1.0, "other": 3.0},
+        **more,
+    }
+
+
+def evaluation(step: int, top1: float) -> Record:
+    return {"time": 100.0 + step, "kind": "evaluation", "step": step, "top1": top1, "top5": 0.9, "loss": 0.5}
+
+
+def track(directory: Path, records: list[Record], *, killed: bool = False) -> None:
+    """One launch's tracker; where killed, it had no time for an end."""
+    tracker = TensorBoard(directory)
+    for record in records:
+        tracker.add(record)
+    tracker.flush()
+    if not killed:
+        tracker.close(Ended(0))
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (bytes([0xFF] * 32), 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(reversed(range(32))), 0x113FDB5C),
+        (b"", 0),
+    ],
+)
+def test_checksums_of_rfc_3720(data: bytes, crc: int) -> None:
+    assert crc32c(data) == crc
+
+
+@given(st.binary(max_size=300))
+def test_checksums_are_those_of_another_library(data: bytes) -> None:
+    assert crc32c(data) == google_crc32c.value(data)
+
+
+def test_masked_checksums_fit_into_their_field() -> None:
+    assert masked(0) == 0xA282EAD8
+    assert masked(0xFFFFFFFF) == 0xA282EAD7
+
+
+@given(
+    st.integers(0, 2**63 - 1),
+    st.floats(0, 1e12),
+    st.dictionaries(st.text(max_size=20), st.floats(width=32, allow_nan=False), max_size=5),
+)
+def test_a_point_comes_back_as_it_was(step: int, time: float, values: dict[str, float]) -> None:
+    written = io.BytesIO()
+    EventFile(written, 5.0).scalars(time, step, values)
+    head, point = parsed(written.getvalue())
+    assert (head.wall_time, head.file_version) == (5.0, "brain.Event:2")
+    assert (point.wall_time, point.step) == (time, step)
+    assert {value.tag: value.simple_value for value in point.summary.value} == values
+
+
+def test_values_beyond_float32_are_infinite() -> None:
+    written = io.BytesIO()
+    EventFile(written, 5.0).scalars(1.0, 1, {"a": 1e300, "b": -1e300, "c": math.nan})
+    found = {value.tag: value.simple_value for value in parsed(written.getvalue())[1].summary.value}
+    assert found["a"] == math.inf
+    assert found["b"] == -math.inf
+    assert math.isnan(found["c"])
+
+
+def test_tensorboard_shows_the_figures_of_a_run(tmp_path: Path) -> None:
+    goodput = {"time": 103.0, "kind": "event", "event": "goodput", "goodput": 0.5, "wall_seconds": 60.0, "seconds": {}}
+    track(tmp_path / "r" / "tensorboard", [launched(0), update(1), update(2, None), evaluation(2, 0.25), goodput])
+    found = curves(tmp_path / "r" / "tensorboard")
+    assert found["train/learning_rate"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))]
+    assert found["train/loss"][0] == (1, 1.0)
+    assert math.isnan(found["train/loss"][1][1])
+    assert found["train/epoch"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2))]
+    assert found["throughput/images_per_second"] == [(1, 1000.0), (2, 1000.0)]
+    assert found["phases/data_wait"] == [(1, 0.25), (2, 0.25)]
+    assert found["evaluation/top1"] == [(2, 0.25)]
+    assert found["goodput/ratio"] == [(2, 0.5)]
+
+
+def test_updates_that_were_done_again_are_shown_once(tmp_path: Path) -> None:
+    first = [launched(0), *(update(step) for step in range(1, 9)), evaluation(8, 0.1)]
+    again = [launched(5), *(update(step, 2.0) for step in range(6, 12))]
+    track(tmp_path, first, killed=True)
+    assert [step for step, _ in curves(tmp_path)["train/loss"]] == list(range(1, 9))
+    track(tmp_path, [*first, *again])
+    found = curves(tmp_path)
+    assert found["train/loss"] == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 12))]
+    assert "evaluation/top1" not in found or found["evaluation/top1"] == []  # it was of an update that was lost
+
+
+def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path)
+    for record in (launched(0), update(1), update(2), update(3)):
+        tracker.add(record)
+    tracker.flush()
+    for record in (launched(1), update(2, 2.0)):
+        tracker.add(record)
+    tracker.close(Ended(0))
+    assert curves(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_reader_that_is_already_there_sees_no_point_twice(tmp_path: Path) -> None:
+    """TensorBoard goes on from one file to the next; it may have read the former one before that is removed."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    records = [launched(0), *(update(step) for step in range(1, 6))]
+    track(tmp_path, records, killed=True)
+    living = reader.EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    living.Reload()
+    assert len(living.Scalars("train/loss")) == 5
+    track(tmp_path, [*records, launched(3), update(4), update(5), update(6)])
+    living.Reload()
+    assert [point.step for point in living.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_launch_writes_only_what_is_new(tmp_path: Path) -> None:
+    records: list[Record] = [launched(0)]
+    for step in (1, 2, 3):
+        records.append(update(step))
+        track(tmp_path, records)
+    files = [events(path) for path in sorted(tmp_path.iterdir())]
+    assert [file[0].file_version for file in files] == ["brain.Event:2"] * 3
+    assert [[event.step for event in file[1:]] for file in files] == [[1, 1], [2], [3]]
+    assert files[0][1].session_log.status == 1
+
+
+@pytest.mark.parametrize("left", range(0, 700, 23))
+def test_a_writer_that_was_killed_in_the_middle_of_an_event(tmp_path: Path, left: int) -> None:
+    records = [launched(0), update(1), evaluation(1, 0.1), update(2)]
+    track(tmp_path, records, killed=True)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:left])
+    track(tmp_path, [*records, update(3)])
+    found = curves(tmp_path)
+    assert found["train/loss"] == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert found["evaluation/top1"] == [(1, pytest.approx(0.1))]
+
+
+def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.9999999998.host.1.podscale").write_bytes(b"")
+    track(tmp_path, [launched(0), update(1)])
+    assert sorted(path.name.split(".")[3] for path in tmp_path.iterdir()) == ["9999999998", "9999999999"]
+
+
+def test_an_end_of_the_launch_is_told_in_one_line() -> None:
+    ended = Ended(75, "stopped\non request")
+    assert ended.line().count(b"\n") == 1
+    assert Ended.parse(ended.line()) == ended
+    assert Ended.parse(b"").exit_code == 1
+    assert json.loads(ended.line())["exit_code"] == 75

@@ -1,0 +1,272 @@
+"""The status of a TrainJob: told over real TLS to a server that checks what Kubeflow Trainer's checks."""
+
+import http.server
+import json
+import os
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.telemetry.events import Record
+from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.trackers.trainjob import TrainJobStatus, is_wanted
+from tests.support import crds
+from tests.support.certificates import Authority
+
+PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainjobs/t/status"
+MOST_BYTES = 2**16
+
+
+@dataclass
+class StatusServer:
+    """What Trainer's status server looks at: method, path, token, size and form of the body."""
+
+    url: str
+    token: str = "first"
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+
+    def answer(self, path: str, bearer: str, body: bytes) -> int:
+        if path != PATH:
+            return 404
+        if bearer != f"Bearer {self.token}":
+            return 403
+        if len(body) > MOST_BYTES:
+            return 413
+        self.bodies.append(json.loads(body))
+        return 200
+
+
+@dataclass
+class Place:
+    """A pod with the three variables, and the server they name."""
+
+    server: StatusServer
+    environment: dict[str, str]
+    token: Path
+    warnings: list[str] = field(default_factory=list)
+
+    def tracker(self, interval: float = 0.0) -> TrainJobStatus:
+        return TrainJobStatus(self.environment, self.warnings.append, interval)
+
+    @property
+    def newest(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.server.bodies[-1]["trainerStatus"]
+        return found
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def place(tmp_path: Path, authority: Authority) -> Iterator[Place]:
+    status = StatusServer("")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            code = status.answer(self.path, self.headers["Authorization"], body)
+            if code != 200:
+                status.refused.append(code)
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    pair = authority.sign("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    status.url = f"https://127.0.0.1:{server.server_address[1]}{PATH}"
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    environment = {
+        "KUBEFLOW_TRAINER_SERVER_URL": status.url,
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(authority.pair.certificate),
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token),
+    }
+    yield Place(status, environment, token)
+    server.shutdown()
+    server.server_close()
+
+
+def launched(step: int, time: float = 100.0) -> Record:
+    return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
+
+
+def update(step: int, loss: float | None = 2.0) -> Record:
+    values = {"epoch": step / 10, "loss": loss, "learning_rate": 0.1, "images_per_second": 1234.5678}
+    return {"time": 100.0 + step, "kind": "step", "step": step, **values, "phases": {"other": 1.0}}
+
+
+def evaluation(step: int) -> Record:
+    return {"time": 100.0 + step, "kind": "evaluation", "step": step, "top1": 0.5, "top5": 0.9, "loss": 0.5}
+
+
+def told(tracker: TrainJobStatus, *records: Record) -> None:
+    for record in records:
+        tracker.add(record)
+    tracker.flush()
+
+
+def test_nothing_is_told_before_the_training_has_begun(place: Place) -> None:
+    tracker = place.tracker()
+    told(tracker)
+    assert place.server.bodies == []
+    told(tracker, launched(0))
+    assert place.newest["progressPercentage"] == 0
+    assert "estimatedRemainingSeconds" not in place.newest
+
+
+def test_how_far_a_training_is(place: Place) -> None:
+    tracker = place.tracker()
+    told(tracker, launched(0), update(10), evaluation(10))
+    status = place.newest
+    assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (20, 40)
+    metrics = {metric["name"]: metric["value"] for metric in status["metrics"]}
+    assert metrics["train/loss"] == "2"
+    assert metrics["evaluation/top1"] == "0.5"
+    assert metrics["throughput/images_per_second"] == "1234.57"
+    age = datetime.now(UTC) - datetime.fromisoformat(status["lastUpdatedTime"])
+    assert abs(age.total_seconds()) < 600
+    told(tracker, update(50, None))
+    assert place.newest["progressPercentage"] == 99, "the model is not written yet"
+    assert {"name": "train/loss", "value": "nan"} in place.newest["metrics"]
+    tracker.close(Ended(0))
+    assert (place.newest["progressPercentage"], place.newest["estimatedRemainingSeconds"]) == (100, 0)
+    assert place.warnings == []
+
+
+def test_what_is_told_fits_the_definition_of_a_trainjob(place: Place) -> None:
+    tracker = place.tracker()
+    told(tracker, launched(0), update(10, None), evaluation(10))
+    for number in range(400):
+        tracker._values[f"n{number}"] = 1.0
+    tracker._values["x" * 65] = 1.0
+    tracker.close(Ended(0))
+    assert len(place.newest["metrics"]) == 256
+    for body in place.server.bodies:
+        crds.validate_status("TrainJob", body)
+
+
+def test_a_run_that_is_continued_or_fails(place: Place) -> None:
+    tracker = place.tracker()
+    told(tracker, launched(0), update(30), launched(10, 200.0))
+    assert place.newest["progressPercentage"] == 20
+    assert "estimatedRemainingSeconds" not in place.newest
+    tracker.close(Ended(1, "boom"))
+    assert place.newest["progressPercentage"] == 20
+
+
+def test_a_training_that_reaches_its_target_early_is_done(place: Place) -> None:
+    tracker = place.tracker()
+    told(tracker, launched(0), update(10))
+    tracker.close(Ended(0))
+    assert place.newest["progressPercentage"] == 100
+
+
+def test_the_token_is_read_for_each_request(place: Place) -> None:
+    tracker = place.tracker()
+    told(tracker, launched(0))
+    place.server.token = "second"
+    replacement = place.token.with_name("new")
+    replacement.write_text("second")
+    replacement.replace(place.token)
+    told(tracker, update(1))
+    assert place.server.refused == []
+    assert len(place.server.bodies) == 2
+
+
+def test_it_is_told_once_an_interval_and_at_the_end(place: Place) -> None:
+    tracker = place.tracker(interval=3600.0)
+    told(tracker, launched(0), update(1))
+    told(tracker, update(2))
+    assert len(place.server.bodies) == 1
+    tracker.close(Ended(0))
+    assert len(place.server.bodies) == 2
+
+
+def _stranger(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    place.environment["KUBEFLOW_TRAINER_SERVER_CA_CERT"] = str(Authority(tmp_path / "other").pair.certificate)
+
+
+def _no_token(place: Place, tmp_path: Path) -> None:
+    place.token.unlink()
+
+
+def _revoked(place: Place, tmp_path: Path) -> None:
+    place.server.token = "another"
+
+
+def _nobody(place: Place, tmp_path: Path) -> None:
+    place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = "https://127.0.0.1:9/status"
+
+
+def _plain(place: Place, tmp_path: Path) -> None:
+    place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = place.server.url.replace("https", "http")
+
+
+def _newline(place: Place, tmp_path: Path) -> None:
+    place.token.write_text("a\r\nX-Evil: b")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (_stranger, "CERTIFICATE_VERIFY_FAILED"),
+        (_no_token, "No such file"),
+        (_revoked, "403 Forbidden"),
+        (_nobody, "refused"),
+        (_plain, "is no https:// URL"),
+        (_newline, "Invalid header value"),
+    ],
+)
+def test_trouble_costs_one_warning(
+    place: Place, tmp_path: Path, trouble: Callable[[Place, Path], None], said: str
+) -> None:
+    trouble(place, tmp_path)
+    tracker = place.tracker()
+    told(tracker, launched(0))
+    told(tracker, update(1))
+    tracker.close(Ended(0))
+    (warning,) = place.warnings
+    assert said in warning
+    assert "first" not in warning
+    assert place.server.bodies == []
+
+
+def test_it_goes_on_after_an_outage(place: Place) -> None:
+    tracker = place.tracker()
+    place.server.token = "later"
+    told(tracker, launched(0))
+    place.server.token = "first"
+    told(tracker, update(1))
+    assert len(place.server.bodies) == 1
+    assert len(place.warnings) == 1
+
+
+def test_no_proxy_sees_the_token(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    told(place.tracker(), launched(0))
+    assert len(place.server.bodies) == 1
+
+
+def test_it_is_wanted_where_all_three_variables_are_set(place: Place) -> None:
+    assert not is_wanted({})
+    assert not is_wanted({**os.environ})
+    assert is_wanted(place.environment)
+    for name in place.environment:
+        assert not is_wanted({**place.environment, name: ""})
