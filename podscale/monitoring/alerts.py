@@ -182,12 +182,22 @@ run:podscale_train_checkpoint_age:seconds
         'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
         '"{{ $labels.reason }}". The newest complete checkpoint is kept; the run ends when the next one is due.',
     ),
-    # Range vectors remember a run that has ended; ten minutes is what a restart may take.
+    # Rank 0 tells restarts once it trains, the pod's parent launches before that: of ranks that die in their start only
+    # the parent tells. Range vectors remember a run that has ended; ten minutes is what a restart may take.
     Alert(
         "PodscaleRestartLoop",
         """
-sum by (namespace, run) (increase(run_cause:podscale_train_restarts:max[1h])) >= @restartsPerHour@
-and max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 0
+(
+  increase(run:podscale_train_launches:max[1h]) >= @restartsPerHour@
+  or
+  sum by (namespace, run) (increase(run_cause:podscale_train_restarts:max[1h])) >= @restartsPerHour@
+)
+and (
+  group by (namespace, run) (last_over_time(podscale_train_launches_total[10m]))
+  or
+  group by (namespace, run) (last_over_time(podscale_train_done[10m]))
+)
+unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
 """,
         "0s",
         "warning",

@@ -189,6 +189,7 @@ def _killed_three_times(scene: Scene) -> Iterator[float]:
 def _starts_again(scene: Scene, since: float) -> str:
     events = [event for event in scene.records(0, "restart") if event["cause"] == "lost_rank"]
     assert all("rank 1 (process" in event["error"] and "SIGKILL" in event["error"] for event in events), events
+    scene.until(lambda: scene.records(since, "resumed"), "it goes on")
     seconds = scene.records(since, "resumed")[0]["time"] - since
     return (
         "says that rank 1 was killed by SIGKILL, starts all ranks again each time (`launch.max_restarts`) and goes on "
@@ -197,6 +198,7 @@ def _starts_again(scene: Scene, since: float) -> str:
 
 
 _STANDS = "nothing is saved while nothing is trained; checkpoints of this training are seconds apart"
+_BEFORE = "the drills before this one restarted the run"
 DRILLS = (
     Drill(
         "slowed rank",
@@ -241,13 +243,25 @@ DRILLS = (
     ),
     Drill(
         "volume nearly full",
-        "the workspace, a tmpfs of 80 MiB, is filled up to 3 %",
+        "the workspace, a tmpfs of 80 MiB, is filled until 3 % of it are free",
         '`run_volume:podscale_disk_free:ratio{volume="workspace"}`',
         f'run_volume:podscale_disk_free:ratio{{run="{RUN}", volume="workspace"}}',
         (Expected("PodscaleDiskFilling", {"volume": "workspace"}),),
         _nearly_full,
         _saves_on,
         needs_disk=True,
+    ),
+    Drill(
+        "killed rank, three times",
+        "rank 1 is killed (SIGKILL) in training, and twice more in its start; counted from the third kill on",
+        "`podscale_train_launches_total`",
+        f'run:podscale_train_launches:max{{run="{RUN}"}}',
+        (Expected("PodscaleRestartLoop"),),
+        _killed_three_times,
+        _starts_again,
+        besides={"PodscaleCheckpointStale": _STANDS},
+        resolves=False,
+        shorten=6,
     ),
     Drill(
         "failing checkpoint target",
@@ -260,6 +274,7 @@ DRILLS = (
         besides={
             "PodscaleDiskFilling": "the volume is full",
             "PodscaleCheckpointStale": "nothing is saved",
+            "PodscaleRestartLoop": _BEFORE,
         },
         needs_disk=True,
     ),
@@ -271,18 +286,6 @@ DRILLS = (
         (Expected("PodscaleTrainingStalled", {}, "PodscaleTrainingStalled"),),
         _paused_rank,
         _calls_it_a_hang,
-        besides={"PodscaleCheckpointStale": _STANDS},
-    ),
-    Drill(
-        "killed rank, three times",
-        "rank 1 is killed (SIGKILL), and again each time that it is back; counted from the third kill on",
-        "`podscale_train_restarts_total`, all causes",
-        f'sum(run_cause:podscale_train_restarts:max{{run="{RUN}"}})',
-        (Expected("PodscaleRestartLoop"),),
-        _killed_three_times,
-        _starts_again,
-        besides={"PodscaleCheckpointStale": _STANDS},
-        resolves=False,
-        shorten=6,
+        besides={"PodscaleCheckpointStale": _STANDS, "PodscaleRestartLoop": _BEFORE},
     ),
 )
