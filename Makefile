@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint types check bench bench-network bench-gpu chart dashboards images clean lock lock-upgrade \
+.PHONY: help run test lint types check bench bench-network bench-gpu chart dashboards drills images clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
 help: ## this list
@@ -46,6 +46,9 @@ chart: .venv/.run ## write the chart's rules, its schema and the table of its RE
 
 dashboards: .venv/.dev ## write the dashboards' JSON, and draw them of a real training into docs/images (ten minutes)
 	@$(BIN)/python tools/dashboards.py && $(BIN)/python -m tests.dashboards.pictures
+
+drills: .venv/.dev ## put faults into a real training under a real Prometheus, into docs/drills.md: needs root (ARGS="--only killed")
+	@$(BIN)/python -m tests.system.drills $(ARGS)
 
 images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/images.md)
 	@images/build.sh $(IMAGES)

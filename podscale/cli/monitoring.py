@@ -59,11 +59,14 @@ def rules_export(
         list[str], typer.Option("--threshold", metavar="NAME=NUMBER", help="Another limit (docs/runbooks).")
     ] = [],
     without: Annotated[list[str], typer.Option(metavar="ALERT", help="Leave out an alert.")] = [],
+    shorten: Annotated[
+        float, typer.Option(metavar="TIMES", help="Divide every window and wait by it, for a drill (docs/drills.md).")
+    ] = 1,
 ) -> None:
     """Write the rules for a Prometheus that the chart does not reach."""
     from podscale.commands import rules as command
 
-    command.export(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without)
+    command.export(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without, shorten=shorten)
 
 
 @dashboards.command()

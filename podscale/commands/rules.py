@@ -11,11 +11,21 @@ from podscale.monitoring.render import FORMATS, Settings
 FILE = "podscale-rules.yaml"
 
 
-def export(directory: Path, *, form: str, runbooks: str, thresholds: Sequence[str], without: Sequence[str]) -> None:
+def export(
+    directory: Path,
+    *,
+    form: str,
+    runbooks: str,
+    thresholds: Sequence[str],
+    without: Sequence[str],
+    shorten: float,
+) -> None:
     """Writes one file into `directory` and prints its path."""
     if form not in FORMATS:
         raise InputError(f"--format {form}: choose one of {', '.join(FORMATS)}")
-    settings = Settings(thresholds=dict(map(_threshold, thresholds)), runbooks=runbooks, without=frozenset(without))
+    settings = Settings(
+        thresholds=dict(map(_threshold, thresholds)), runbooks=runbooks, without=frozenset(without), shorten=shorten
+    )
     text = to_yaml([FORMATS[form](settings)])
     path = directory / FILE
     try:

@@ -35,11 +35,15 @@ class Lives:
     def __init__(self, task: PodTask, run: RunDirectory, lease: Lease | None) -> None:
         self._path, self._lease = run.heartbeat, lease if task.stage == "train" else None
         self._began = time.monotonic() - processes.age()  # the first life begins with this process: imports count
+        self.launches: int | None = None
+        """Of the training, over all lives, with the one that has begun; None where nothing is written."""
 
     def begin(self) -> dict[str, str]:
         """A life begins; what its ranks are to find in their environment."""
         if self._lease is not None:
-            self._write(launched(read_book(self._path), time.time(), time.monotonic() - self._began))
+            book = launched(read_book(self._path), time.time(), time.monotonic() - self._began)
+            self.launches = book.life
+            self._write(book)
         return {BEGAN: repr(self._began)}
 
     def end(self, exit_code: int) -> None:

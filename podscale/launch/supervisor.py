@@ -84,6 +84,7 @@ def run_job(
         left = task.max_restarts if task.rendezvous.nodes == 1 else 0
         while True:
             attempt = _Attempt(task, run, rank_dir, logs, lease, stop, display, trackers, lives.begin())
+            telemetry.launched(lives.launches)
             verdict = replace(judge(attempt.run()), leads=attempt.leads)
             lives.end(verdict.exit_code)
             if verdict.exit_code not in RESTARTABLE or left == 0 or stop.requested:

@@ -180,14 +180,24 @@ run:podscale_train_checkpoint_age:seconds
         "warning",
         f"{RUN} could not write a checkpoint ({{{{ $labels.reason }}}}).",
         'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
-        '"{{ $labels.reason }}". Training goes on, and the newest complete checkpoint grows older.',
+        '"{{ $labels.reason }}". The newest complete checkpoint is kept; the run ends when the next one is due.',
     ),
-    # Range vectors remember a run that has ended; ten minutes is what a restart may take.
+    # Rank 0 tells restarts once it trains, the pod's parent launches before that: of ranks that die in their start only
+    # the parent tells. Range vectors remember a run that has ended; ten minutes is what a restart may take.
     Alert(
         "PodscaleRestartLoop",
         """
-sum by (namespace, run) (increase(run_cause:podscale_train_restarts:max[1h])) >= @restartsPerHour@
-and max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 0
+(
+  increase(run:podscale_train_launches:max[1h]) >= @restartsPerHour@
+  or
+  sum by (namespace, run) (increase(run_cause:podscale_train_restarts:max[1h])) >= @restartsPerHour@
+)
+and (
+  group by (namespace, run) (last_over_time(podscale_train_launches_total[10m]))
+  or
+  group by (namespace, run) (last_over_time(podscale_train_done[10m]))
+)
+unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
 """,
         "0s",
         "warning",
@@ -201,8 +211,8 @@ and max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 0
         "PodscaleGoodputLow",
         f"""
 run:podscale_train_goodput:ratio_1h < @goodputShare@
-and sum by (namespace, run) (run_state:podscale_train_wall_seconds:max) > 3600
-and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > 1800
+and sum by (namespace, run) (run_state:podscale_train_wall_seconds:max) > @1h@
+and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > @30m@
 {_UNFINISHED}
 """,
         "5m",
@@ -222,8 +232,8 @@ PLACE = (
 run_volume:podscale_disk_free:ratio
 and on (namespace, run, volume) (
   group by (namespace, run, volume) (
-    predict_linear(podscale_disk_free_bytes[1h], @diskFullHours@ * 3600) < 0
-    and predict_linear(podscale_disk_free_bytes[15m], @diskFullHours@ * 3600) < 0
+    predict_linear(podscale_disk_free_bytes[1h], @diskFullHours@ * @1h@) < 0
+    and predict_linear(podscale_disk_free_bytes[15m], @diskFullHours@ * @1h@) < 0
     and podscale_disk_free_bytes offset 30m
   )
   or

@@ -34,6 +34,18 @@ ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
+class Cadence:
+    """Whole seconds between two scrapes, and between two looks at the rules and at what there is to scrape."""
+
+    scrape: int = SCRAPE_SECONDS
+    evaluation: int = EVALUATION_SECONDS
+
+
+CADENCE = Cadence()
+AS_SHIPPED = Settings()
+
+
+@dataclass(frozen=True)
 class Firing:
     """An alert that fires."""
 
@@ -87,11 +99,13 @@ class LocalPrometheus:
 
 
 @contextmanager
-def running(runs: Path, port: int) -> Iterator[LocalPrometheus]:
+def running(
+    runs: Path, port: int, settings: Settings = AS_SHIPPED, cadence: Cadence = CADENCE
+) -> Iterator[LocalPrometheus]:
     """Starts Prometheus for the runs below `runs`, and ends it; what it has collected stays.
 
-    port: on 127.0.0.1; 0 = any free one. Raises InputError where there is no program, the port is in use, or another
-    Prometheus works for the same runs.
+    port: on 127.0.0.1; 0 = any free one. settings: of the rules. Raises InputError where there is no program, the port
+    is in use, or another Prometheus works for the same runs.
     """
     program = shutil.which(PROGRAM)
     if program is None:
@@ -101,7 +115,7 @@ def running(runs: Path, port: int) -> Iterator[LocalPrometheus]:
         )
     port = free_port(port)
     folder = runs / FOLDER
-    lock = prepare(runs)
+    lock = prepare(runs, settings, cadence)
     command = [
         program,
         f"--config.file={folder / 'prometheus.yml'}",
@@ -128,7 +142,7 @@ def running(runs: Path, port: int) -> Iterator[LocalPrometheus]:
         os.close(lock)
 
 
-def prepare(runs: Path) -> int:
+def prepare(runs: Path, settings: Settings = AS_SHIPPED, cadence: Cadence = CADENCE) -> int:
     """Writes configuration and rules for the runs below a folder; returns the open file whose lock says whose it is.
 
     Raises InputError where that cannot be written, or another Prometheus works there.
@@ -137,8 +151,8 @@ def prepare(runs: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = _locked(folder / "lock")
-        write_atomically(folder / "rules.yml", yaml.safe_dump(rule_file(Settings()), sort_keys=False))
-        write_atomically(folder / "prometheus.yml", yaml.safe_dump(configuration(folder), sort_keys=False))
+        write_atomically(folder / "rules.yml", yaml.safe_dump(rule_file(settings), sort_keys=False))
+        write_atomically(folder / "prometheus.yml", yaml.safe_dump(configuration(folder, cadence), sort_keys=False))
         write_targets(runs, endpoints(runs))
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}; choose another folder of runs") from error
@@ -155,15 +169,16 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def configuration(folder: Path) -> dict[str, Any]:
+def configuration(folder: Path, cadence: Cadence) -> dict[str, Any]:
     """What Prometheus reads at its start; the endpoints to scrape stand in a file that it looks at again and again."""
+    look = cadence.evaluation
     return {
-        "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": f"{EVALUATION_SECONDS}s"},
+        "global": {"scrape_interval": f"{cadence.scrape}s", "evaluation_interval": f"{look}s"},
         "rule_files": [str(folder / "rules.yml")],
         "scrape_configs": [
             {
                 "job_name": "podscale",
-                "file_sd_configs": [{"files": [str(folder / "targets.json")], "refresh_interval": "5s"}],
+                "file_sd_configs": [{"files": [str(folder / "targets.json")], "refresh_interval": f"{look}s"}],
             }
         ],
     }

@@ -144,6 +144,11 @@ STATE = (
         "max by (namespace, run, cause) (podscale_train_restarts_total)",
         "Restarts of a run by cause, over all its lives.",
     ),
+    Recording(
+        "run:podscale_train_launches:max",
+        "max by (namespace, run) (podscale_train_launches_total)",
+        "Launches of a run, over all its lives, those among them that have not begun to train.",
+    ),
     # Where this life has written none yet, what counts is how long it has lived.
     Recording(
         "run:podscale_train_checkpoint_age:seconds",

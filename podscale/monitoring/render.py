@@ -1,28 +1,35 @@
 """The rules as objects to be written as YAML: a rule file, or an object of an operator. Pure."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from podscale.errors import InputError
+from podscale.monitoring.durations import shortened, timed
 from podscale.monitoring.groups import ALERTS, GROUPS
 from podscale.monitoring.rule import RUNBOOKS, Alert, Group, Recording, filled
 from podscale.monitoring.thresholds import DEFAULTS
 
 RUNBOOKS_HERE = "docs/runbooks/"
 """Where this repository has the pages; a site that serves them names its own address."""
+Fill = Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What differs between sites. Raises InputError for a name that does not exist."""
+    """What differs between sites. Raises InputError for a name that does not exist, or a `shorten` below 1."""
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
     runbooks: str = RUNBOOKS_HERE
     without: frozenset[str] = frozenset()
     """Names of alerts that are left out."""
+    shorten: float = 1
+    """What every range, offset and wait is divided by: for drills. Texts go on telling the shipped times."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.shorten < math.inf:
+            raise InputError(f"shorten: {self.shorten:g} makes nothing shorter; give a number of 1 or more")
         _known("threshold", self.thresholds.keys(), DEFAULTS)
         _known("alert", self.without, [alert.name for alert in ALERTS])
 
@@ -35,7 +42,7 @@ class Settings:
 def rule_file(settings: Settings) -> dict[str, Any]:
     """What Prometheus reads from a file of `rule_files`."""
     values = settings.values()
-    groups = [_group(group, settings.without, lambda text: filled(text, values)) for group in GROUPS]
+    groups = [_group(group, settings.without, lambda text: filled(text, values), settings.shorten) for group in GROUPS]
     return {"groups": [group for group in groups if group["rules"]]}
 
 
@@ -71,18 +78,19 @@ def _object(api_version: str, kind: str, settings: Settings) -> dict[str, Any]:
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": rule_file(settings)}
 
 
-def _group(group: Group, without: frozenset[str], fill: Callable[[str], str]) -> dict[str, Any]:
-    return {"name": group.name, "rules": [_rule(rule, fill) for rule in group.rules if rule.name not in without]}
+def _group(group: Group, without: frozenset[str], fill: Fill, shorten: float = 1) -> dict[str, Any]:
+    rules = [_rule(rule, fill, shorten) for rule in group.rules if rule.name not in without]
+    return {"name": group.name, "rules": rules}
 
 
-def _rule(rule: Recording | Alert, fill: Callable[[str], str]) -> dict[str, Any]:
-    expr = fill(rule.expr.strip())
+def _rule(rule: Recording | Alert, fill: Fill, shorten: float) -> dict[str, Any]:
+    expr = fill(timed(rule.expr.strip(), shorten))
     if isinstance(rule, Recording):
         return {"record": rule.name, "expr": expr}
     return {
         "alert": rule.name,
         "expr": expr,
-        "for": rule.wait,
+        "for": shortened(rule.wait, shorten),
         "labels": {"severity": rule.severity},
         "annotations": {
             "summary": fill(rule.summary),

@@ -1,4 +1,5 @@
-"""The shapes of rules. Texts hold `@name@` where a threshold or the address of the runbooks is filled in.
+"""The shapes of rules. Texts hold `@name@` where a threshold or the address of the runbooks is filled in, expressions
+`@1h@` where that length of time stands as a number of seconds.
 
 Everything runs on Prometheus 2.42, the oldest that users have (Debian 12). Every rule is by namespace and run, so that
 runs never mix; outside Kubernetes the namespace is empty, which PromQL takes for absent.
@@ -11,7 +12,7 @@ from typing import Literal
 
 Severity = Literal["critical", "warning"]
 RUNBOOKS = "@runbooks@"
-_TOKEN = re.compile(r"@(\w+)@")
+_TOKEN = re.compile(r"@([a-zA-Z]\w*)@")
 
 
 @dataclass(frozen=True)

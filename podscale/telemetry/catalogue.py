@@ -319,6 +319,13 @@ ENTRIES = (
     Entry("gpu_memory_size_bytes", "gauge", "supervisor", "Memory of the GPU.", "bytes", {"gpu": ()}),
     Entry("gpu_power_watts", "gauge", "supervisor", "Power drawn by the GPU.", "watts", {"gpu": ()}),
     Entry("gpu_temperature_celsius", "gauge", "supervisor", "Temperature of the GPU.", "degrees Celsius", {"gpu": ()}),
+    Entry(
+        "train_launches",
+        "counter",
+        "supervisor",
+        "Launches of the training so far, over all lives: told by the pod that leads, before its ranks begin.",
+        "launches",
+    ),
     Entry("telemetry_scrapes", "counter", "supervisor", "Scrapes answered.", "scrapes"),
     Entry(
         "telemetry_connections_shed",

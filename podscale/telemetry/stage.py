@@ -55,11 +55,12 @@ class StageTelemetry:
         self._merged = MergedMetrics(snapshots, self.registry)
         self._stack = ExitStack()
         self._server = self._listen() if section.enabled else None
+        self._pod: PodMetrics | None = None
         if self._server is not None:
             self._stack.callback(self._server.close)
-            pod = PodMetrics(self.registry, run=run, engine=engine, volumes=volumes)
-            pod.serve(self._server)
-            self._stack.callback(pod.close)
+            self._pod = PodMetrics(self.registry, run=run, engine=engine, volumes=volumes)
+            self._pod.serve(self._server)
+            self._stack.callback(self._pod.close)
 
     @property
     def url(self) -> str | None:
@@ -76,6 +77,11 @@ class StageTelemetry:
             with suppress(OSError):
                 write_atomically(endpoint, f"{self.url}\n")
                 self._stack.callback(endpoint.unlink, missing_ok=True)
+
+    def launched(self, launches: int | None) -> None:
+        """Ranks are about to begin; launches: of the training so far, where that is known here."""
+        if self._pod is not None and launches is not None:
+            self._pod.readings.set("train_launches", launches)
 
     def finish(self, summary: Path | None, interrupted: Interrupted = lambda: False) -> None:
         """Makes the last values known: in the file `summary`, to the Pushgateway, and to whoever scrapes soon.

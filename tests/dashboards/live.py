@@ -6,10 +6,9 @@ the run goes on from its newest checkpoint, and the loaders starve. A second, ca
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from podscale.monitoring.local import SCRAPE_SECONDS, LocalPrometheus, running
 from podscale.telemetry.events import read_records
 from tests.support.commands import Command
 from tests.support.drawing import Span
+from tests.support.faults import slowed
 
 HERE = Path(__file__).parent
 PICTURES = 16000
@@ -97,7 +97,7 @@ class _Training:
         command = self._start(RUN, 64)
         try:
             self._train(RUN, 45)
-            with _slowed(command.ranks()[1]):
+            with slowed(command.ranks()[1]):
                 self._wait(45)
             self._wait(20)
             os.kill(command.ranks()[1], signal.SIGKILL)
@@ -149,25 +149,3 @@ class _Training:
         while time.monotonic() < deadline and not condition():
             self._prometheus.follow()
             time.sleep(0.5)
-
-
-@contextmanager
-def _slowed(process: int) -> Iterator[None]:
-    """Stops a process every other 40 ms."""
-    over = threading.Event()
-
-    def stop_and_go() -> None:
-        with suppress(ProcessLookupError):
-            while not over.is_set():
-                os.kill(process, signal.SIGSTOP)
-                over.wait(0.04)
-                os.kill(process, signal.SIGCONT)
-                over.wait(0.04)
-
-    thread = threading.Thread(target=stop_and_go)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

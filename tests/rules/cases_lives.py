@@ -177,6 +177,37 @@ RESTART_LOOP = (
     Case(LOOP, "ends after three restarts", lives(0, 30, 40, 50, until=70), {65: (DIGITS,)}, (82, 100)),
     Case(
         LOOP,
+        "its ranks die in their start, again and again, and only the pod's parent is left to tell",
+        (of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(60)),),
+        {41: (DIGITS,), 80: (DIGITS,)},
+        (29, 37, 103),
+    ),
+    Case(
+        LOOP,
+        "the same in a new pod each time, for fifty minutes",
+        tuple(
+            of("train_launches", Line(number, after=10 * number).hold(5).end(), life=number) for number in range(1, 6)
+        ),
+        {41: (DIGITS,), 64: (DIGITS,)},
+        (39, 66),
+    ),
+    Case(
+        LOOP,
+        "is launched a second time, and told by both",
+        (*lives(0, 30), of("train_launches", Line(1).hold(29).jump(2).hold(60))),
+        silent=(35, 60),
+    ),
+    Case(
+        LOOP,
+        "is launched again and again after it was done",
+        (
+            of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(20)),
+            of("train_done", Line(1).hold(60)),
+        ),
+        silent=(41, 58),
+    ),
+    Case(
+        LOOP,
         "the same run from the beginning",
         (
             of("train_restarts", Line(5).hold(30).end(), cause="hang"),

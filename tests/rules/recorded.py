@@ -238,6 +238,12 @@ STATE = (
         },
     ),
     Recorded(
+        "run:podscale_train_launches:max",
+        "of the newest life, a new pod",
+        (of("train_launches", Line(1).hold(20).end()), of("train_launches", Line(2, after=30).hold(20), life=2)),
+        {10: ((DIGITS, 1.0),), 25: (), 50: ((DIGITS, 2.0),)},
+    ),
+    Recorded(
         "run:podscale_train_checkpoint_age:seconds",
         "since minute 20",
         (

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,26 +51,38 @@ class Ended:
 
 
 class Command:
-    """One `podscale` command in `folder`; every process that descends from it carries a mark."""
+    """One `podscale` command in `folder`; every process that descends from it carries a mark.
 
-    def __init__(self, folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
+    output: folder for what it prints; by default that waits in pipes, which hold what a run of minutes prints.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, variables: Mapping[str, str] | None = None, output: Path | None = None
+    ) -> None:
         self.started = time.time()
+        self._printed = (output / "out", output / "err") if output is not None else None
         self.mark = f"{folder}-{time.monotonic_ns()}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "podscale", *arguments],
-            cwd=folder,
-            env={**os.environ, MARK: self.mark, **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="surrogateescape",
-            start_new_session=True,
-        )
+        to: Any = [subprocess.PIPE] * 2
+        with ExitStack() as files:
+            if self._printed is not None:
+                to = [files.enter_context(path.open("wb")) for path in self._printed]
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "podscale", *arguments],
+                cwd=folder,
+                env={**os.environ, MARK: self.mark, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=to[0],
+                stderr=to[1],
+                text=True,
+                errors="surrogateescape",
+                start_new_session=True,
+            )
 
     def end(self) -> Ended:
         """Waits for the end; then nothing that it started is alive any more, however it ended."""
         out, err = self.process.communicate(timeout=PATIENCE)
+        if self._printed is not None:
+            out, err = (path.read_text(encoding="utf-8", errors="surrogateescape") for path in self._printed)
         deadline = time.monotonic() + 20
         while (left := self.members()) and time.monotonic() < deadline:
             time.sleep(0.02)

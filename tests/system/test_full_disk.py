@@ -1,8 +1,6 @@
 """A disk that fills up while `podscale run` trains: what is complete survives, and the same command continues once
 there is room. Places that are full or read-only from the start are refused (mounting needs root)."""
 
-import ctypes
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,33 +10,16 @@ import pytest
 from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.errors import ExitCode
 from tests.support.commands import SMALL_DIGITS, Command, podscale
-
-LIBC = ctypes.CDLL(None, use_errno=True)
-READ_ONLY, REMOUNT = 1, 32
+from tests.support.disk import fill, make_read_only, may_not_mount, small_disk
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 80 MiB; skips where this process may not mount."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if LIBC.mount(b"tmpfs", bytes(place), b"tmpfs", 0, b"size=80m") != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {os.strerror(ctypes.get_errno())}")
-    yield place
-    LIBC.umount2(bytes(place), 2)  # MNT_DETACH
-
-
-def fill(disk: Path) -> Path:
-    """Takes every byte that is left."""
-    ballast = disk / "ballast"
-    with ballast.open("ab", buffering=0) as file:
-        for size in (2**20, 4096, 1):
-            while True:
-                try:
-                    file.write(b"\0" * size)
-                except OSError:
-                    break
-    return ballast
+    if (refused := may_not_mount()) is not None:
+        pytest.skip(refused)
+    with small_disk(tmp_path / "disk", "80m") as place:
+        yield place
 
 
 @pytest.mark.slow
@@ -79,7 +60,7 @@ def test_places_that_cannot_be_written(disk: Path, tmp_path: Path) -> None:
         assert ended.code == ExitCode.BAD_INPUT
         assert re.fullmatch(r"podscale: run\.workspace .* free, about .* needed; free some space.*", ended.err.strip())
     ballast.unlink()
-    assert LIBC.mount(b"tmpfs", bytes(disk), b"tmpfs", REMOUNT | READ_ONLY, b"") == 0
+    make_read_only(disk)
     for command in ("run", "shard", "train"):
         ended = podscale(tmp_path, command, str(document), "--set", f"run.workspace={disk}")
         assert ended.code == ExitCode.BAD_INPUT

@@ -1,36 +1,52 @@
-"""Puts trouble into the training loader of one rank, in every process started with this on its path.
+"""Puts trouble into the training of one rank, or of all, in every process started with this on its path.
 
-TROUBLE is `slow:<rank>`: every batch takes most of an update longer, however long that is on this machine; or
-`stuck:<rank>:<batch>`: this batch never comes.
+TROUBLE is `slow:<rank>`: every batch takes most of an update longer, however long that is on this machine;
+`stuck:<rank>:<batch>`: this batch never comes; or `files:<folder>`: while there is a file of that name in the folder,
+`starved`: on every rank batches take as long as an update longer; `nonfinite-<rank>`: in every fourth update that rank
+has a gradient that is not a number, and a loss that is one.
 """
 
 import importlib.abc
 import importlib.util
+import itertools
+import math
 import os
 import sys
 import time
+from pathlib import Path
 
-LOADER = "podscale.input.loaders.torchvision"
-KIND, RANK, *BATCH = os.environ.get("TROUBLE", "none:-1").split(":")
+KIND, WHERE, *BATCH = os.environ.get("TROUBLE", "none:-1").split(":")
+RANK = os.environ.get("RANK", "")
+EVERY = 4
 
 
 class Finder(importlib.abc.MetaPathFinder):
+    """Changes a module right after it was loaded."""
+
+    def __init__(self, changes):  # type: ignore[no-untyped-def]
+        self._changes = changes
+
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != LOADER or os.environ.get("RANK") != RANK:
+        change = self._changes.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         load = spec.loader.exec_module
 
-        def load_and_trouble(module):  # type: ignore[no-untyped-def]
+        def load_and_change(module):  # type: ignore[no-untyped-def]
             load(module)
-            trouble(module.TorchvisionLoader)
+            change(module)
 
-        spec.loader.exec_module = load_and_trouble
+        spec.loader.exec_module = load_and_change
         return spec
 
 
-def trouble(loader):  # type: ignore[no-untyped-def]
+def on(switch):  # type: ignore[no-untyped-def]
+    return KIND == "files" and Path(WHERE, switch).exists()
+
+
+def delay_batches(module):  # type: ignore[no-untyped-def]
+    loader = module.TorchvisionLoader
     calm = loader.batches
 
     def batches(self, start, stop):  # type: ignore[no-untyped-def]
@@ -39,12 +55,30 @@ def trouble(loader):  # type: ignore[no-untyped-def]
             now = time.monotonic()
             if KIND == "slow":
                 time.sleep(max(0.02, 0.6 * (now - before)))
+            if on("starved"):
+                time.sleep(max(0.02, now - before))
             while [str(number)] == BATCH:
                 time.sleep(1)
-            before = now
+            before = time.monotonic() if KIND == "files" else now
             yield batch
 
     loader.batches = batches
 
 
-sys.meta_path.insert(0, Finder())
+def spoil_gradients(module):  # type: ignore[no-untyped-def]
+    calm = module.smoothed_cross_entropy
+    updates = itertools.count(1)
+
+    def loss(logits, *arguments):  # type: ignore[no-untyped-def]
+        if next(updates) % EVERY == 0 and on(f"nonfinite-{RANK}"):
+            logits.register_hook(lambda gradient: gradient * math.nan)
+        return calm(logits, *arguments)
+
+    module.smoothed_cross_entropy = loss
+
+
+if RANK and (KIND == "files" or RANK == WHERE):
+    changes = {"podscale.input.loaders.torchvision": delay_batches}
+    if KIND == "files":
+        changes["podscale.pytorch.step"] = spoil_gradients
+    sys.meta_path.insert(0, Finder(changes))

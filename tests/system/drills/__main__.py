@@ -1,0 +1,44 @@
+"""Carries out the drills, and writes what they found into docs/drills.md: `python -m tests.system.drills`.
+
+`make drills` does the same. Needs Prometheus, root (for a small disk to fill up) and some minutes. `--only NAME` (part
+of a name, several times if need be) carries some out and writes nothing.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+
+from tests.system.drills.drill import Found, carry_out
+from tests.system.drills.faults import DRILLS, Drill
+from tests.system.drills.page import PAGE, Machine, filled_in
+from tests.system.drills.scene import Scene, scene
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    wanted = parser.parse_args().only
+    if shutil.which("prometheus") is None:
+        sys.exit("prometheus is needed: install the package prometheus")
+    chosen = [drill for drill in DRILLS if not wanted or any(part in drill.name for part in wanted)]
+    begun, machine = time.time(), Machine.here()
+    with scene() as place:
+        if not place.mounted and any(drill.needs_disk for drill in chosen):
+            sys.exit("a tmpfs has to be mounted: run this as root")
+        found = [_told(drill, place) for drill in chosen]
+    if not wanted:
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(filled_in(text, found, machine, time.time() - begun), encoding="utf-8")
+
+
+def _told(drill: Drill, place: Scene) -> Found:
+    begun = time.time()
+    found = carry_out(drill, place)
+    alerts = ", ".join(f"{fired.expected.alert} after {fired.firing:.1f} s" for fired in found.fired)
+    print(f"{drill.name}: {found.before:.3g} -> {found.during:.3g}, {alerts} ({time.time() - begun:.0f} s)", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()

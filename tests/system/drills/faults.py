@@ -1,0 +1,291 @@
+"""The drills: which fault is put into the training, which series and alerts show it, and what Podscale does itself."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+from podscale.errors import ExitCode
+from podscale.monitoring.durations import milliseconds, ranges
+from podscale.monitoring.groups import ALERTS, GROUPS
+from podscale.monitoring.rule import Alert
+from tests.support.disk import fill
+from tests.support.faults import slowed, stopped
+from tests.system.drills.scene import HOST, RUN, Scene
+
+ASIDE: Mapping[str, str] = {
+    "PodscaleTrainingNotStarted": "starts are not shortened, and what it allows for them is",
+    "PodscaleGoodputLow": "of an hour a start takes seconds; here the hour is shortened, and a start is not",
+    "PodscaleThroughputRegressed": "it is true: by the fault, or by other work on the machine, the training is slower",
+}
+"""Alerts that may fire in any drill, and why."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An alert that must fire, with these labels; window: the rule whose longest range has to fill before it can."""
+
+    alert: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    window: str | None = None
+
+    @property
+    def rule(self) -> Alert:
+        return next(alert for alert in ALERTS if alert.name == self.alert)
+
+    @property
+    def window_seconds(self) -> float:
+        """As shipped; 0 where the condition holds at once."""
+        if self.window is None:
+            return 0.0
+        exprs = [rule.expr for group in GROUPS for rule in group.rules if rule.name == self.window]
+        return milliseconds(ranges(exprs[0])[0]) / 1000
+
+    @property
+    def wait_seconds(self) -> float:
+        return milliseconds(self.rule.wait) / 1000
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One fault.
+
+    how, series: for people; query: of the series. inject: puts the fault in and takes it away; may say when it struck.
+    itself: waits for what Podscale does about it, and tells. besides: alerts that may fire too, and why. resolves: the
+    alerts end soon after the fault. shorten: what the rules' durations are divided by.
+    """
+
+    name: str
+    how: str
+    series: str
+    query: str
+    alerts: tuple[Expected, ...]
+    inject: Callable[[Scene], AbstractContextManager[float | None]]
+    itself: Callable[[Scene, float], str]
+    besides: Mapping[str, str] = field(default_factory=dict)
+    resolves: bool = True
+    needs_disk: bool = False
+    shorten: float = 40
+
+
+def _slow_rank(scene: Scene) -> AbstractContextManager[None]:
+    return slowed(scene.rank(1), still=0.06, going=0.03)
+
+
+def _names_the_straggler(scene: Scene, since: float) -> str:
+    scene.until(lambda: scene.records(since, "straggler"), "the log names the straggler")
+    event = scene.records(since, "straggler")[0]
+    assert (event["rank"], event["host"]) == (1, HOST), event
+    return (
+        f"names rank {event['rank']} and its host in the log after {event['time'] - since:.0f} s (event `straggler`: "
+        f"busy {event['ratio']:.1f} times as long as the fastest)"
+    )
+
+
+@contextmanager
+def _switched(scene: Scene, name: str) -> Iterator[None]:
+    switch = scene.switches / name
+    switch.touch()
+    try:
+        yield
+    finally:
+        switch.unlink()
+
+
+def _counts_the_wait(scene: Scene, since: float) -> str:
+    share = scene.value(f'sum(run_phase:podscale_train_phase:ratio_5m{{run="{RUN}", phase="data_wait"}})')
+    assert share is not None
+    assert not scene.records(since, "straggler"), "all ranks starve alike"
+    return f"trains on, and shows the share in every line of the step log (data {share:.0%})"
+
+
+def _masks_updates(scene: Scene, since: float) -> str:
+    masked = len(scene.records(since, "skipped_update"))
+    assert masked > 0
+    loss = scene.value(f'podscale_train_loss{{run="{RUN}"}}')
+    assert loss is not None
+    assert loss == loss, "the weights are lost"
+    return (
+        f"masks the update on all ranks (event `skipped_update`, {masked} so far) and trains on; the loss stays finite"
+    )
+
+
+def _stopped_endpoint(scene: Scene) -> AbstractContextManager[None]:
+    return stopped(scene.command.stage())
+
+
+def _trains_unseen(scene: Scene, since: float) -> str:
+    before = scene.step
+    scene.until(lambda: scene.step > before, "it trains on")
+    return f"trains on unseen: update {before} of the run's log was followed by {scene.step} while nobody could scrape"
+
+
+@contextmanager
+def _nearly_full(scene: Scene) -> Iterator[None]:
+    ballast = fill(scene.workspace, leave=0.03)
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+def _saves_on(scene: Scene, since: float) -> str:
+    scene.until(lambda: scene.records(since, "checkpoint"), "there is room for a checkpoint")
+    return "trains and saves on while there is room"
+
+
+@contextmanager
+def _full(scene: Scene) -> Iterator[None]:
+    ballast = fill(scene.workspace)
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+def _ends_with_the_next_save(scene: Scene, since: float) -> str:
+    scene.until(lambda: scene.command.process.poll() is not None, "the run ends")
+    seconds = time.time() - since
+    ended = scene.command.end()
+    assert ended.code == ExitCode.FAILED, ended.err
+    assert "No space left on device" in ended.last
+    assert "the same command continues" in ended.last
+    return (
+        f"ends at the save after the one that failed, after {seconds:.0f} s, with exit code {int(ExitCode.FAILED)} and "
+        "the reason; the newest complete checkpoint is kept, and the same command continued once there was room"
+    )
+
+
+def _paused_rank(scene: Scene) -> AbstractContextManager[None]:
+    return stopped(scene.rank(1))
+
+
+def _calls_it_a_hang(scene: Scene, since: float) -> str:
+    scene.until(lambda: scene.records(since, "restart"), "the run is started again")
+    event = scene.records(since, "restart")[0]
+    assert event["cause"] == "hang", event
+    assert "rank 1 is stopped (process" in event["error"], event
+    assert f" on {HOST}" in event["error"], event
+    return (
+        f"calls it a hang after {event['time'] - since:.0f} s (`launch.hang_seconds: 60`), says that rank 1 is stopped "
+        f"and on which host, ends that life with code {int(ExitCode.HANG)} and goes on from the newest checkpoint"
+    )
+
+
+@contextmanager
+def _killed_three_times(scene: Scene) -> Iterator[float]:
+    killed = [0]
+    for _ in range(3):
+        scene.until(lambda: scene.rank(1) not in (None, *killed), "there is a rank to kill")
+        killed.append(scene.rank(1) or 0)
+        since = time.time()
+        os.kill(killed[-1], signal.SIGKILL)
+        scene.until(lambda since=since: scene.records(since, "restart"), "the run is started again")
+    yield since
+
+
+def _starts_again(scene: Scene, since: float) -> str:
+    events = [event for event in scene.records(0, "restart") if event["cause"] == "lost_rank"]
+    assert all("rank 1 (process" in event["error"] and "SIGKILL" in event["error"] for event in events), events
+    scene.until(lambda: scene.records(since, "resumed"), "it goes on")
+    seconds = scene.records(since, "resumed")[0]["time"] - since
+    return (
+        "says that rank 1 was killed by SIGKILL, starts all ranks again each time (`launch.max_restarts`) and goes on "
+        f"from the newest checkpoint, {seconds:.0f} s after the last kill"
+    )
+
+
+_STANDS = "nothing is saved while nothing is trained; checkpoints of this training are seconds apart"
+_BEFORE = "the drills before this one restarted the run"
+DRILLS = (
+    Drill(
+        "slowed rank",
+        "rank 1 is stopped (SIGSTOP) for 60 of every 90 ms",
+        "`run_rank:podscale_train_busy_seconds:rate5m`, rank 1 over rank 0",
+        f'max(run_rank:podscale_train_busy_seconds:rate5m{{run="{RUN}", rank="1"}})'
+        f' / max(run_rank:podscale_train_busy_seconds:rate5m{{run="{RUN}", rank="0"}})',
+        (Expected("PodscaleStraggler", {"rank": "1"}, "run_rank:podscale_train_busy_seconds:rate5m"),),
+        _slow_rank,
+        _names_the_straggler,
+    ),
+    Drill(
+        "starved loader",
+        "on both ranks every batch takes as long as an update longer to come",
+        "`run:podscale_train_data_wait:ratio_5m`",
+        f'run:podscale_train_data_wait:ratio_5m{{run="{RUN}"}}',
+        (Expected("PodscaleDataStarved", {}, "run_rank:podscale_train_data_wait:ratio_5m"),),
+        lambda scene: _switched(scene, "starved"),
+        _counts_the_wait,
+    ),
+    Drill(
+        "NaN on one rank",
+        "every fourth gradient of rank 1 is not a number, its loss is one",
+        '`podscale_train_nonfinite_steps_total{kind="grad"}`, share of all updates',
+        f'max(rate(podscale_train_nonfinite_steps_total{{run="{RUN}", kind="grad"}}[8s]))'
+        f' / max(rate(podscale_train_steps_total{{run="{RUN}"}}[8s]))',
+        (
+            Expected("PodscaleStepsSkippedHigh", {}, "PodscaleStepsSkippedHigh"),
+            Expected("PodscaleNonFiniteSteps", {"kind": "grad"}, "PodscaleNonFiniteSteps"),
+        ),
+        lambda scene: _switched(scene, "nonfinite-1"),
+        _masks_updates,
+    ),
+    Drill(
+        "lost scrape",
+        "the process that serves the metrics is stopped (SIGSTOP), so that scrapes time out; the ranks are left alone",
+        "`up`",
+        "min(up)",
+        (Expected("PodscaleMetricsAbsent"),),
+        _stopped_endpoint,
+        _trains_unseen,
+    ),
+    Drill(
+        "volume nearly full",
+        "the workspace, a tmpfs of 80 MiB, is filled until 3 % of it are free",
+        '`run_volume:podscale_disk_free:ratio{volume="workspace"}`',
+        f'run_volume:podscale_disk_free:ratio{{run="{RUN}", volume="workspace"}}',
+        (Expected("PodscaleDiskFilling", {"volume": "workspace"}),),
+        _nearly_full,
+        _saves_on,
+        needs_disk=True,
+    ),
+    Drill(
+        "killed rank, three times",
+        "rank 1 is killed (SIGKILL) in training, and twice more in its start; counted from the third kill on",
+        "`podscale_train_launches_total`",
+        f'run:podscale_train_launches:max{{run="{RUN}"}}',
+        (Expected("PodscaleRestartLoop"),),
+        _killed_three_times,
+        _starts_again,
+        besides={"PodscaleCheckpointStale": _STANDS},
+        resolves=False,
+        shorten=6,
+    ),
+    Drill(
+        "failing checkpoint target",
+        "the workspace, a tmpfs of 80 MiB, is filled to the last byte",
+        '`podscale_train_checkpoint_failures_total{reason="disk_full"}`',
+        f'sum(podscale_train_checkpoint_failures_total{{run="{RUN}", reason="disk_full"}})',
+        (Expected("PodscaleCheckpointFailing", {"reason": "disk_full"}),),
+        _full,
+        _ends_with_the_next_save,
+        besides={
+            "PodscaleDiskFilling": "the volume is full",
+            "PodscaleCheckpointStale": "nothing is saved",
+            "PodscaleRestartLoop": _BEFORE,
+        },
+        needs_disk=True,
+    ),
+    Drill(
+        "paused rank",
+        "rank 1 is stopped (SIGSTOP) for good",
+        "`time() - podscale_train_last_step_timestamp_seconds`, in seconds",
+        f'time() - max(podscale_train_last_step_timestamp_seconds{{run="{RUN}"}})',
+        (Expected("PodscaleTrainingStalled", {}, "PodscaleTrainingStalled"),),
+        _paused_rank,
+        _calls_it_a_hang,
+        besides={"PodscaleCheckpointStale": _STANDS, "PodscaleRestartLoop": _BEFORE},
+    ),
+)

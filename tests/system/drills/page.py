@@ -1,0 +1,93 @@
+"""docs/drills.md: its tables of what the drills found, below a mark; the text above is written by people."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.system.drills.drill import Fired, Found
+from tests.system.drills.faults import Drill, Expected
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "drills.md"
+MARK = "<!-- below: written by python -m tests.system.drills -->\n"
+COMMAND = "python -m tests.system.drills"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and when, and how busy it was at the beginning."""
+
+    date: str
+    cores: int
+    processor: str
+    load: float
+    prometheus: str
+
+    @classmethod
+    def here(cls) -> "Machine":
+        told = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
+        version = (told.stdout + told.stderr).split("version ")[1].split()[0].partition("+")[0]
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        processor = (names or [platform.machine()])[0]
+        return cls(datetime.now(UTC).date().isoformat(), os.cpu_count() or 1, processor, os.getloadavg()[0], version)
+
+
+def filled_in(text: str, found: Sequence[Found], machine: Machine, seconds: float) -> str:
+    """The page with what is below its mark written anew."""
+    before, mark, _ = text.partition(MARK)
+    assert mark, f"{PAGE} has lost its mark"
+    return f"{before}{mark}\n" + "\n".join([*_measured(machine, seconds), *_detection(found), *_itself(found)]) + "\n"
+
+
+def identity(drill: Drill, expected: Expected) -> list[str]:
+    """What a row of the first table says whatever was measured: fault, series, alert, and how fast it is as shipped."""
+    labels = ", ".join(f'`{name}="{value}"`' for name, value in expected.labels.items())
+    alert = f"[{expected.alert}](runbooks/{expected.rule.runbook})" + (f" ({labels})" if labels else "")
+    return [f"**{drill.name}**: {drill.how}", drill.series, alert, shipped(expected)]
+
+
+def shipped(expected: Expected) -> str:
+    """The longest that the shipped rule takes, scrape and evaluation apart: its window, filled, and its wait."""
+    window, wait = round(expected.window_seconds / 60), round(expected.wait_seconds / 60)
+    if not window:
+        return f"{wait} min" if wait else "at once"
+    return f"{window + wait} min ({window} + {wait})"
+
+
+def _measured(machine: Machine, seconds: float) -> list[str]:
+    load = os.getloadavg()[0]
+    return [
+        f"Measured on {machine.date} with `{COMMAND}` in {seconds:.0f} s: {machine.cores} cores ({machine.processor}), "
+        f"Prometheus {machine.prometheus}; load average {machine.load:.1f} at the beginning, {load:.1f} at the end, of "
+        "which the two ranks are about 2.",
+        "",
+    ]
+
+
+def _detection(found: Sequence[Found]) -> list[str]:
+    lines = ["## What moves, what fires, and when", ""]
+    lines += [
+        "| fault | series | before | during | alert | divided by | holds after | fires after | ends after | "
+        "as shipped, at most |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        lines += [_row(one, fired) for fired in one.fired]
+    return [*lines, ""]
+
+
+def _row(found: Found, fired: Fired) -> str:
+    fault, series, alert, longest = identity(found.drill, fired.expected)
+    over = f"{found.over:.0f} s" if found.over is not None else "not awaited"
+    cells = [fault, series, f"{found.before:.3g}", f"{found.during:.3g}", alert, f"{found.drill.shorten:g}"]
+    cells += [f"{max(0.0, fired.pending):.1f} s", f"{max(0.0, fired.firing):.1f} s", over, longest]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _itself(found: Sequence[Found]) -> list[str]:
+    lines = ["## What Podscale did itself", "", "| fault | Podscale | other alerts that fired |", "|---|---|---|"]
+    return lines + [f"| {one.drill.name} | {one.itself} | {', '.join(one.besides) or 'none'} |" for one in found]

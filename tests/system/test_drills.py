@@ -1,0 +1,31 @@
+"""Faults that are put into a real training: the alert for each fires in a real Prometheus, names the run, and ends."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system.drills.drill import carry_out
+from tests.system.drills.faults import DRILLS, Drill
+from tests.system.drills.scene import Scene, scene
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Scene]:
+    with scene() as made:
+        yield made
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name.replace(" ", "-"))
+def test_the_alert_fires_and_no_other(drill: Drill, place: Scene) -> None:
+    if drill.needs_disk and not place.mounted:
+        pytest.skip("cannot mount a tmpfs here")
+    carry_out(drill, place)
