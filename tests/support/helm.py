@@ -31,6 +31,7 @@ EVERYTHING: dict[str, Any] = {
     "pipeline": {"upload": True, "token": True, "userNamespace": "me"},
     "workspace": {"prepare": True},
     "directRun": {"enabled": True, "document": {"run": {"id": "digits"}, "data": {"shard_bytes": 1000000}}},
+    "metrics": {"tls": {"secret": "metrics-tls", "clientSecret": "prometheus-tls"}, "tokenSecret": "metrics-token"},
     "images": {"pullSecrets": ["registry"], "registry": "registry.example/podscale"},
 }
 """Values that make the chart create all it can (beside the bucket, which excludes the claim)."""
