@@ -117,7 +117,8 @@ ENTRIES = (
         "train_data_queue_depth",
         "gauge",
         "every rank",
-        "Batches that are ready for the loop; absent with loaders that cannot tell (dali, synthetic).",
+        "Batches that are ready for the loop. Absent with the loader dali, whose pipeline does not tell how many of "
+        "its prefetched batches are done (watch the phase data_wait), and with synthetic, which makes them when asked.",
         "batches",
     ),
     Entry(
