@@ -82,8 +82,12 @@ whose pods mount the Secrets (`launch.cluster.metrics_tls_secret`, `metrics_mutu
 that were there before go on with HTTP, and are scraped no more. `podscale watch` of a job goes through the API server,
 which passes HTTPS on, but neither a token nor a client's certificate: it then shows no figures of single ranks.
 
-In a Kubeflow pipeline on a cluster, the shard stage is given nothing but the `data` section, so it serves no metrics
-there; `podscale submit` and `podscale run` do.
+In a Kubeflow pipeline on a cluster, tasks that carry out a stage themselves (shard, evaluate, and train with
+`backend: local`) serve at the same port. KFP cannot declare ports of containers, so the chart has a second monitor
+for them, which finds Argo's container `main` by its name and goes to port 9464 (PodMonitor by relabelling,
+PodMonitoring by number). The label `run` of a shard task is the `run.id` of the compiled document, whatever the
+pipeline's parameter `run_id` says: its variables cannot depend on parameters, and its inputs must not, or no run
+could reuse another's shards. A task whose result comes from KFP's cache has no pod, and serves nothing.
 """
 
 COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|---|---|---|---|---|---|"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from podscale.config import load, loads
-from podscale.launch.jobspec import Stage, job_spec
+from podscale.launch.jobspec import METRICS_PORT, Stage, job_spec
 from podscale.launch.render import render
 from tests.support import crds, helm
 from tests.support.pods import pods_of
@@ -62,9 +62,13 @@ def test_prometheus_is_told_what_pods_ask_for(
 ) -> None:
     made = helm.template(None, {"metrics": metrics})
     port = {"port": "metrics", "interval": "15s"}
-    (monitor,), (google,) = helm.kinds(made, "PodMonitor"), helm.kinds(made, "PodMonitoring")
+    monitor, google = helm.monitor(made, "PodMonitor"), helm.monitor(made, "PodMonitoring")
     assert monitor["spec"]["podMetricsEndpoints"] == [port | operators]
     assert google["spec"]["endpoints"] == [port | googles]
+    (scrape,) = helm.monitor(made, "PodMonitor", "podscale-pipelines")["spec"]["podMetricsEndpoints"]
+    assert operators.items() <= scrape.items()
+    (scrape,) = helm.monitor(made, "PodMonitoring", "podscale-pipelines")["spec"]["endpoints"]
+    assert scrape == {"port": METRICS_PORT, "interval": "15s"} | googles
     crds.validate(monitor)
     (role,) = [item for item in helm.kinds(made, "Role") if item["metadata"]["name"] == "podscale-metrics"]
     assert [rule["resourceNames"] for rule in role["rules"]] == [read]  # by Google's collectors, and no other

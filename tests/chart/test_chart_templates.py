@@ -132,7 +132,7 @@ def test_monitors_come_where_the_cluster_has_their_api() -> None:
 
 def test_googles_objects_hold_what_its_documentation_lists() -> None:
     made = helm.template(apis=[GOOGLE])
-    (monitoring,) = helm.kinds(made, "PodMonitoring")
+    monitoring = helm.monitor(made, "PodMonitoring")
     assert set(monitoring["spec"]) == {"selector", "endpoints", "targetLabels"}
     assert monitoring["spec"]["targetLabels"] == {"fromPod": [{"from": "podscale.dev/run", "to": "podscale_dev_run"}]}
     assert monitoring["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]

@@ -92,6 +92,12 @@ def kinds(objects: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any
     return [dict(item) for item in objects if item["kind"] == kind]
 
 
+def monitor(objects: Sequence[Mapping[str, Any]], kind: str, name: str = "podscale") -> dict[str, Any]:
+    """The PodMonitor or PodMonitoring of the pods of jobs; `podscale-pipelines`: of tasks of pipelines."""
+    (found,) = [item for item in kinds(objects, kind) if item["metadata"]["name"] == name]
+    return found
+
+
 def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The specs of all pods that the objects start."""
     return [item["spec"] for item in kinds(objects, "Pod")] + [
