@@ -10,6 +10,7 @@ from typing import Any
 
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
+from podscale.launch.jobspec import pod_telemetry
 from podscale.pipelines import presets
 from podscale.pipelines.kfp_quickly import compiler
 from podscale.pipelines.placement import placed
@@ -32,7 +33,8 @@ def package(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1
         raise InputError(f"--kfp {kfp}: one of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)")
     place = placed(config, security=kfp != "2.15")
     options = Options(place=place, parts=config.launch.shard_pods, cache=cache)
-    return compiled(training_pipeline(config, options))
+    served = config.model_copy(update={"telemetry": pod_telemetry(config)})  # by the tasks that are pods themselves
+    return compiled(training_pipeline(served, options))
 
 
 def component_package(name: str) -> str:

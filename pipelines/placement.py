@@ -13,9 +13,10 @@ from podscale.config import RunConfig
 from podscale.config.document import RUN_DOCUMENT
 from podscale.errors import InputError
 from podscale.launch import termination
-from podscale.launch.jobspec import Stage, job_spec
+from podscale.launch.jobspec import Stage, job_spec, pod_telemetry
 from podscale.launch.render import render
 from podscale.pipelines.training import Place, Role
+from podscale.stages import Telemetry
 
 STAGES: Mapping[Role, Stage] = {
     "shard": "shard",
@@ -47,8 +48,8 @@ def placed(config: RunConfig, *, security: bool = True) -> Place:
         _kubernetes(task, pod)
         if security:
             _run_as(task, pod["spec"])
-        if role == "shard" and config.launch.shard_workers:
-            task.set_env_variable(work.WORKERS, str(config.launch.shard_workers))
+        if role == "shard":
+            _tell_sharding(task, config)
         _limit(task, config, retries=0 if role == "summary" else config.launch.retries)
 
     return place
@@ -89,6 +90,15 @@ def _contain(task: Any, container: Mapping[str, Any]) -> None:
     for variable in container.get("env", ()):
         if "value" in variable and variable["name"] not in OWN_VARIABLES:
             task.set_env_variable(variable["name"], variable["value"])
+
+
+def _tell_sharding(task: Any, config: RunConfig) -> None:
+    """What changes nothing in the shards: as variables, for what a task is given besides does not spoil its cache."""
+    if config.launch.shard_workers:
+        task.set_env_variable(work.WORKERS, str(config.launch.shard_workers))
+    if config.telemetry.enabled:
+        for name, value in Telemetry(config.run.id, pod_telemetry(config)).variables.items():
+            task.set_env_variable(name, value)
 
 
 def _kubernetes(task: Any, pod: Mapping[str, Any]) -> None:

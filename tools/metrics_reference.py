@@ -62,8 +62,32 @@ empty token) is refused before anything is started. Afterwards nothing of teleme
 Pushgateway that is not there and clients that mean harm cost a warning at most. The last figures of every stage stand
 in `telemetry.json` of the run directory, those of sharding beside the shard set.
 
-In a Kubeflow pipeline on a cluster, the shard stage is given nothing but the `data` section, so it serves no metrics
-there; `podscale submit` and `podscale run` do.
+`podscale monitor` and `podscale watch` on the same machine read such an endpoint without being told: the run directory
+says which certificate it shows, which is then the one that is trusted, and where the token is. Only for mTLS do they
+need `--client-certificate` and `--client-key`.
+
+In a cluster, HTTPS with a token takes two Secrets in its namespace and an upgrade (the certificate must have the name
+`podscale-metrics`, or the one in `metrics.tls.serverName`; cert-manager's Secrets have the three keys):
+
+```
+kubectl create secret generic metrics-tls --from-file=tls.crt --from-file=tls.key --from-file=ca.crt
+kubectl create secret generic metrics-token --from-file=token
+helm upgrade podscale charts/podscale --reuse-values \\
+    --set metrics.tls.secret=metrics-tls --set metrics.tokenSecret=metrics-token
+# mTLS: --set metrics.tls.clientSecret=SECRET, with the tls.crt and tls.key that Prometheus is to show
+```
+
+PodMonitor or PodMonitoring then say so to Prometheus, and `podscale-defaults` to every run submitted from then on,
+whose pods mount the Secrets (`launch.cluster.metrics_tls_secret`, `metrics_mutual_tls`, `metrics_token_secret`); runs
+that were there before go on with HTTP, and are scraped no more. `podscale watch` of a job goes through the API server,
+which passes HTTPS on, but neither a token nor a client's certificate: it then shows no figures of single ranks.
+
+In a Kubeflow pipeline on a cluster, tasks that carry out a stage themselves (shard, evaluate, and train with
+`backend: local`) serve at the same port. KFP cannot declare ports of containers, so the chart has a second monitor
+for them, which finds Argo's container `main` by its name and goes to port 9464 (PodMonitor by relabelling,
+PodMonitoring by number). The label `run` of a shard task is the `run.id` of the compiled document, whatever the
+pipeline's parameter `run_id` says: its variables cannot depend on parameters, and its inputs must not, or no run
+could reuse another's shards. A task whose result comes from KFP's cache has no pod, and serves nothing.
 """
 
 COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|---|---|---|---|---|---|"

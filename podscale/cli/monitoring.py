@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from podscale.cli.options import Context, Json, Namespace, complete_run
+from podscale.cli.options import ClientCertificate, ClientKey, Context, Json, Namespace, complete_run
 
 app = typer.Typer()
 rules = typer.Typer(help="Recording rules and alerts for Prometheus.", no_args_is_help=True)
@@ -29,23 +29,31 @@ def watch(
     json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
     from podscale.commands import cluster
     from podscale.commands import watch as command
+    from podscale.telemetry.endpoint import Client
 
-    raise typer.Exit(command.watch(run, cluster.Where(namespace, context), stage=stage, once=once, as_json=json))
+    client = Client.of(client_certificate, client_key)
+    where = cluster.Where(namespace, context)
+    raise typer.Exit(command.watch(run, where, stage=stage, once=once, as_json=json, client=client))
 
 
 @app.command()
 def monitor(
     runs: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 = any free one.")] = 9090,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Start the real Prometheus with Podscale's rules for the runs of this machine, and tell which alerts fire."""
     from podscale.commands import monitor as command
+    from podscale.telemetry.endpoint import Client
 
-    command.monitor(runs, port)
+    command.monitor(runs, port, Client.of(client_certificate, client_key))
 
 
 @rules.command("export")

@@ -50,3 +50,8 @@ ClusterDefaults = Annotated[str, _from_defaults]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Short for launch.cluster.namespace.")]
 Context = Annotated[str | None, typer.Option(help="Short for launch.cluster.context (of the kubeconfig).")]
+ClientCertificate = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="PEM file of a certificate, for metrics endpoints that want one (mTLS)."),
+]
+ClientKey = Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file of that certificate's key.")]

@@ -4,16 +4,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from podscale.monitoring.local import EVALUATION_SECONDS, Firing, LocalPrometheus, running
+from podscale.monitoring.local import Firing, LocalPrometheus, running
+from podscale.monitoring.scraping import CADENCE
 from podscale.stopping import Stopped
+from podscale.telemetry.endpoint import Client
 from podscale.text import count
 
 LOOK_SECONDS = 1.0
 
 
-def monitor(runs: Path, port: int) -> None:
+def monitor(runs: Path, port: int, client: Client | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM, and tells which runs it follows and which alerts fire and end."""
-    with suppress(KeyboardInterrupt, Stopped), running(runs, port) as prometheus:
+    with suppress(KeyboardInterrupt, Stopped), running(runs, port, client) as prometheus:
         print(f"Prometheus at {prometheus.url}, with Podscale's rules; it follows the runs in {runs}", flush=True)
         print(f"its samples stay in {runs}/.prometheus; Ctrl-C ends it", flush=True)
         follow(prometheus)
@@ -22,7 +24,7 @@ def monitor(runs: Path, port: int) -> None:
 def follow(prometheus: LocalPrometheus) -> None:
     """Looks again and again, and prints what is new."""
     followed: list[str] | None = None
-    firing: set[Firing] = set()
+    news = News()
     asked = 0.0
     while True:
         prometheus.check()
@@ -30,19 +32,28 @@ def follow(prometheus: LocalPrometheus) -> None:
         if found != followed:
             print(f"{count(len(found), 'endpoint')}: {', '.join(found) or 'no run serves metrics now'}", flush=True)
             followed = found
-        if time.monotonic() - asked > EVALUATION_SECONDS:
+        if time.monotonic() - asked > CADENCE.evaluation:
             asked = time.monotonic()
-            firing = _tell(firing, prometheus)
+            with suppress(OSError):
+                news.tell(set(prometheus.alerts()), prometheus.troubles(), found)
         time.sleep(LOOK_SECONDS)
 
 
-def _tell(before: set[Firing], prometheus: LocalPrometheus) -> set[Firing]:
-    try:
-        now = set(prometheus.alerts())
-    except OSError:
-        return before
-    for alert in sorted(now - before, key=lambda alert: alert.name):
-        print(f"ALERT {alert.name}: {alert.summary}", flush=True)
-    for alert in sorted(before - now, key=lambda alert: alert.name):
-        print(f"over  {alert.name}: {alert.summary}", flush=True)
-    return now
+class News:
+    """Alerts and failing scrapes, each told once when it begins and once when it is over."""
+
+    def __init__(self) -> None:
+        self._firing: set[Firing] = set()
+        self._down: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    def tell(self, firing: set[Firing], down: dict[str, str], followed: list[str]) -> None:
+        """down: why the last scrape of an address failed; told at the second time, for a stage may just have ended."""
+        for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
+            print(f"ALERT {alert.name}: {alert.summary}", flush=True)
+        for alert in sorted(self._firing - firing, key=lambda alert: alert.name):
+            print(f"over  {alert.name}: {alert.summary}", flush=True)
+        lasting = {address for address in down if address in self._down and address in followed}
+        for address in sorted(lasting - self._told):
+            print(f"{address} cannot be scraped: {down[address]}", flush=True)
+        self._firing, self._down, self._told = firing, down, lasting

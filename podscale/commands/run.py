@@ -14,6 +14,7 @@ from podscale.errors import ExitCode, InputError
 from podscale.pipelines.here import Ended, Launch, run_here
 from podscale.pipelines.runners import Processes, Runner
 from podscale.rundir import Lease, Outcome, RunDirectory, refuse_taken
+from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import Follower
 from podscale.telemetry.steplog import StepLog
@@ -128,14 +129,11 @@ class View:
 
     def _tell_endpoint(self) -> None:
         """Where Prometheus can scrape the running stage; each stage that trains or evaluates has its own."""
-        try:
-            url = self._endpoint.read_text(encoding="ascii").strip()
-        except OSError:
-            return
-        if url != self._told_endpoint:
-            self._told_endpoint = url
+        served = Endpoint.read(self._endpoint)
+        if served is not None and served.url != self._told_endpoint:
+            self._told_endpoint = served.url
             self._bar.clear()
-            _say(f"      metrics at {url}")
+            _say(f"      metrics at {served.url}")
 
     def _ended(self, stage: str, outcome: Outcome) -> str:
         how = "finished before, nothing to do" if outcome.reused else f"{outcome.seconds:.1f} s"

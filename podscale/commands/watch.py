@@ -13,6 +13,7 @@ from podscale.commands.documents import load
 from podscale.errors import ExitCode, InputError
 from podscale.pipelines import presets
 from podscale.rundir import RunDirectory
+from podscale.telemetry.endpoint import Client
 from podscale.telemetry.steplog import StepLog
 from podscale.watch.figures import Figures, goodput, moved, read_figures
 from podscale.watch.sources import DirectorySource, JobSource, Source
@@ -23,9 +24,12 @@ SECONDS = 1.0
 RUNS = Path("runs")
 
 
-def watch(run: str | None, where: Where, *, stage: str, once: bool, as_json: bool) -> int:
-    """Shows a run until it ends. run: a run directory, a document, a preset or an id; None: the newest run here."""
-    with closing(_source(run, where, stage, follow=not once)) as source, suppress(KeyboardInterrupt):
+def watch(run: str | None, where: Where, *, stage: str, once: bool, as_json: bool, client: Client | None = None) -> int:
+    """Shows a run until it ends. run: a run directory, a document, a preset or an id; None: the newest run here.
+
+    client: what to show to an endpoint of this machine that wants a certificate.
+    """
+    with closing(_source(run, where, stage, follow=not once, client=client)) as source, suppress(KeyboardInterrupt):
         watched = Watched(source)
         if once:
             watched.look()
@@ -125,19 +129,19 @@ def _print(watched: Watched, *, as_json: bool) -> None:
     Console().print(watched.picture())
 
 
-def _source(run: str | None, where: Where, stage: str, *, follow: bool) -> Source:
+def _source(run: str | None, where: Where, stage: str, *, follow: bool, client: Client | None) -> Source:
     """What a person means: a directory, else a document's run, else an id: of a run in ./runs, else on the cluster."""
     if run is None:
-        return DirectorySource(_newest())
+        return DirectorySource(_newest(), client)
     if Path(run).is_dir():
-        return DirectorySource(_checked(Path(run)))
+        return DirectorySource(_checked(Path(run)), client)
     if Path(run).is_file() or run in presets.names():
         config = load(run, [])
         directory = RunDirectory.of(config)
         if directory.path.is_dir() or config.launch.backend == "local":
-            return DirectorySource(_checked(directory.path))
+            return DirectorySource(_checked(directory.path), client)
     elif (RUNS / run).is_dir() and where == Where():
-        return DirectorySource(_checked(RUNS / run))
+        return DirectorySource(_checked(RUNS / run), client)
     try:
         api, found = entries_of(run, where)
     except InputError as error:

@@ -101,6 +101,14 @@ class ClusterSection(Section):
     volumes: tuple[VolumeSection, ...] = option(
         (), "More volumes: `path` and one of claim, bucket, secret, config_map, empty_gib, nfs."
     )
+    metrics_tls_secret: ObjectName | None = option(
+        None,
+        "Secret whose `tls.crt` and `tls.key` the pods serve metrics with, over HTTPS (in place of telemetry.tls_*).",
+    )
+    metrics_mutual_tls: bool = option(
+        False, "Only scrapers may read them whose certificate the authority `ca.crt` of that Secret has signed."
+    )
+    metrics_token_secret: ObjectName | None = option(None, "Secret whose `token` those who read metrics must bear.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = option(
         None, "When nodes fetch the image; default: Kubernetes' own rule (Always for the tag latest)."
     )
@@ -160,6 +168,8 @@ class ClusterSection(Section):
         paths = [volume.path.rstrip("/") for volume in self.volumes]
         if twice := next((path for path in paths if paths.count(path) > 1), None):
             raise ValueError(f"volumes: two of them at {twice}")
+        if self.metrics_mutual_tls and self.metrics_tls_secret is None:
+            raise ValueError("metrics_mutual_tls: certificates of clients need TLS; name metrics_tls_secret, too")
         if self.topology != "none" and self.queue is None:
             raise ValueError("topology: Kueue places pods by topology; name its queue with queue, or leave it out")
         if self.topology_level is not None and self.topology == "none":

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from podscale import config as documents
 from podscale.config import RunConfig, result_values
 from podscale.config.cluster import ClusterSection
+from podscale.config.model import TelemetrySection
 from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, choose
 from podscale.launch.demand import Demand, demand
@@ -26,6 +27,20 @@ NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run
 IDENTITY, VERSION_OF = "podscale.dev/identity", "podscale.dev/version"
 """Annotations of jobs."""
 CACHE_PATH = "/cache"
+METRICS_SECRETS = "/etc/podscale"
+"""Below it: what pods serve metrics with."""
+
+
+@dataclass(frozen=True)
+class MountedSecret:
+    """A Secret whose keys are files of the pods."""
+
+    name: str
+    secret: str
+
+    @property
+    def path(self) -> str:
+        return f"{METRICS_SECRETS}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -195,7 +210,7 @@ def _document(config: RunConfig, nodes: int, processes: int, cache_path: str | N
     """The document of the pods: started by none but their job, on so many nodes, with metrics for the cluster."""
     values: dict[str, Any] = config.model_dump(mode="json")
     values["launch"].update(backend="local", nodes=nodes, processes=processes)
-    values["telemetry"].update(address="0.0.0.0", port=METRICS_PORT)
+    values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
     if cache_path is not None:
         values["input"]["cache_dir"] = cache_path
     text = documents.dumps(documents.loads(json.dumps(values), "the document of the pods"))
@@ -205,3 +220,22 @@ def _document(config: RunConfig, nodes: int, processes: int, cache_path: str | N
             "leave out data.classes, which is the longest part of most"
         )
     return text
+
+
+def metrics_secrets(cluster: ClusterSection) -> list[MountedSecret]:
+    """The Secrets that pods serve metrics with."""
+    named = {"metrics-tls": cluster.metrics_tls_secret, "metrics-token": cluster.metrics_token_secret}
+    return [MountedSecret(name, secret) for name, secret in named.items() if secret is not None]
+
+
+def pod_telemetry(config: RunConfig) -> TelemetrySection:
+    """How pods serve metrics: to the cluster, with the files of those Secrets in the place of those of a machine."""
+    files: dict[str, Any] = {"address": "0.0.0.0", "port": METRICS_PORT}
+    cluster = config.launch.cluster
+    for secret in metrics_secrets(cluster):
+        if secret.name == "metrics-token":
+            files["bearer_token_file"] = f"{secret.path}/token"
+        else:
+            files |= {"tls_certificate": f"{secret.path}/tls.crt", "tls_key": f"{secret.path}/tls.key"}
+            files |= {"tls_client_ca": f"{secret.path}/ca.crt"} if cluster.metrics_mutual_tls else {}
+    return config.telemetry.model_copy(update=files)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -13,35 +14,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_atomically
 from podscale.monitoring.render import Settings, rule_file
+from podscale.monitoring.scraping import CADENCE, Cadence, Target, configuration, endpoints, targets
 from podscale.processes import die_with_parent
-from podscale.rundir import RunDirectory
+from podscale.telemetry.endpoint import Client
 
 PROGRAM = "prometheus"
 FOLDER = ".prometheus"
 """Below the runs: configuration and samples, which outlive the program."""
-SCRAPE_SECONDS = 2
-EVALUATION_SECONDS = 5
 RETENTION = "30d"
 START_SECONDS = 60.0
 ASK_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """Whole seconds between two scrapes, and between two looks at the rules and at what there is to scrape."""
-
-    scrape: int = SCRAPE_SECONDS
-    evaluation: int = EVALUATION_SECONDS
-
-
-CADENCE = Cadence()
 AS_SHIPPED = Settings()
 
 
@@ -56,25 +44,35 @@ class Firing:
 class LocalPrometheus:
     """A running Prometheus that scrapes what `follow` finds; made by `running`."""
 
-    def __init__(self, runs: Path, url: str, child: "subprocess.Popen[bytes]") -> None:
+    def __init__(
+        self, runs: Path, url: str, child: "subprocess.Popen[bytes]", client: Client | None, cadence: Cadence
+    ) -> None:
         self.url = url
-        self._runs, self._child = runs, child
-        self._targets: list[str] = []
+        self._runs, self._child, self._client, self._cadence = runs, child, client, cadence
+        self._targets: list[Target] = []
 
     def follow(self) -> list[str]:
         """Looks for endpoints of runs and has them scraped; the addresses there are now."""
-        found = endpoints(self._runs)
+        found = targets(endpoints(self._runs), self._targets, self._client)
         if found != self._targets:
-            write_targets(self._runs, found)
+            write_configuration(self._runs, found, self._cadence, self._client)
+            self._child.send_signal(signal.SIGHUP)  # it reads its configuration again
             self._targets = found
-        return found
+        return [target.endpoint.address for target in found]
 
     def alerts(self) -> list[Firing]:
         """The alerts that fire now. Raises OSError where Prometheus does not answer."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=ASK_SECONDS) as answer:
-            listed = json.load(answer)["data"]["alerts"]
-        firing = [alert for alert in listed if alert["state"] == "firing"]
+        firing = [alert for alert in self._ask("alerts")["alerts"] if alert["state"] == "firing"]
         return [Firing(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
+
+    def troubles(self) -> dict[str, str]:
+        """Why the last scrape failed, by address. Raises OSError where Prometheus does not answer."""
+        down = [target for target in self._ask("targets?state=active")["activeTargets"] if target["health"] == "down"]
+        return {target["labels"]["instance"]: target["lastError"] for target in down}
+
+    def _ask(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=ASK_SECONDS) as answer:
+            return json.load(answer)["data"]
 
     def check(self) -> None:
         """Raises PodscaleError with Prometheus' own words where it has ended."""
@@ -100,12 +98,18 @@ class LocalPrometheus:
 
 @contextmanager
 def running(
-    runs: Path, port: int, settings: Settings = AS_SHIPPED, cadence: Cadence = CADENCE
+    runs: Path,
+    port: int,
+    client: Client | None = None,
+    *,
+    settings: Settings = AS_SHIPPED,
+    cadence: Cadence = CADENCE,
 ) -> Iterator[LocalPrometheus]:
     """Starts Prometheus for the runs below `runs`, and ends it; what it has collected stays.
 
-    port: on 127.0.0.1; 0 = any free one. settings: of the rules. Raises InputError where there is no program, the port
-    is in use, or another Prometheus works for the same runs.
+    port: on 127.0.0.1; 0 = any free one. client: what to show to endpoints that want a certificate. settings: of the
+    rules. Raises InputError where there is no program, the port is in use, or another Prometheus works for the same
+    runs.
     """
     program = shutil.which(PROGRAM)
     if program is None:
@@ -133,7 +137,7 @@ def running(
             start_new_session=True,
         )
     try:
-        prometheus = LocalPrometheus(runs, f"http://127.0.0.1:{port}", child)
+        prometheus = LocalPrometheus(runs, f"http://127.0.0.1:{port}", child, client, cadence)
         prometheus.wait()
         yield prometheus
     finally:
@@ -152,8 +156,7 @@ def prepare(runs: Path, settings: Settings = AS_SHIPPED, cadence: Cadence = CADE
         folder.mkdir(parents=True, exist_ok=True)
         lock = _locked(folder / "lock")
         write_atomically(folder / "rules.yml", yaml.safe_dump(rule_file(settings), sort_keys=False))
-        write_atomically(folder / "prometheus.yml", yaml.safe_dump(configuration(folder, cadence), sort_keys=False))
-        write_targets(runs, endpoints(runs))
+        write_configuration(runs, [], cadence)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}; choose another folder of runs") from error
     return lock
@@ -169,37 +172,11 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def configuration(folder: Path, cadence: Cadence) -> dict[str, Any]:
-    """What Prometheus reads at its start; the endpoints to scrape stand in a file that it looks at again and again."""
-    look = cadence.evaluation
-    return {
-        "global": {"scrape_interval": f"{cadence.scrape}s", "evaluation_interval": f"{look}s"},
-        "rule_files": [str(folder / "rules.yml")],
-        "scrape_configs": [
-            {
-                "job_name": "podscale",
-                "file_sd_configs": [{"files": [str(folder / "targets.json")], "refresh_interval": f"{look}s"}],
-            }
-        ],
-    }
-
-
-def endpoints(runs: Path) -> list[str]:
-    """Host and port of the endpoints that are served now by runs below a folder (or by the run that it is)."""
-    directories = [RunDirectory(runs), *(RunDirectory(path) for path in sorted(runs.glob("*")))]
-    found = []
-    for run in directories:
-        try:
-            address = urlsplit(run.endpoint.read_text(encoding="utf-8").strip()).netloc
-        except (OSError, ValueError):
-            continue
-        found.append(address.replace("0.0.0.0", "127.0.0.1"))
-    return [address for address in found if address]
-
-
-def write_targets(runs: Path, addresses: list[str]) -> None:
-    """Tells Prometheus what to scrape from now on."""
-    write_atomically(runs / FOLDER / "targets.json", json.dumps([{"targets": addresses}] if addresses else []))
+def write_configuration(runs: Path, found: list[Target], cadence: Cadence, client: Client | None = None) -> None:
+    """Says what to scrape from the next reading on."""
+    folder = runs.absolute() / FOLDER
+    text = yaml.safe_dump(configuration(folder, found, cadence, client), sort_keys=False)
+    write_atomically(folder / "prometheus.yml", text)
 
 
 def free_port(port: int) -> int:

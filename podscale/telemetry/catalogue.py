@@ -91,6 +91,9 @@ STATES = (
 )
 """What a run's wall time is spent on; only the first is good for anything."""
 RESTART_CAUSES = ("preempted", "lost_rank", "hang", "failed")
+FIRST = "first"
+LAUNCH_CAUSES = (FIRST, "done", *RESTART_CAUSES)
+"""How a launch's predecessor ended; `first` has none."""
 
 ENTRIES = (
     # throughput
@@ -117,7 +120,8 @@ ENTRIES = (
         "train_data_queue_depth",
         "gauge",
         "every rank",
-        "Batches that are ready for the loop; absent with loaders that cannot tell (dali, synthetic).",
+        "Batches that are ready for the loop. Absent with the loader dali, whose pipeline does not tell how many of "
+        "its prefetched batches are done (watch the phase data_wait), and with synthetic, which makes them when asked.",
         "batches",
     ),
     Entry(
@@ -232,6 +236,14 @@ ENTRIES = (
         {"cause": RESTART_CAUSES},
     ),
     Entry(
+        "train_launch_timestamp_seconds",
+        "gauge",
+        "rank 0",
+        "When this launch of the run began, by how the one before ended.",
+        "seconds since 1970",
+        {"cause": LAUNCH_CAUSES},
+    ),
+    Entry(
         "train_wall_seconds",
         "counter",
         "rank 0",
@@ -258,6 +270,13 @@ ENTRIES = (
     # evaluation
     Entry("eval_top1_ratio", "gauge", "rank 0", "Top-1 accuracy of the newest evaluation.", "ratio"),
     Entry("eval_top5_ratio", "gauge", "rank 0", "Top-5 accuracy of the newest evaluation.", "ratio"),
+    Entry(
+        "eval_last_timestamp_seconds",
+        "gauge",
+        "rank 0",
+        "When the newest evaluation was complete.",
+        "seconds since 1970",
+    ),
     Entry("eval_images", "counter", "every rank", "Images this rank has evaluated.", "images"),
     # sharding
     Entry(

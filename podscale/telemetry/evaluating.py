@@ -1,5 +1,7 @@
 """The Prometheus metrics of one rank of an evaluation; in a training they are among TrainMetrics."""
 
+from time import time
+
 from prometheus_client import CollectorRegistry
 
 from podscale.telemetry.readings import Readings
@@ -21,3 +23,4 @@ class EvaluationMetrics:
         """Sets the accuracies that were found, as shares; rank 0 alone knows them."""
         self._readings.set("eval_top1_ratio", top1)
         self._readings.set("eval_top5_ratio", top5)
+        self._readings.set("eval_last_timestamp_seconds", time())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from podscale.telemetry.catalogue import RESTART_CAUSES, STATES
+from podscale.telemetry.catalogue import FIRST, LAUNCH_CAUSES, RESTART_CAUSES, STATES
 from podscale.telemetry.phases import PHASES
 from podscale.telemetry.readings import Sample
 
@@ -41,7 +41,7 @@ class Book:
     time, began: this moment and the first launch, in seconds since 1970. life: number of the launch, from 1; age:
     seconds since it began. joined: its training keeps the book. ended: `done` or one of RESTART_CAUSES; empty while it
     lives, and where nobody could say. step: updates done; reached: the most that any life has done; redone: updates
-    done before, by an earlier life, and again. seconds: by state; restarts: by cause.
+    done before, by an earlier life, and again. cause: one of LAUNCH_CAUSES. seconds: by state; restarts: by cause.
     """
 
     time: float
@@ -53,6 +53,7 @@ class Book:
     step: int = 0
     reached: int = 0
     redone: int = 0
+    cause: str = FIRST
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
     restarts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RESTART_CAUSES, 0))
 
@@ -64,7 +65,8 @@ class Book:
             seconds = {state: float(book.seconds[state]) for state in STATES}
             restarts = {cause: int(book.restarts[cause]) for cause in RESTART_CAUSES}
             numbers = (book.time + book.began + book.age, book.life + book.step + book.reached + book.redone)
-            return replace(book, seconds=seconds, restarts=restarts) if all(n >= 0 for n in numbers) else None
+            sound = book.cause in LAUNCH_CAUSES and all(n >= 0 for n in numbers)
+            return replace(book, seconds=seconds, restarts=restarts) if sound else None
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
@@ -111,7 +113,7 @@ def launched(past: Book | None, now: float, age: float) -> Book:
     cause = past.ended or UNTOLD
     if cause in restarts:
         restarts[cause] += 1
-    fresh = Book(now, past.began, past.life + 1, init, reached=past.reached, redone=past.redone)
+    fresh = Book(now, past.began, past.life + 1, init, reached=past.reached, redone=past.redone, cause=cause)
     return replace(fresh, seconds=seconds, restarts=restarts)
 
 
@@ -140,6 +142,7 @@ class Ledger:
     ) -> None:
         self._before, self._clock, self._calendar = book, clock, calendar
         self._began = clock()
+        self._launched = book.time - book.age
         self._step, self._reached, self._redone = book.step, book.reached, book.redone
         self._of_phase = _FIRST
         # Replaced as a whole, so that a reader never sees a moment twice or not at all.
@@ -189,6 +192,7 @@ class Ledger:
         book = self.book()
         yield from (("train_wall_seconds", (state,), seconds) for state, seconds in book.seconds.items())
         yield from (("train_restarts", (cause,), count) for cause, count in book.restarts.items())
+        yield "train_launch_timestamp_seconds", (book.cause,), self._launched
 
     def _enter(self, state: int) -> None:
         booked, running, since = self._at

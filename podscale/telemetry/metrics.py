@@ -145,7 +145,7 @@ class TrainMetrics(Collector):
 
     def evaluated(self, top1: float, top5: float) -> None:
         """Sets the newest validation accuracies, as shares."""
-        self._set(eval_top1_ratio=top1, eval_top5_ratio=top5)
+        self._set(eval_top1_ratio=top1, eval_top5_ratio=top5, eval_last_timestamp_seconds=time())
 
     def lap(self) -> Lap:
         """What happened since the last call (or the start); for the event log, on the training thread."""

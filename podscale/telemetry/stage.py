@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
-from podscale.files import write_atomically, write_json
+from podscale.files import write_json
 from podscale.telemetry.access import access_of
+from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.exposition import MergedMetrics
 from podscale.telemetry.pod import PodMetrics
 from podscale.telemetry.server import CONTENT_TYPE, CannotListen, MetricsServer
@@ -75,7 +76,7 @@ class StageTelemetry:
         print(f"metrics at {self.url}", file=sys.stderr, flush=True)
         if endpoint is not None:
             with suppress(OSError):
-                write_atomically(endpoint, f"{self.url}\n")
+                Endpoint.of(self._server.url, self._section).write(endpoint)
                 self._stack.callback(endpoint.unlink, missing_ok=True)
 
     def launched(self, launches: int | None) -> None:

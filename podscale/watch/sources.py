@@ -1,23 +1,28 @@
 """Where the records and metrics of a run come from: its directory, or its job on a cluster."""
 
 import threading
-import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Protocol
 
+import yaml
+
+from podscale.config.document import RUN_DOCUMENT
+from podscale.config.model import TelemetrySection
 from podscale.errors import PodscaleError
 from podscale.launch.cluster import patience
 from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused, Unreachable
+from podscale.launch.cluster.errors import Refused
 from podscale.launch.cluster.listing import Entry
 from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
 from podscale.launch.cluster.observe import Observer, observing
 from podscale.launch.cluster.pods import is_running, name_of
+from podscale.launch.cluster.resources import PODS, Object
 from podscale.launch.cluster.transport import Interrupted
 from podscale.launch.jobspec import METRICS_PORT
 from podscale.rundir import RunDirectory, is_held, read_outcomes
+from podscale.telemetry.endpoint import Client, Endpoint, NotServed
 from podscale.telemetry.events import Record, parse_record
 from podscale.telemetry.follower import Follower
 from podscale.text import printable
@@ -26,6 +31,7 @@ SCRAPE_SECONDS = 2.0
 """Time limit of one look at an endpoint."""
 MOST_PODS = 32
 """Pods whose metrics are read: the ranks of more do not fit a screen."""
+NO_FIGURES = "no figures of single ranks"
 
 
 class Source(Protocol):
@@ -51,26 +57,33 @@ class Source(Protocol):
 class DirectorySource:
     """A run on this machine, or one whose directory is mounted here."""
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, client: Client | None = None) -> None:
         self.name = str(run.path)
-        self._run = run
+        self._run, self._client = run, client
+        self._refused = ""
         self._lines = Follower(run.metrics, from_start=True)
 
     def records(self) -> list[Record]:
         return [record for line in self._lines.lines() if (record := parse_record(line)) is not None]
 
     def expositions(self) -> Mapping[str, str]:
-        with suppress(OSError, ValueError):
-            url = self._run.endpoint.read_text(encoding="utf-8").strip()
-            with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer:
-                return {"": answer.read().decode("utf-8", "replace")}
+        endpoint = Endpoint.read(self._run.endpoint)
+        self._refused = ""
+        try:
+            return {"": endpoint.get(SCRAPE_SECONDS, self._client)} if endpoint is not None else {}
+        except NotServed as error:
+            self._refused = f"{NO_FIGURES}: {error}"
+        except OSError:  # it has ended, or is busy
+            pass
         return {}
 
     def headline(self) -> str:
+        if is_held(self._run.lease):
+            return self._refused
         failed = [outcome for outcome in read_outcomes(self._run.outcome).values() if not outcome.done]
-        if failed and not is_held(self._run.lease):
+        if failed:
             return f"{failed[-1].stage} ended with exit code {failed[-1].exit_code}: {failed[-1].error}"
-        return "" if is_held(self._run.lease) else "nobody writes it now"
+        return "nobody writes it now"
 
     def ended(self) -> bool:
         return not is_held(self._run.lease)
@@ -90,6 +103,7 @@ class JobSource:
         self._api, self._entry = api, entry
         self._lines: deque[str] = deque()
         self._refused = ""
+        self._served: TelemetrySection | None = None  # how its pods serve metrics, once one of them is there
         self._closing = ExitStack()
         self._observer: Observer | None = None
         if follow:
@@ -112,7 +126,11 @@ class JobSource:
         if self._refused:
             return {}
         pods = [name_of(pod) for pod in self._pods() if is_running(pod)][:MOST_PODS]
+        if self._served is None and pods:
+            self._learn(pods[0])
         found: dict[str, str] = {}
+        if self._served is None or self._refused:
+            return found
         threads = [threading.Thread(target=self._scrape, args=(pod, found), daemon=True) for pod in pods]
         for thread in threads:
             thread.start()
@@ -138,14 +156,35 @@ class JobSource:
     def _pods(self) -> list[dict[str, object]]:
         return list(self._observer.pods() if self._observer else self._entry.pods)
 
+    def _learn(self, pod: str) -> None:
+        """How the pods serve metrics, by the document that one of them was given."""
+        with suppress(PodscaleError):
+            self._served = _telemetry(self._api.get(PODS, pod))
+            if self._served.bearer_token_file is not None:
+                self._refused = f"{NO_FIGURES}: they need a token, which the API server does not pass on"
+            elif self._served.tls_client_ca is not None:
+                self._refused = f"{NO_FIGURES}: they need a client's certificate, and the API server shows none"
+
     def _scrape(self, pod: str, found: dict[str, str]) -> None:
+        assert self._served is not None
+        tls = self._served.tls_certificate is not None
         try:
-            found[pod] = self._api.through(pod, METRICS_PORT, "metrics", SCRAPE_SECONDS)
+            found[pod] = self._api.through(pod, METRICS_PORT, "metrics", SCRAPE_SECONDS, tls=tls)
         except Refused as error:
             if error.status == 403:
-                self._refused = "no figures of single ranks: these credentials may not get pods/proxy"
-        except (Unreachable, PodscaleError):
+                self._refused = f"{NO_FIGURES}: these credentials may not get pods/proxy"
+        except PodscaleError:
             return
 
     def _note(self, text: str) -> None:
         """What the client tells of outages shows in the state of the job soon enough."""
+
+
+def _telemetry(pod: Object) -> TelemetrySection:
+    """What the document of a pod says; the defaults where it cannot be read, as of another version of ours."""
+    for container in pod["spec"].get("containers", ()):
+        for variable in container.get("env", ()):
+            if variable["name"] == RUN_DOCUMENT:
+                with suppress(yaml.YAMLError, ValueError, TypeError, AttributeError):
+                    return TelemetrySection.model_validate(yaml.safe_load(variable["value"]).get("telemetry", {}))
+    return TelemetrySection()

@@ -57,6 +57,6 @@ def test_rules_may_be_left_out() -> None:
 def test_monitors_tell_the_run_of_pods_that_answer_no_scrape() -> None:
     """`up` carries no label of the exposition: PodscaleMetricsAbsent knows the run by the pod's label."""
     made = helm.template()
-    (operator,), (google,) = helm.kinds(made, "PodMonitor"), helm.kinds(made, "PodMonitoring")
+    operator, google = helm.monitor(made, "PodMonitor"), helm.monitor(made, "PodMonitoring")
     assert operator["spec"]["podTargetLabels"] == ["podscale.dev/run"]
     assert google["spec"]["targetLabels"]["fromPod"] == [{"from": "podscale.dev/run", "to": "podscale_dev_run"}]

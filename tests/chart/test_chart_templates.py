@@ -105,6 +105,9 @@ def test_defaults_know_what_the_chart_made() -> None:
         "image_pull_secrets": ["registry"],
         "queue": "podscale",
         "priority_class": "podscale-urgent",
+        "metrics_tls_secret": "metrics-tls",
+        "metrics_mutual_tls": True,
+        "metrics_token_secret": "metrics-token",
     }
 
 
@@ -129,7 +132,7 @@ def test_monitors_come_where_the_cluster_has_their_api() -> None:
 
 def test_googles_objects_hold_what_its_documentation_lists() -> None:
     made = helm.template(apis=[GOOGLE])
-    (monitoring,) = helm.kinds(made, "PodMonitoring")
+    monitoring = helm.monitor(made, "PodMonitoring")
     assert set(monitoring["spec"]) == {"selector", "endpoints", "targetLabels"}
     assert monitoring["spec"]["targetLabels"] == {"fromPod": [{"from": "podscale.dev/run", "to": "podscale_dev_run"}]}
     assert monitoring["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
@@ -258,6 +261,7 @@ def test_a_changed_direct_run_is_another_job() -> None:
         ({"workspace": {"kind": "none", "prepare": True}}, ["workspace.kind is none", "leave workspace.prepare false"]),
         ({"serviceAccounts": {"trainer": {"create": False}}}, ["serviceAccounts.trainer.name is empty"]),
         ({"kueue": {"enabled": True}}, ["does not serve kueue.x-k8s.io/v1beta2", "install Kueue"]),
+        ({"metrics": {"tls": {"clientSecret": "mine"}}}, ["metrics.tls.secret is empty"]),
         ({"directRun": {"enabled": True}}, ["directRun.document is empty"]),
         ({"metrics": {"disabledAlerts": ["PodscaleNone"]}}, ["metrics.disabledAlerts", "PodscaleNone", "no alert"]),
         ({"metrics": {"thresholds": {"dataWaitShare": "much"}}}, ["/metrics/thresholds/dataWaitShare"]),

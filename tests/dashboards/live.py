@@ -18,7 +18,8 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from podscale.monitoring.local import SCRAPE_SECONDS, LocalPrometheus, running
+from podscale.monitoring.local import LocalPrometheus, running
+from podscale.monitoring.scraping import CADENCE
 from podscale.telemetry.events import read_records
 from tests.support.commands import Command
 from tests.support.drawing import Span
@@ -84,7 +85,7 @@ def record(folder: Path) -> Iterator[Recorded]:
 
 
 def _span(prometheus: LocalPrometheus, begin: float, end: float) -> Span:
-    return Span(prometheus.url, begin, end, SCRAPE_SECONDS)
+    return Span(prometheus.url, begin, end, CADENCE.scrape)
 
 
 class _Training:

@@ -26,15 +26,18 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.pair = self._write(name, self._key, self._sign(self._name, self._key, authority=True))
 
-    def sign(self, name: str) -> Pair:
-        """A certificate for 127.0.0.1, as a server or as a client."""
+    def sign(self, file: str, *, name: str = "127.0.0.1") -> Pair:
+        """A certificate for an address or a host's name, as a server or as a client."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        return self._write(name, key, self._sign(subject, key, authority=False))
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, file)])
+        return self._write(file, key, self._sign(subject, key, authority=False, name=name))
 
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, authority: bool) -> x509.Certificate:
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, authority: bool, name: str = "127.0.0.1"
+    ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        numbers = name.replace(".", "").isdigit()
+        known: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(name)) if numbers else x509.DNSName(name)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -44,7 +47,7 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-            .add_extension(addresses, critical=False)
+            .add_extension(x509.SubjectAlternativeName([known]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
 

@@ -31,6 +31,7 @@ EVERYTHING: dict[str, Any] = {
     "pipeline": {"upload": True, "token": True, "userNamespace": "me"},
     "workspace": {"prepare": True},
     "directRun": {"enabled": True, "document": {"run": {"id": "digits"}, "data": {"shard_bytes": 1000000}}},
+    "metrics": {"tls": {"secret": "metrics-tls", "clientSecret": "prometheus-tls"}, "tokenSecret": "metrics-token"},
     "images": {"pullSecrets": ["registry"], "registry": "registry.example/podscale"},
 }
 """Values that make the chart create all it can (beside the bucket, which excludes the claim)."""
@@ -89,6 +90,12 @@ def refused(values: Mapping[str, Any], *, apis: Sequence[str] = ()) -> str:
 
 def kinds(objects: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [dict(item) for item in objects if item["kind"] == kind]
+
+
+def monitor(objects: Sequence[Mapping[str, Any]], kind: str, name: str = "podscale") -> dict[str, Any]:
+    """The PodMonitor or PodMonitoring of the pods of jobs; `podscale-pipelines`: of tasks of pipelines."""
+    (found,) = [item for item in kinds(objects, kind) if item["metadata"]["name"] == name]
+    return found
 
 
 def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

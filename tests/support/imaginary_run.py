@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from podscale.telemetry.catalogue import ENTRIES, PHASE, STATES, Entry
+from podscale.telemetry.catalogue import ENTRIES, FIRST, PHASE, STATES, Entry
 
 RUN = "imaginary"
 EVERY = 15.0
@@ -54,7 +54,8 @@ def history() -> History:
         if not KILLED <= at < BACK:
             for entry in ENTRIES:
                 for labels in _labels(entry):
-                    _podscale(found, entry, labels, at)
+                    if entry.name != "train_launch_timestamp_seconds" or labels["cause"] == _cause(at):
+                        _podscale(found, entry, labels, at)
         for name, labels, value in _others(at):
             kind = "counter" if name.endswith("_total") else "gauge"
             found.add(name.removesuffix("_total"), kind, name, labels, at, value)
@@ -71,6 +72,11 @@ def _labels(entry: Entry) -> Iterator[dict[str, str]]:
     for rank in ranks:
         common = {"run": RUN, **({"rank": str(rank)} if "rank" in entry.labels else {})}
         yield from ({**common, **more} for more in own)
+
+
+def _cause(at: float) -> str:
+    """Of the launch that is alive."""
+    return "lost_rank" if at >= BACK else FIRST
 
 
 def _podscale(found: History, entry: Entry, labels: dict[str, str], at: float) -> None:
@@ -104,6 +110,10 @@ def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
         return at * (0.7 if labels["state"] == "productive" else 0.3 / (len(STATES) - 1))
     if name == "train_restarts":
         return float(at >= BACK and labels["cause"] == "lost_rank")
+    if name == "train_launch_timestamp_seconds":
+        return BACK if at >= BACK else 0.0
+    if name == "eval_last_timestamp_seconds":
+        return max(0.0, at - at % 300)
     if name == "train_checkpoint_last_success_timestamp_seconds":
         return max(0.0, at - at % 120)
     if name.startswith("gpu_") or name.startswith("disk_") or name.endswith("_bytes"):

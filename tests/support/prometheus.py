@@ -7,7 +7,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,15 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(data: Path, targets: Sequence[str] = (), interval: str = "1s") -> Iterator[Prometheus]:
-    """A server over `data` (made where it is absent) that scrapes `targets`; ended afterwards."""
-    scrapes = [{"job_name": "podscale", "scrape_interval": interval, "static_configs": [{"targets": [*targets]}]}]
+def prometheus(
+    data: Path,
+    targets: Sequence[Mapping[str, Any]] = (),
+    interval: str = "1s",
+    relabeling: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[Prometheus]:
+    """A server over `data` (made where it is absent) that scrapes `targets` (static_configs); ended afterwards."""
+    scrape = {"job_name": "podscale", "scrape_interval": interval, "static_configs": [*targets]}
+    scrapes = [{**scrape, "relabel_configs": [*relabeling]}]
     config = data.with_suffix(".yaml")
     config.write_text(yaml.safe_dump({"scrape_configs": scrapes if targets else []}), encoding="utf-8")
     log = data.with_suffix(".log")

@@ -6,14 +6,19 @@ import signal
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from podscale.config.model import TelemetrySection
 from podscale.errors import ExitCode
 from podscale.monitoring.groups import ALERTS
+from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.server import MetricsServer
+from podscale.telemetry.stage import StageTelemetry
+from tests.support.certificates import Authority
 from tests.support.commands import PATIENCE, Command, podscale
 from tests.support.polling import until
 
@@ -74,3 +79,45 @@ def test_a_second_one_for_the_same_runs_is_refused(runs: Path) -> None:
         first.kill()
     assert second.code == ExitCode.BAD_INPUT
     assert "works there already" in second.last
+
+
+def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
+    """Runs, each served in its own way, and one Prometheus for all; what it cannot scrape is told."""
+    authority = Authority(tmp_path)
+    pair, mine = authority.sign("server", name="node-7.example"), authority.sign("me")
+    (tmp_path / "token").write_text("s3cret\n")
+    tls = {"tls_certificate": str(pair.certificate), "tls_key": str(pair.key)}
+    token = {"bearer_token_file": str(tmp_path / "token")}
+    ways = {
+        "plain": {},
+        "tls": tls,
+        "token": token,
+        "both": tls | token,
+        "mutual": tls | {"tls_client_ca": str(authority.pair.certificate)},
+        "broken": token,
+    }
+    shown = ("--client-certificate", str(mine.certificate), "--client-key", str(mine.key))
+    command = Command(tmp_path, "monitor", "--port", "0", *shown)
+    with ExitStack() as stack:
+        stack.callback(command.kill)
+        assert command.process.stdout is not None
+        url = command.process.stdout.readline().split()[2].rstrip(",")
+        for name, options in ways.items():  # while it runs: its configuration must change
+            (tmp_path / "runs" / name).mkdir()
+            section = TelemetrySection.model_validate(options)
+            served = stack.enter_context(StageTelemetry(section, run=name, stage="train", volumes={}))
+            served.start(tmp_path / "runs" / name / "metrics.url")
+        (tmp_path / "other").write_text("wrong\n")
+        broken = Endpoint(served.url or "", token_file=tmp_path / "other")
+        broken.write(tmp_path / "runs" / "broken" / "metrics.url")
+
+        def scraped() -> set[str]:
+            found = ask(url, "query", query='podscale_build_info{job="podscale"}')["result"]
+            return {series["metric"]["run"] for series in found}
+
+        until(lambda: scraped() == ways.keys() - {"broken"}, PATIENCE)
+        for line in command.process.stdout:
+            if "cannot be scraped" in line:
+                break
+    assert line.startswith(f"{broken.address} cannot be scraped: ")
+    assert "401" in line

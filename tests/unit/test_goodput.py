@@ -225,6 +225,25 @@ def test_what_is_exported(clocks: Clocks) -> None:
         assert value == (cause == "hang")
 
 
+@pytest.mark.parametrize(("ended", "cause"), [("preempted", "preempted"), ("done", "done"), ("", "lost_rank")])
+def test_when_a_launch_began_and_why(clocks: Clocks, ended: str, cause: str) -> None:
+    """The time is that of the launch, whatever the training has done since."""
+
+    def exported(ledger: Ledger) -> list[tuple[str, tuple[str, ...], float]]:
+        return [sample for sample in ledger.samples() if sample[0] == "train_launch_timestamp_seconds"]
+
+    began = clocks.calendar - 3.0
+    first = clocks.ledger(joined(launched(None, clocks.calendar, 3.0), clocks.calendar, 3.0, 0))
+    assert exported(first) == [("train_launch_timestamp_seconds", ("first",), began)]
+    clocks.pass_by(10.0)
+    assert exported(first) == [("train_launch_timestamp_seconds", ("first",), began)]
+    again = launched(first.book(ended), clocks.calendar + 50.0, 2.0)
+    clocks.pass_by(55.0)
+    second = clocks.ledger(joined(again, clocks.calendar, 7.0, 0))
+    assert exported(second) == [("train_launch_timestamp_seconds", (cause,), clocks.calendar - 7.0)]
+    assert Book.parse(second.book().text()) == second.book()
+
+
 @pytest.fixture
 def kept(tmp_path: Path, clocks: Clocks) -> tuple[Path, Ledger]:
     return tmp_path / ".heartbeat", clocks.ledger(launched(None, clocks.calendar, 1.0))

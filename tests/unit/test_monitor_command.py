@@ -8,7 +8,7 @@ import yaml
 
 from podscale.cli import main
 from podscale.errors import ExitCode, InputError
-from podscale.monitoring import local
+from podscale.monitoring import local, scraping
 
 
 def test_without_the_program_people_learn_how_to_get_it(
@@ -24,8 +24,8 @@ def test_only_runs_that_serve_are_scraped(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         if text is not None:
             (tmp_path / name / "metrics.url").write_text(text)
-    assert local.endpoints(tmp_path) == ["127.0.0.1:9464", "[::1]:1"]
-    assert local.endpoints(tmp_path / "a") == ["127.0.0.1:9464"]  # a run itself
+    assert [found.address for found in scraping.endpoints(tmp_path)] == ["127.0.0.1:9464", "[::1]:1"]
+    assert [found.address for found in scraping.endpoints(tmp_path / "a")] == ["127.0.0.1:9464"]  # a run itself
 
 
 def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from podscale.config import load, loads
+from podscale.config.model import TelemetrySection
 from podscale.errors import InputError
-from podscale.launch.jobspec import job_spec
+from podscale.launch.jobspec import METRICS_PORT, job_spec
 from podscale.launch.render import render
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENTS, committed, package
+from podscale.stages import TELEMETRY
 from tests.support.kfp_api import check_package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +126,29 @@ def test_the_shard_stage_is_given_the_data_section_alone(local):
     assert other.tasks["shard"]["inputs"]["parameters"] == inputs
     assert other.tasks["train"]["inputs"] != local.tasks["train"]["inputs"]
     assert other.pipeline["pipelineInfo"]["name"] == local.pipeline["pipelineInfo"]["name"], "one cache for all runs"
+
+
+def variables(package: Package, task: str) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in package.container(task).get("env", ())}
+
+
+def test_tasks_that_carry_out_a_stage_serve_metrics_to_the_cluster():
+    secured = Package("launch.cluster.metrics_tls_secret=tls", "launch.cluster.metrics_token_secret=token")
+    sharding = json.loads(variables(secured, "shard")[TELEMETRY])
+    evaluating = json.loads(secured.tasks["evaluate"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"])
+    for told in (sharding["telemetry"], evaluating["telemetry"]):
+        served = TelemetrySection.model_validate(told)
+        assert (served.address, served.port) == ("0.0.0.0", METRICS_PORT)
+        assert (served.tls_key, served.bearer_token_file) == (
+            "/etc/podscale/metrics-tls/tls.key",
+            "/etc/podscale/metrics-token/token",
+        )
+    assert sharding["run"] == "digits"
+    for task in ("shard", "evaluate"):
+        mounted = {volume["mountPath"]: volume["secretName"] for volume in secured.kubernetes(task)["secretAsVolume"]}
+        assert mounted == {"/etc/podscale/metrics-tls": "tls", "/etc/podscale/metrics-token": "token"}
+        assert secured.kubernetes(task)["podMetadata"]["labels"]["app.kubernetes.io/component"] == task
+    assert TELEMETRY not in variables(Package("telemetry.enabled=false"), "shard")
 
 
 def test_the_run_is_named_by_a_parameter(local):

@@ -104,6 +104,7 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
         "train_steps_skipped_total": 2,
     }
     assert {name: value(registry, name, **first) for name in expected} == expected
+    assert 0 <= time.time() - (value(registry, "eval_last_timestamp_seconds", **first) or 0) < 600
     assert value(registry, "train_checkpoint_failures_total", reason="other", **first) == 1
     assert value(registry, "train_checkpoint_failures_total", reason="disk_full", **first) == 0
     assert value(registry, "train_checkpoint_duration_seconds_sum", op="save", **first) == 6.0

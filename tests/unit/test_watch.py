@@ -13,9 +13,12 @@ import pytest
 from rich.console import Console
 
 from podscale.cli import main
+from podscale.config.model import TelemetrySection
 from podscale.errors import ExitCode
+from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, Record
 from podscale.telemetry.server import MetricsServer
+from podscale.telemetry.stage import StageTelemetry
 from podscale.watch.figures import goodput, read_figures
 from podscale.watch.standing import Standing
 from podscale.watch.view import MOST_RANKS, Frame, picture, sparkline
@@ -155,6 +158,21 @@ def test_metrics_come_to_figures_of_each_rank() -> None:
     assert found.ranks[1].pod == "pod-b"
     assert (found.ranks[0].memory_bytes, found.ranks[0].queued_batches, found.ranks[0].bad_records) == (2**20, 3, 1)
     assert goodput(found.spent) == 0.75
+
+
+def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A token that is not the one that the endpoint was started with."""
+    run = a_run(tmp_path / "runs" / "r")
+    for token in ("first", "second"):
+        (tmp_path / token).write_text(token)
+    section = TelemetrySection(bearer_token_file=str(tmp_path / "first"))
+    with held(run), StageTelemetry(section, run="r", stage="train", volumes={}) as served:
+        served.start(run / "metrics.url")
+        assert watched(capsys, str(run))["headline"] == ""
+        Endpoint(served.url or "", token_file=tmp_path / "second").write(run / "metrics.url")
+        headline = watched(capsys, str(run))["headline"]
+    assert headline.startswith("no figures of single ranks: http://127.0.0.1:")
+    assert headline.endswith("answers 401 Unauthorized")
 
 
 def test_figures_over_the_time_between_two_looks() -> None:

@@ -21,6 +21,9 @@
 {{- if .Values.kueue.enabled -}}
 {{- include "podscale.kueueChecks" . -}}
 {{- end -}}
+{{- if and .Values.metrics.tls.clientSecret (not .Values.metrics.tls.secret) -}}
+{{- fail "metrics.tls.clientSecret is set, but metrics.tls.secret is empty: a client shows its certificate to HTTPS alone; name the Secret that pods serve with, too" -}}
+{{- end -}}
 {{- range .Values.metrics.disabledAlerts -}}
 {{- if not (contains (printf "alert: %s\n" .) ($.Files.Get "rules/podscale.yaml")) -}}
 {{- fail (printf "metrics.disabledAlerts names %s, which is no alert: choose from those in rules/podscale.yaml" .) -}}

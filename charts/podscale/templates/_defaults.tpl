@@ -2,6 +2,9 @@
 {{- define "podscale.defaults" -}}
 {{- $cluster := dict "namespace" .Release.Namespace "service_account" (include "podscale.account" (list . "trainer")) "image_pull_policy" .Values.images.pullPolicy -}}
 {{- with .Values.images.pullSecrets }}{{ $_ := set $cluster "image_pull_secrets" . }}{{ end -}}
+{{- with .Values.metrics.tls.secret }}{{ $_ := set $cluster "metrics_tls_secret" . }}{{ end -}}
+{{- if .Values.metrics.tls.clientSecret }}{{ $_ := set $cluster "metrics_mutual_tls" true }}{{ end -}}
+{{- with .Values.metrics.tokenSecret }}{{ $_ := set $cluster "metrics_token_secret" . }}{{ end -}}
 {{- if .Values.kueue.enabled }}{{ $_ := set $cluster "queue" .Values.kueue.localQueue }}{{ end -}}
 {{- with .Values.priorityClasses }}{{ $_ := set $cluster "priority_class" (printf "%s-%s" (include "podscale.clusterName" $) (first .).name) }}{{ end -}}
 {{- $document := dict "launch" (dict "image" (include "podscale.image" (list . "train")) "launcher_image" (include "podscale.image" (list . "launcher")) "cluster" $cluster) -}}

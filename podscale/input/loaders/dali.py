@@ -51,7 +51,8 @@ class DaliLoader:
 
     @property
     def ready(self) -> None:
-        """DALI does not tell which batches of its pipeline are done."""
+        """DALI (2.4) does not tell which batches of its pipeline are done: its executor's statistics are of memory, and
+        to ask for an output is to wait for it."""
         return
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

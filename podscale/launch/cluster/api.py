@@ -144,10 +144,14 @@ class Api:
         with closing(self._transport.stream(request, path, query, SILENCE_SECONDS)) as answer:
             yield from lines(answer)
 
-    def through(self, pod: str, port: int, path: str, seconds: float) -> str:
-        """What a pod answers to a GET that the API server passes on, within so many seconds; asked once."""
+    def through(self, pod: str, port: int, path: str, seconds: float, *, tls: bool = False) -> str:
+        """What a pod answers to a GET that the API server passes on, within so many seconds; asked once.
+
+        tls: the pod speaks HTTPS; the API server takes any certificate, and has none of its own to show.
+        """
         request = Request("get", PODS, self.namespace, f"{pod}/proxy")
-        return self._once_for(seconds).text(request, f"{PODS.path(self.namespace, f'{pod}:{port}', 'proxy')}/{path}")
+        target = f"https:{pod}:{port}" if tls else f"{pod}:{port}"
+        return self._once_for(seconds).text(request, f"{PODS.path(self.namespace, target, 'proxy')}/{path}")
 
     def healthy(self, path: str) -> bool:
         """Whether one GET through the API server (to a service, by its proxy) succeeds. Raises Refused where that may

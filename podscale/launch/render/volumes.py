@@ -3,7 +3,7 @@
 from typing import Any
 
 from podscale.config.cluster import VolumeSection
-from podscale.launch.jobspec import JobSpec
+from podscale.launch.jobspec import JobSpec, metrics_secrets
 
 TEMPORARY = "/tmp"
 SHARED_MEMORY = "/dev/shm"
@@ -27,6 +27,7 @@ def declared(spec: JobSpec) -> list[dict[str, Any]]:
         found.append({"name": "cache", "emptyDir": {"sizeLimit": quantity(demand.cache)}})
     if spec.cluster.workspace_claim is not None:
         found.append({"name": "workspace", "persistentVolumeClaim": {"claimName": spec.cluster.workspace_claim}})
+    found += [_secret(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
     return [*found, *(_declared(spec, f"volume-{n}", volume) for n, volume in enumerate(spec.cluster.volumes))]
 
 
@@ -40,6 +41,8 @@ def mounted(spec: JobSpec) -> list[dict[str, Any]]:
         found.append({"name": "cache", "mountPath": spec.cache_path})
     if spec.cluster.workspace_claim is not None:
         found.append({"name": "workspace", "mountPath": spec.workspace})
+    for secret in metrics_secrets(spec.cluster):
+        found.append({"name": secret.name, "mountPath": secret.path, "readOnly": True})
     for number, volume in enumerate(spec.cluster.volumes):
         mount = {"name": f"volume-{number}", "mountPath": volume.path}
         found.append({**mount, "readOnly": True} if volume.read_only else mount)
@@ -62,7 +65,7 @@ def _declared(spec: JobSpec, name: str, volume: VolumeSection) -> dict[str, Any]
     if volume.claim is not None:
         return {"name": name, "persistentVolumeClaim": {"claimName": volume.claim, **read_only}}
     if volume.secret is not None:
-        return {"name": name, "secret": {"secretName": volume.secret, "defaultMode": 0o440}}
+        return _secret(name, volume.secret)
     if volume.config_map is not None:
         return {"name": name, "configMap": {"name": volume.config_map}}
     if volume.empty_gib is not None:
@@ -72,6 +75,10 @@ def _declared(spec: JobSpec, name: str, volume: VolumeSection) -> dict[str, Any]
         return {"name": name, "nfs": {"server": server, "path": path, **read_only}}
     assert volume.bucket is not None, "a volume is of exactly one kind"
     return {"name": name, "csi": _bucket(spec, volume.bucket, volume.read_only)}
+
+
+def _secret(name: str, secret: str) -> dict[str, Any]:
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
 
 
 def _bucket(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:

@@ -111,10 +111,10 @@ INPUT = [
     ),
     lines(
         "Batches ready",
-        "Depth of each chosen rank's queue; at 0 the loop waits.",
+        "Depth of each chosen rank's queue; at 0 the loop waits. Not of the loader dali.",
         Query(f"min by ({BY_RANK}) ({series('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"),
         unit="none",
-        empty=IDLE,
+        empty="Nothing trained in this time with a loader that tells",
     ),
     lines(
         "Records replaced, by reason",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from podscale.monitoring.dashboards.panels import SOURCE, Panel
 from podscale.monitoring.dashboards.queries import BY_RUN, largest, series
 from podscale.monitoring.rule import RUNBOOKS
+from podscale.telemetry.catalogue import FIRST
 
 with warnings.catch_warnings():  # see panels
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -95,22 +96,31 @@ def _runbooks() -> dashboard.DashboardLink:
 
 
 def _events() -> Sequence[dashboard.AnnotationQuery]:
-    """Vertical marks from series. The value of a checkpoint's is its time; the others mark where they are positive.
-
-    A restart's series has a gap before its counter is back, larger by one: it is compared with the hour before.
-    """
-    restarts = series("train_restarts")
-    evaluated = f"sum by ({BY_RUN}) (rate({series('eval_images')}[$__rate_interval])) > bool 0"
-    cause = f"max by ({BY_RUN}, cause)"
-    grown = f"{cause} ({restarts}) > {cause} (max_over_time({restarts}[1h] offset 1m))"
-    saved = f"({largest('train_checkpoint_last_success_timestamp_seconds', BY_RUN)} > 0) * 1000"
+    """Vertical marks at the times that gauges tell: exact, however seldom they are scraped."""
+    first = f'cause!="{FIRST}"'
     return [
-        _event("Restarts", "red", grown, "{{run}}: started again after {{cause}}"),
-        _event("Checkpoints", "blue", saved, "{{run}}: checkpoint complete", timed=True),
-        _event("Evaluations", "green", evaluated, "{{run}}: evaluation"),
+        _event(
+            "Restarts",
+            "red",
+            _times("train_launch_timestamp_seconds", first, by=f"{BY_RUN}, cause"),
+            "{{run}}: started again after {{cause}}",
+        ),
+        _event(
+            "Checkpoints",
+            "blue",
+            _times("train_checkpoint_last_success_timestamp_seconds"),
+            "{{run}}: checkpoint complete",
+        ),
+        _event("Evaluations", "green", _times("eval_last_timestamp_seconds"), "{{run}}: evaluation complete"),
     ]
 
 
-def _event(name: str, color: str, expression: str, text: str, *, timed: bool = False) -> dashboard.AnnotationQuery:
+def _times(name: str, *matchers: str, by: str = BY_RUN) -> str:
+    """What a gauge tells in milliseconds."""
+    return f"{largest(name, by, *matchers)} * 1000"
+
+
+def _event(name: str, color: str, expression: str, text: str) -> dashboard.AnnotationQuery:
+    """expression: its values are the times of the marks, in milliseconds since 1970."""
     event = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color).expr(expression)
-    return event.step(EVENT_STEP).title_format(name).text_format(text).tag_keys("run").use_value_for_time(timed)
+    return event.step(EVENT_STEP).title_format(name).text_format(text).tag_keys("run").use_value_for_time(True)

@@ -141,10 +141,10 @@ MACHINE = [
     ),
     lines(
         "Batches ready",
-        "Depth of each chosen rank's queue; at 0 the loop waits for data.",
+        "Depth of each chosen rank's queue; at 0 the loop waits for data. Not of the loader dali.",
         Query(f"min by ({BY_RANK}) ({series('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"),
         unit="none",
-        empty=IDLE,
+        empty="Nothing trained in this time with a loader that tells",
     ),
 ]
 BOARD = Board(

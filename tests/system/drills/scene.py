@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from podscale.monitoring.durations import milliseconds
-from podscale.monitoring.local import Cadence, LocalPrometheus, running
+from podscale.monitoring.local import LocalPrometheus, running
 from podscale.monitoring.render import Settings
+from podscale.monitoring.scraping import Cadence
 from podscale.telemetry.events import Record, newest_step, read_records
 from tests.support.commands import Command, alive, podscale
 from tests.support.disk import small_disk
@@ -167,7 +168,7 @@ class Scene:
         self._stack.close()
         self._shorten = shorten
         settings = Settings(shorten=shorten)
-        self._local = self._stack.enter_context(running(self._watched, 0, settings, CADENCE))
+        self._local = self._stack.enter_context(running(self._watched, 0, settings=settings, cadence=CADENCE))
 
     def _look(self) -> None:
         self._prometheus.check()

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from podscale.cli import main
 from podscale.errors import ExitCode
@@ -69,6 +70,39 @@ def test_without_the_right_to_reach_pods_the_rest_is_shown(
     found = watched(capsys)
     assert (found["step"], found["rank_figures"]) == (4, [])
     assert "pods/proxy" in found["headline"]
+
+
+DOCUMENTS = {
+    "a token": ({"bearer_token_file": "/t"}, "a token"),
+    "a certificate": ({"tls_certificate": "/c", "tls_key": "/k", "tls_client_ca": "/a"}, "a client's certificate"),
+}
+
+
+@pytest.mark.parametrize("wanted", DOCUMENTS)
+def test_pods_that_want_what_the_api_server_does_not_pass_on(
+    training: FakeCluster, capsys: pytest.CaptureFixture[str], wanted: str
+) -> None:
+    section, words = DOCUMENTS[wanted]
+    for index in (0, 1):
+        training.put("pods", with_document(pod(index), section))
+    found = watched(capsys)
+    assert (found["step"], found["rank_figures"]) == (4, [])
+    assert f"no figures of single ranks: they need {words}" in found["headline"]
+
+
+def test_pods_that_serve_https(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in (0, 1):
+        training.put("pods", with_document(pod(index), {"tls_certificate": "/c", "tls_key": "/k"}))
+        address = f"r1-worker-{index}:{METRICS_PORT}"
+        training.served[f"https:{address}"] = training.served.pop(address)
+    assert [rank["rank"] for rank in watched(capsys)["rank_figures"]] == [0, 1]
+
+
+def with_document(made: dict[str, Any], telemetry: dict[str, Any]) -> dict[str, Any]:
+    """The pod with such a section in the document of its container."""
+    document = {"name": "PODSCALE_RUN_DOCUMENT", "value": yaml.safe_dump({"telemetry": telemetry})}
+    made["spec"]["containers"] = [{"name": "pytorch", "env": [document]}]
+    return made
 
 
 def test_a_job_is_followed_to_its_end(

@@ -1,0 +1,122 @@
+"""Readers on the machine of a run: they find its endpoint, and get its metrics through TLS and with its token."""
+
+from pathlib import Path
+
+import pytest
+
+from podscale.config.model import TelemetrySection
+from podscale.errors import InputError
+from podscale.telemetry.endpoint import Client, Endpoint, NotServed
+from podscale.telemetry.stage import StageTelemetry
+from tests.support.certificates import Authority
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def serving(tmp_path: Path, **options: object) -> StageTelemetry:
+    """A stage that serves as these options of the document say, and says so in the file `url`."""
+    section = TelemetrySection.model_validate({name: str(value) for name, value in options.items()})
+    served = StageTelemetry(section, run="r", stage="train", volumes={})
+    served.start(tmp_path / "url")
+    return served
+
+
+def test_a_plain_endpoint(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        found = Endpoint.read(tmp_path / "url")
+        assert found == Endpoint(served.url or "")
+        assert "podscale_build_info" in found.get(SECONDS)
+        assert found.name(SECONDS) is None
+    assert Endpoint.read(tmp_path / "url") is None
+    with pytest.raises(OSError, match="refused"):
+        found.get(SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://0.0.0.0:9464/metrics\n", "127.0.0.1:9464"),
+        ("http://[::]:9464/metrics\n", "[::1]:9464"),
+        ("http://[::1]:1/metrics", "[::1]:1"),
+        ("", None),
+        ("nonsense", None),
+    ],
+)
+def test_where_it_is(tmp_path: Path, text: str, address: str | None) -> None:
+    (tmp_path / "url").write_text(text)
+    found = Endpoint.read(tmp_path / "url")
+    assert (found.address if found else None) == address
+
+
+@pytest.mark.parametrize("signed_for", ["127.0.0.1", "node-7.example"])
+def test_the_certificate_itself_is_trusted_whatever_names_it_has(
+    tmp_path: Path, authority: Authority, signed_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = authority.sign("server", name=signed_for)
+    monkeypatch.chdir(tmp_path)  # paths of a document count from where its run was started
+    with serving(tmp_path, tls_certificate=pair.certificate.name, tls_key=pair.key.name):
+        monkeypatch.chdir("/")
+        found = Endpoint.read(tmp_path / "url")
+        assert found is not None
+        assert "podscale_build_info" in found.get(SECONDS)
+        assert found.name(SECONDS) == (None if signed_for == "127.0.0.1" else signed_for)
+        other = Endpoint(found.url, authority.sign("other").certificate)
+        with pytest.raises(NotServed, match="certificate verify failed"):
+            other.get(SECONDS)
+        with pytest.raises(NotServed, match="gone: No such file"):
+            Endpoint(found.url, tmp_path / "gone").get(SECONDS)
+
+
+def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> None:
+    """Only the first is the endpoint's own; whoever else the authority has signed is not it."""
+    pair, other = authority.sign("server"), authority.sign("other")
+    chain = tmp_path / "chain.crt"
+    chain.write_bytes(pair.certificate.read_bytes() + authority.pair.certificate.read_bytes())
+    with serving(tmp_path, tls_certificate=chain, tls_key=pair.key):
+        found = Endpoint.read(tmp_path / "url")
+        assert found is not None
+        assert "podscale_build_info" in found.get(SECONDS)
+    chain.write_bytes(other.certificate.read_bytes() + authority.pair.certificate.read_bytes())
+    with (
+        serving(tmp_path, tls_certificate=pair.certificate, tls_key=pair.key) as served,
+        pytest.raises(NotServed, match="verify failed"),
+    ):
+        Endpoint(served.url or "", chain).get(SECONDS)
+
+
+def test_a_token_goes_with_the_request(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    with serving(tmp_path, bearer_token_file=tmp_path / "token"):
+        found = Endpoint.read(tmp_path / "url")
+        assert found is not None
+        assert "podscale_build_info" in found.get(SECONDS)
+        with pytest.raises(NotServed, match="answers 401 Unauthorized"):
+            Endpoint(found.url).get(SECONDS)
+
+
+def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authority) -> None:
+    pair, mine = authority.sign("server"), authority.sign("me")
+    options = {"tls_certificate": pair.certificate, "tls_key": pair.key, "tls_client_ca": authority.pair.certificate}
+    with serving(tmp_path, **options):
+        found = Endpoint.read(tmp_path / "url")
+        assert found is not None
+        assert "podscale_build_info" in found.get(SECONDS, Client.of(mine.certificate, mine.key))
+        with pytest.raises(NotServed, match="--client-certificate and --client-key"):
+            found.get(SECONDS)
+
+
+def test_a_clients_files_are_looked_at_first(tmp_path: Path, authority: Authority) -> None:
+    mine, other = authority.sign("me"), authority.sign("other")
+    assert Client.of(None, None) is None
+    for certificate, key, message in (
+        (mine.certificate, None, "belong together"),
+        (mine.certificate, other.key, "KEY_VALUES_MISMATCH"),
+        (mine.certificate, tmp_path / "gone", "No such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Client.of(certificate, key)
