@@ -8,7 +8,7 @@ from typing import Any, Literal
 from podscale import config as documents
 from podscale.config import RunConfig, result_values
 from podscale.config.cluster import ClusterSection
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, choose
 from podscale.launch.demand import Demand, demand

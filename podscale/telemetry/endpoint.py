@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.files import write_atomically
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import yaml
 
 from podscale.config.document import RUN_DOCUMENT
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import PodscaleError
 from podscale.launch.cluster import patience
 from podscale.launch.cluster.api import Api
