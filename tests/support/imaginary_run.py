@@ -152,6 +152,7 @@ def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
         "train_straggler_rank": 1,
         "train_straggler_ratio": 1.5 if 200 < at < 400 else 1.03,
         "train_done": 0,
+        "train_launches": 1 + (at >= BACK),
         "train_last_step_timestamp_seconds": at,
         "train_checkpoint_interval_seconds": 180,
         "train_hang_limit_seconds": 60,

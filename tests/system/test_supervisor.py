@@ -170,6 +170,10 @@ def test_restarts_end(launch: Launch) -> None:
     code, _, err = run.end()
     assert code == 77
     assert err.count("restarting") == 2
+    last = json.loads((run.place / "telemetry.json").read_text())["train"]["series"]
+    launches = {name: value for name, value in last.items() if name.startswith("podscale_train_")}
+    assert list(launches.values()) == [3], "no rank got as far as to tell anything: their parent does"
+    assert next(iter(launches)).startswith("podscale_train_launches_total{")
 
 
 def test_a_taken_port_is_known_before_anything_starts(launch: Launch) -> None:

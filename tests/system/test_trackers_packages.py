@@ -24,7 +24,8 @@ from podscale.telemetry.trackers.tracker import FAILED, Ended
 from tests.support import wandb_file
 from tests.support.polling import until
 
-SECONDS = 300.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+SECONDS = 500.0
 """An import of these packages takes a minute on a loaded machine."""
 
 
@@ -117,7 +118,6 @@ def losses(config: RunConfig) -> list[Record]:
     return [next(line for line in lines if line["step"] == step) for step in range(1, 11)]
 
 
-@pytest.mark.slow
 @needs("mlflow", "sqlalchemy")
 def test_mlflow_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
@@ -141,7 +141,6 @@ def test_mlflow_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: 
     assert [(point.step, point.value) for point in top1] == [(2, 0.2), (4, 0.4), (6, 0.6), (8, 0.8), (10, 1.0)]
 
 
-@pytest.mark.slow
 @needs("mlflow", "sqlalchemy")
 @pytest.mark.parametrize(("code", "status"), [(75, "KILLED"), (1, "FAILED")])
 def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int, status: str) -> None:
@@ -157,7 +156,6 @@ def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int
     assert (found.info.status, found.data.tags["error"]) == (status, "why")
 
 
-@pytest.mark.slow
 @needs("mlflow", "sqlalchemy")
 def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
     """The real client and a database that is gone for a while."""
@@ -181,7 +179,6 @@ def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
     assert sent(config, "mlflow")["newest"] == {"step": 3, "evaluation": 2}
 
 
-@pytest.mark.slow
 @needs("wandb")
 def test_wandb_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -206,7 +203,6 @@ def test_wandb_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: p
     assert wandb_file.exit_code(directories[-1]) == 0
 
 
-@pytest.mark.slow
 @needs("wandb")
 def test_wandb_without_a_key_fails_with_its_own_words(
     tmp_path: Path, track: Track, monkeypatch: pytest.MonkeyPatch

@@ -41,3 +41,4 @@ def test_what_is_shipped_is_read_from_the_rules() -> None:
 def test_what_may_fire_besides_exists() -> None:
     names = {alert.name for alert in ALERTS}
     assert {*ASIDE, *(name for drill in DRILLS for name in drill.besides)} <= names
+    assert all(f"`{name}`" in TEXT for name in ASIDE)
