@@ -1,10 +1,12 @@
-"""One undisturbed run of the digits, which tests of the whole pipeline compare with or copy."""
+"""One undisturbed run of the digits, which tests of the whole pipeline compare with or copy; supervisors to start."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import SMALL_DIGITS, podscale
+from tests.support.supervised import Launch, launching
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +20,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "calm.out").write_text(ended.out)
     (place / "calm.err").write_text(ended.err)
     return place
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """launch(*options, **behaviour of ranks): a supervisor with the run runs/t below tmp_path."""
+    with launching(tmp_path) as start:
+        yield start

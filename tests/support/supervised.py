@@ -1,0 +1,111 @@
+"""A supervisor in a process of its own, with ranks that behave as a test says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parents[1] / "system" / "programs"
+SUPERVISE = """
+import functools, sys
+from podscale import stages
+from podscale.config import load
+from podscale.errors import PodscaleError
+from podscale.launch import supervisor
+
+supervisor.supervise = functools.partial(supervisor.supervise, rank_module=sys.argv[1])
+try:
+    stages.train(load(None, sys.argv[2:]), "memory://nowhere")
+except PodscaleError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(int(error.exit_code))
+"""
+
+
+@dataclass
+class Run:
+    """A supervisor process and the run directory it works in."""
+
+    process: subprocess.Popen[str]
+    place: Path
+
+    def end(self, seconds: float = 60) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def outcome(self) -> dict[str, object]:
+        entry: dict[str, object] = json.loads((self.place / "outcome.json").read_text())["train"]
+        return entry
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 180) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def wait_for_ranks(self, count: int) -> None:
+        self.wait_for(lambda: len(list(self.place.glob("ready-*"))) == count)
+
+    def members(self) -> list[int]:
+        """Every process that descends from this run, by its environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    environment = (entry / "environ").read_bytes()
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                except OSError:
+                    continue
+                if f"PLAIN_PLACE={self.place}".encode() in environment and state not in "ZX":
+                    found.append(int(entry.name))
+        return found
+
+
+Launch = Callable[..., Run]
+
+
+@contextmanager
+def launching(tmp_path: Path) -> Iterator[Launch]:
+    """Starts supervisors that work below a folder; at the end nothing that descends from them is left."""
+    runs: list[Run] = []
+
+    def start(
+        *options: str,
+        module: str = "plain_rank",
+        python_path: Path = PROGRAMS,
+        variables: dict[str, str] | None = None,
+        **behaviour: str,
+    ) -> Run:
+        place = tmp_path / "runs" / "t"
+        place.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
+            "PYTHONPATH": str(python_path),
+            "PLAIN_RANK": json.dumps({name.strip("_").replace("all", "*"): value for name, value in behaviour.items()}),
+            "PLAIN_PLACE": str(place),
+            **(variables or {}),
+        }
+        settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISE, module, *settings],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        runs.append(Run(process, place))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.process.kill()
+        run.process.communicate()
+        for pid in run.members():
+            os.kill(pid, signal.SIGKILL)
