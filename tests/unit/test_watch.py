@@ -17,9 +17,10 @@ from podscale.config.model import TelemetrySection
 from podscale.errors import ExitCode
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, Record
+from podscale.telemetry.goodput import goodput
 from podscale.telemetry.server import MetricsServer
 from podscale.telemetry.stage import StageTelemetry
-from podscale.watch.figures import goodput, read_figures
+from podscale.watch.figures import read_figures
 from podscale.watch.standing import Standing
 from podscale.watch.view import MOST_RANKS, Frame, picture, sparkline
 
