@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,3 +269,12 @@ def test_what_cannot_be_watched(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["watch", *arguments]) == ExitCode.BAD_INPUT
     assert words in capsys.readouterr().err
+
+
+def test_the_picture_in_the_docs_is_of_this_screen_and_fetches_nothing() -> None:
+    """Where a figure or a column is new or gone: tools/watch_picture.py."""
+    kept = (Path(__file__).parents[2] / "docs" / "images" / "watch.svg").read_text(encoding="utf-8")
+    words = set(re.sub("<[^>]*>", " ", kept).replace("&#160;", " ").split())
+    assert {"images/s", "goodput", "checkpoint", "slowest", "compute", "data", "waits", "queue", "memory"} <= words
+    assert "url(http" not in kept.replace('"', "")
+    assert "@font-face" not in kept
