@@ -14,8 +14,9 @@ from podscale.errors import ExitCode, InputError
 from podscale.pipelines import presets
 from podscale.rundir import RunDirectory
 from podscale.telemetry.endpoint import Client
+from podscale.telemetry.goodput import goodput
 from podscale.telemetry.steplog import StepLog
-from podscale.watch.figures import Figures, goodput, moved, read_figures
+from podscale.watch.figures import Figures, moved, read_figures
 from podscale.watch.sources import DirectorySource, JobSource, Source
 from podscale.watch.standing import Standing
 

@@ -234,7 +234,7 @@ and on (namespace, run, volume) (
   group by (namespace, run, volume) (
     predict_linear(podscale_disk_free_bytes[1h], @diskFullHours@ * @1h@) < 0
     and predict_linear(podscale_disk_free_bytes[15m], @diskFullHours@ * @1h@) < 0
-    and podscale_disk_free_bytes offset 30m
+    and present_over_time(podscale_disk_free_bytes[10m] offset 30m)
   )
   or
   run_volume:podscale_disk_free:ratio < @diskFreeShare@

@@ -34,6 +34,12 @@ _AGAIN = _states("redo", "redo")
 _NEW = _states("data_wait", "productive")
 
 
+def goodput(seconds: Mapping[str, float]) -> float | None:
+    """The share of a run's wall seconds, by state, that brought it on; None where there are none."""
+    whole = sum(seconds.values())
+    return seconds.get("productive", 0.0) / whole if whole > 0 else None
+
+
 @dataclass(frozen=True)
 class Book:
     """All that is known of a run's time at one moment, as a heartbeat keeps it.
@@ -80,8 +86,8 @@ class Book:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall time that brought the run on."""
-        return self.seconds["productive"] / self.wall if self.wall > 0 else 0.0
+        """The share of the wall time that brought the run on; 0 before there is any."""
+        return goodput(self.seconds) or 0.0
 
     def summary(self) -> dict[str, Any]:
         """The figures for people and the log."""

@@ -55,12 +55,6 @@ class Figures:
     spent: dict[str, float] = field(default_factory=dict)
 
 
-def goodput(spent: Mapping[str, float]) -> float | None:
-    """Share of a run's wall time, over all its launches, that went into updates that count; None where not told."""
-    whole = sum(spent.values())
-    return spent.get("productive", 0.0) / whole if whole > 0 else None
-
-
 def read_figures(expositions: Mapping[str, str]) -> Figures:
     """The figures in the metrics texts of a run's pods, by pod name ('' on one machine)."""
     found = Figures()

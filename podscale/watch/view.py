@@ -10,10 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from podscale.telemetry.goodput import goodput
 from podscale.telemetry.phases import shares
 from podscale.telemetry.steplog import describe
 from podscale.text import count, duration, human_bytes, one_line
-from podscale.watch.figures import RankFigures, goodput
+from podscale.watch.figures import RankFigures
 from podscale.watch.standing import Standing
 
 SPARKS = "▁▂▃▄▅▆▇█"

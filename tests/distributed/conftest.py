@@ -3,13 +3,14 @@
 import multiprocessing
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import pytest
+
+from tests.support.ports import free_port
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -32,7 +33,7 @@ def run_world() -> RunWorld:
         size: int, body: Callable[[Any], Any], *, seconds: float = 120.0, timeout_seconds: float = 60.0
     ) -> list[Any]:
         context = multiprocessing.get_context("fork")
-        port = _free_port()
+        port = free_port()
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
             context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1]))
@@ -96,9 +97,3 @@ def _rank_main(
     answer.send_bytes(pickle.dumps(result))
     worlds.leave()
     os._exit(0)  # the parent's atexit handlers (pytest's, coverage's) are not ours to run
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,7 +12,7 @@ from podscale.monitoring.rule import Alert, Recording
 from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress, cases_speed
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
 from tests.rules.recorded import RECORDED
-from tests.support import promtool
+from tests.support.promtool import Promtool
 
 CASES: tuple[Case, ...] = (
     *cases_progress.CASES,
@@ -27,17 +27,17 @@ ONE_GROUP = "under-test"
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_alerts_fire_when_they_should_and_only_then(alert: Alert, tmp_path: Path) -> None:
+def test_alerts_fire_when_they_should_and_only_then(alert: Alert, tmp_path: Path, tool: Promtool) -> None:
     groups = [_alert_group(case, alert) for case in CASES if case.alert == alert.name]
     assert groups
-    promtool.test(_needed_for(alert), groups, tmp_path)
+    tool.test(_needed_for(alert), groups, tmp_path)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
-def test_recordings_are_what_they_say(recording: Recording, tmp_path: Path) -> None:
+def test_recordings_are_what_they_say(recording: Recording, tmp_path: Path, tool: Promtool) -> None:
     groups = [_recording_group(case) for case in RECORDED if case.record == recording.name]
     assert groups
-    promtool.test(_needed_for(recording), groups, tmp_path)
+    tool.test(_needed_for(recording), groups, tmp_path)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
@@ -52,7 +52,7 @@ def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path) -> None:
+def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path, tool: Promtool) -> None:
     """The texts of its first case, as people get them."""
     case = next(case for case in CASES if case.alert == alert.name and case.fires)
     minute, firing = next(iter(case.fires.items()))
@@ -61,7 +61,7 @@ def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path) -> N
     group = _group(case.says, case.series, "vector(1)", {}) | {
         "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert.name, "exp_alerts": expected}]
     }
-    promtool.test(_needed_for(alert), [group], tmp_path)
+    tool.test(_needed_for(alert), [group], tmp_path)
 
 
 def _needed_for(rule: Alert | Recording) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from podscale.monitoring.rule import Alert, Recording, tokens
 from podscale.monitoring.thresholds import DEFAULTS, THRESHOLDS
 from podscale.telemetry.catalogue import ENTRIES, Entry
 from tests.rules.cases import FOREIGN
-from tests.support import promtool
+from tests.support.promtool import Promtool
 
 RULES = (*RECORDINGS, *ALERTS)
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
@@ -23,7 +23,7 @@ OF_PROMQL = set(
         """
         and or unless on by without ignoring group_left group_right bool offset sum avg min max count group quantile
         topk rate increase changes time predict_linear last_over_time max_over_time min_over_time quantile_over_time
-        count_over_time label_replace deriv
+        count_over_time present_over_time label_replace deriv
         """,
     )
 )
@@ -109,12 +109,12 @@ def test_thresholds_are_used_by_the_alert_that_they_name() -> None:
         assert set().union(*map(tokens, texts)) <= DEFAULTS.keys()
 
 
-def test_promtool_accepts_the_rules_with_other_numbers_too(tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules_with_other_numbers_too(tmp_path: Path, tool: Promtool) -> None:
     odd = Settings(thresholds={**DEFAULTS, "seriesPerTarget": 2_000_000, "dataWaitShare": 0.0000125})
     for number, settings in enumerate((Settings(), odd)):
         path = tmp_path / f"rules-{number}.yaml"
         path.write_text(yaml.safe_dump(rule_file(settings)), encoding="utf-8")
-        promtool.check("rules", path)
+        tool.check("rules", path)
     assert (number_text(2.0), number_text(0.001), number_text(2_000_000)) == ("2", "0.001", "2000000")
 
 
@@ -136,7 +136,7 @@ def test_pages_say_what_to_do(alert: Alert) -> None:
         assert (RUNBOOKS / linked).exists(), linked
 
 
-def test_queries_of_the_pages_are_of_series_that_exist(tmp_path: Path) -> None:
+def test_queries_of_the_pages_are_of_series_that_exist(tmp_path: Path, tool: Promtool) -> None:
     queries = [
         query.replace("RANK", "0")
         for alert in ALERTS
@@ -150,4 +150,4 @@ def test_queries_of_the_pages_are_of_series_that_exist(tmp_path: Path) -> None:
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}), encoding="utf-8")
-    promtool.check("rules", path)
+    tool.check("rules", path)

@@ -1,13 +1,17 @@
-"""The supervisor of a stage as a process of its own, with ranks that need no framework (tests/system/programs)."""
+"""A supervisor in a process of its own, with ranks that behave as a test says."""
 
 import json
+import os
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "system" / "programs"
+PROGRAMS = Path(__file__).parents[1] / "system" / "programs"
 SUPERVISE = """
 import functools, sys
 from podscale import stages
@@ -65,4 +69,43 @@ class Run:
 
 
 Launch = Callable[..., Run]
-"""launch(*options, module=..., variables=..., **behaviour): see the fixture in tests/system."""
+
+
+@contextmanager
+def launching(tmp_path: Path) -> Iterator[Launch]:
+    """Starts supervisors that work below a folder; at the end nothing that descends from them is left."""
+    runs: list[Run] = []
+
+    def start(
+        *options: str,
+        module: str = "plain_rank",
+        python_path: Path = PROGRAMS,
+        variables: dict[str, str] | None = None,
+        **behaviour: str,
+    ) -> Run:
+        place = tmp_path / "runs" / "t"
+        place.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
+            "PYTHONPATH": str(python_path),
+            "PLAIN_RANK": json.dumps({name.strip("_").replace("all", "*"): value for name, value in behaviour.items()}),
+            "PLAIN_PLACE": str(place),
+            **(variables or {}),
+        }
+        settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISE, module, *settings],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        runs.append(Run(process, place))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.process.kill()
+        run.process.communicate()
+        for pid in run.members():
+            os.kill(pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.errors import ExitCode
 from tests.support.commands import Command, Ended, different, podscale, result
+from tests.support.ports import free_port
 
 Start = Callable[..., Command]
 
@@ -41,11 +42,6 @@ def start(calm: Path) -> Iterator[Start]:
         command.kill()
     for scraper in scrapers:
         scraper.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def assert_whole(run: Path) -> None:

@@ -1,7 +1,6 @@
 """Real stages export the catalogue: every series of theirs is in it, and every entry is exported by one of them."""
 
 import shutil
-import socket
 import subprocess
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from podscale.telemetry.catalogue import CATALOGUE
 from tests.support.commands import SMALL_DIGITS, Command
 from tests.support.exposition import families, final_text, foreign, names
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)  # the fixture carries out three stages, on a machine that may be busy
 
@@ -33,11 +33,6 @@ NOT_IN_A_SHORT_CALM_RUN = {
     "train_hang_limit_seconds": "learned from more updates than there are here",
 }
 FIRST_RANK_ONLY = [name for name, entry in CATALOGUE.items() if entry.exporter == "rank 0"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,14 @@
-"""The supervisor with real processes: how ranks end, how it is stopped, and that it leaves nobody behind."""
+"""The supervisor with real processes: how ranks end, how often they are started again, and how pods meet."""
 
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from podscale.rundir import Lease
 from podscale.telemetry.heartbeat import read_book
+from tests.support.ports import free_port
 from tests.support.supervised import Launch
 
 
@@ -55,75 +47,6 @@ def test_how_a_rank_ends_is_how_the_run_ends(launch: Launch, behaviour: str, cod
     assert str(run.outcome()["error"]) in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_request_lets_the_rank_save(launch: Launch, number: signal.Signals) -> None:
-    run = launch(all="long")
-    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
-    run.process.send_signal(number)
-    code, _, err = run.end(20)
-    assert code == 75
-    assert "stopped on request" in err.splitlines()[-1]
-    assert run.members() == []
-
-
-def test_a_stop_before_training_begins_loses_nothing(launch: Launch) -> None:
-    run = launch("launch.processes=2", all="long")
-    run.wait_for(lambda: (run.place / "environment.json").exists())
-    run.process.terminate()
-    code, _, err = run.end(30)
-    assert code == 75, err
-    assert run.members() == []
-
-
-def test_a_rank_that_ignores_the_stop_is_killed_after_the_grace_time(launch: Launch) -> None:
-    run = launch("launch.grace_seconds=1", all="stubborn")
-    run.wait_for_ranks(1)
-    started = time.monotonic()
-    run.process.terminate()
-    code, _, err = run.end(20)
-    assert time.monotonic() - started >= 1
-    assert code == 1
-    assert "within launch.grace_seconds=1" in err.splitlines()[-1]
-    assert run.members() == []
-
-
-def test_a_second_interrupt_does_not_wait(launch: Launch) -> None:
-    run = launch("launch.grace_seconds=600", all="stubborn")
-    run.wait_for_ranks(1)
-    run.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    run.process.send_signal(signal.SIGINT)
-    code, _, _ = run.end(20)
-    assert code == 1
-
-
-def test_kill_9_of_the_supervisor_leaves_no_rank(launch: Launch) -> None:
-    run = launch("launch.processes=2", all="stubborn")
-    run.wait_for_ranks(2)
-    assert len(run.members()) >= 4  # supervisor, torchrun, two ranks
-    run.process.kill()
-    run.process.communicate()  # returns only when nobody holds our pipes any more
-    deadline = time.monotonic() + 10
-    while run.members() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert run.members() == []
-    Lease.acquire(run.place / ".lease").release()
-
-
-def test_processes_that_ranks_started_end_too(launch: Launch) -> None:
-    run = launch(all="with_grandchild")
-    run.wait_for_ranks(1)
-    (rank,) = [
-        pid
-        for pid in run.members()
-        if b"plain_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        and b"rankprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(rank, signal.SIGKILL)
-    assert run.end(20)[0] == 77
-    assert run.members() == []
-
-
 def test_kill_9_of_one_of_two_ranks_names_it(launch: Launch) -> None:
     run = launch("launch.processes=2", module="torch_rank")
     run.wait_for_ranks(2)
@@ -134,15 +57,6 @@ def test_kill_9_of_one_of_two_ranks_names_it(launch: Launch) -> None:
     assert "was killed by SIGKILL" in err.splitlines()[-1]
     assert "rank 1" in str(run.outcome()["error"])
     assert run.members() == []
-
-
-def test_two_ranks_under_torchrun_stop_on_request(launch: Launch) -> None:
-    run = launch("launch.processes=2", all="long")
-    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
-    run.process.terminate()
-    code, _, err = run.end(60)
-    assert code == 75, err
-    assert "stopped" in err.splitlines()[-1]
 
 
 def test_the_culprit_speaks_not_its_peer(launch: Launch) -> None:
@@ -176,46 +90,6 @@ def test_restarts_end(launch: Launch) -> None:
     assert next(iter(launches)).startswith("podscale_train_launches_total{")
 
 
-def test_a_taken_port_is_known_before_anything_starts(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        run = launch(f"telemetry.port={port}", "telemetry.required=true", all="train")
-        code, _, err = run.end()
-    assert code == 2
-    assert f"telemetry.port {port}: another program listens there" in err.splitlines()[-1]
-    assert not (run.place / "logs").exists()
-    assert run.outcome()["exit_code"] == 2
-
-
-def test_training_goes_on_without_metrics_unless_they_are_required(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        run = launch(f"telemetry.port={port}", all="train")
-        code, _, err = run.end()
-    assert code == 0, err
-    assert f"no metrics are served: telemetry.port {port} on 127.0.0.1 is in use" in err
-    assert not (run.place / "metrics.url").exists()
-    assert run.outcome()["exit_code"] == 0
-
-
-def test_certificates_that_cannot_be_used_are_bad_input(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "pem").write_text("no certificate")
-    options = [f"telemetry.tls_certificate={tmp_path}/pem", f"telemetry.tls_key={tmp_path}/missing"]
-    run = launch(*options, all="train")
-    code, _, err = run.end()
-    assert code == 2, err
-    assert f"telemetry.tls_key {tmp_path}/missing: No such file or directory" in err.splitlines()[-1]
-    assert not (run.place / "ready-0").exists()
-
-
-def test_the_last_figures_outlive_the_endpoint(launch: Launch) -> None:
-    run = launch("launch.processes=2", all="train")
-    assert run.end(120)[0] == 0
-    told = json.loads((run.place / "telemetry.json").read_text())["train"]["series"]
-    assert told['podscale_train_images_total{rank="1",run="t"}'] == 5 * 32
-    assert told['podscale_train_loss{rank="0",run="t"}'] == 1 / 5
-
-
 def test_a_second_run_of_the_same_directory_is_refused(launch: Launch) -> None:
     first = launch(all="stubborn")
     first.wait_for_ranks(1)
@@ -238,12 +112,6 @@ def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -
     assert err.splitlines()[-1] == "ImportError: no torch on this machine"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool) -> None:
     """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d where nobody knows its rank."""
@@ -264,76 +132,3 @@ def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool)
         assert f"rank {rank} of 2" in (place / "logs" / f"rank-{rank}.log").read_text()
     assert pods[0].outcome()["exit_code"] == 0
     assert json.loads((place / ".lease").read_text())["number"] == 1  # one lease for the whole job
-
-
-PROMETHEUS = """
-global: {scrape_interval: 250ms, scrape_timeout: 250ms}
-scrape_configs: [{job_name: podscale, static_configs: [{targets: ["127.0.0.1:PORT"]}]}]
-"""
-
-
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
-    """Starts a real Prometheus that scrapes a port; gives its address."""
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not installed (Debian package prometheus)")
-    servers = []
-
-    def start(target: int) -> str:
-        own = free_port()
-        (tmp_path / "prometheus.yml").write_text(PROMETHEUS.replace("PORT", str(target)))
-        options = ["config.file=prometheus.yml", "storage.tsdb.path=tsdb", f"web.listen-address=127.0.0.1:{own}"]
-        servers.append(
-            subprocess.Popen(
-                ["prometheus", *(f"--{option}" for option in options)], cwd=tmp_path, stderr=subprocess.DEVNULL
-            )
-        )
-        return f"http://127.0.0.1:{own}"
-
-    yield start
-    for server in servers:
-        server.terminate()
-        server.wait()
-
-
-def query(server: str, expression: str) -> dict[str, float]:
-    """Values by rank; empty while the server is starting."""
-    url = f"{server}/api/v1/query?query={urllib.parse.quote(expression)}"
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            result = json.load(answer)["data"]["result"]
-    except (urllib.error.URLError, ConnectionError):
-        return {}
-    return {entry["metric"].get("rank", ""): float(entry["value"][1]) for entry in result}
-
-
-def test_a_real_prometheus_scrapes_both_ranks(launch: Launch, prometheus: Callable[[int], str]) -> None:
-    port = free_port()
-    run = launch("launch.processes=2", f"telemetry.port={port}", "telemetry.linger_seconds=20", all="hundred")
-    server = prometheus(port)
-    images = 'podscale_train_images_total{run="t"}'
-    run.wait_for(lambda: 0 < min(query(server, images).values(), default=0) < 3200)
-    assert query(server, 'up{job="podscale"}') == {"": 1.0}
-    rate = "sum by (run) (rate(podscale_train_images_total[5s]))"
-    run.wait_for(lambda: query(server, rate).get("", 0) > 0)  # a rate needs two scrapes
-    code, _, err = run.end()
-    assert code == 0, err
-    # It lingered for the last scrape: the final counts of both ranks are known to Prometheus.
-    assert query(server, f"max_over_time({images}[1m])") == {"0": 3200.0, "1": 3200.0}
-    assert set(query(server, "max_over_time(podscale_train_loss[1m])")) == {"0"}
-    phases = query(server, 'max_over_time(podscale_train_phase_seconds_total{phase="forward_backward"}[1m])')
-    assert min(phases.values()) >= 100 * 0.05
-
-
-def test_what_is_served_is_clean_to_promtool(launch: Launch) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed (Debian package prometheus)")
-    port = free_port()
-    run = launch(f"telemetry.port={port}", all="long")
-    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
-    time.sleep(1.1)  # one rendering later
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        text = answer.read()
-    assert b"podscale_train_images_total" in text
-    check = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
-    assert (check.returncode, check.stdout + check.stderr) == (0, b"")

@@ -81,7 +81,7 @@ def test_export(form: str, kind: str | None, tmp_path: Path, capsys: pytest.Capt
 
 def test_an_exported_file_is_one_that_prometheus_takes(tmp_path: Path) -> None:
     assert main(["rules", "export", str(tmp_path)]) == 0
-    promtool.check("rules", tmp_path / "podscale-rules.yaml")
+    promtool.anywhere().check("rules", tmp_path / "podscale-rules.yaml")
 
 
 @pytest.mark.parametrize(

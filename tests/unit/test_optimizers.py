@@ -71,13 +71,12 @@ def momentum_oracle(
     return weights
 
 
-@pytest.mark.parametrize("form", ["scaled", "unscaled", "ratio_inside"])
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("decay", [0.0, 1e-2])
-def test_sgd_follows_its_oracle(form: Any, nesterov: bool, decay: float) -> None:
+def test_sgd_with_the_rate_in_its_buffer_follows_its_oracle(nesterov: bool) -> None:
+    """The form of the published large-batch runs; torch, which has the other, is a peer."""
     arrays = FlatArrays(start(), DECAYS)
-    found = arrays.train(Sgd(arrays.share(), nesterov=nesterov, form=form), decay)
-    compare(found, momentum_oracle(None, form, nesterov, decay, DECAYS, dict.fromkeys(SHAPES, False)))
+    found = arrays.train(Sgd(arrays.share(), nesterov=nesterov, form="unscaled"), 1e-2)
+    compare(found, momentum_oracle(None, "unscaled", nesterov, 1e-2, DECAYS, dict.fromkeys(SHAPES, False)))
 
 
 @pytest.mark.parametrize("form", ["scaled", "unscaled", "ratio_inside"])
@@ -128,9 +127,10 @@ def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: 
 
 @pytest.mark.parametrize(
     ("decay", "clip_norm", "clip", "adapts"),
-    [(0.0, 0.0, False, DECAYS), (1e-2, 1.0, False, DECAYS), (1e-2, 1.0, True, EVERYTHING)],
+    [(0.0, 0.0, False, DECAYS), (1e-2, 1.0, True, EVERYTHING)],
 )
 def test_lamb_follows_its_oracle(decay: float, clip_norm: float, clip: bool, adapts: dict[str, bool]) -> None:
+    """Without clipping of gradients, and where every parameter adapts; the rest is compared with timm's."""
     arrays = FlatArrays(start(), DECAYS, adapts)
     optimizer = Lamb(arrays.share(), beta2=0.99, eps=1e-6, clip_norm=clip_norm, clip=clip)
     compare(arrays.train(optimizer, decay), lamb_oracle(decay, 0.99, 1e-6, clip_norm, clip, adapts))

@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,10 @@ from podscale.config.model import TelemetrySection
 from podscale.errors import ExitCode
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, Record
+from podscale.telemetry.goodput import goodput
 from podscale.telemetry.server import MetricsServer
 from podscale.telemetry.stage import StageTelemetry
-from podscale.watch.figures import goodput, read_figures
+from podscale.watch.figures import read_figures
 from podscale.watch.standing import Standing
 from podscale.watch.view import MOST_RANKS, Frame, picture, sparkline
 
@@ -267,3 +269,12 @@ def test_what_cannot_be_watched(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["watch", *arguments]) == ExitCode.BAD_INPUT
     assert words in capsys.readouterr().err
+
+
+def test_the_picture_in_the_docs_is_of_this_screen_and_fetches_nothing() -> None:
+    """Where a figure or a column is new or gone: tools/watch_picture.py."""
+    kept = (Path(__file__).parents[2] / "docs" / "images" / "watch.svg").read_text(encoding="utf-8")
+    words = set(re.sub("<[^>]*>", " ", kept).replace("&#160;", " ").split())
+    assert {"images/s", "goodput", "checkpoint", "slowest", "compute", "data", "waits", "queue", "memory"} <= words
+    assert "url(http" not in kept.replace('"', "")
+    assert "@font-face" not in kept

@@ -1,0 +1,63 @@
+"""Keeps what `podscale watch` shows as docs/images/watch.svg, for the README.
+
+    podscale run digits --set run.id=digits-b64 & python tools/watch_picture.py runs/digits-b64
+
+The picture is of a real run that is under way: it is watched until the share of its updates that `--share` names.
+"""
+
+import argparse
+import io
+import re
+import time
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from podscale.commands.watch import SECONDS, Watched
+from podscale.rundir import RunDirectory
+from podscale.watch.sources import DirectorySource
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "images" / "watch.svg"
+WIDTH = 112
+FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
+
+
+def keep(run: Path, share: float, target: Path) -> None:
+    """Watches the run, and writes the picture of that moment."""
+    watched = Watched(DirectorySource(RunDirectory(run)))
+    while not _far_enough(watched, share):
+        if watched.source.ended():
+            raise SystemExit(f"{run}: nobody trains it, and it has not come as far as --share {share}")
+        time.sleep(SECONDS)
+        watched.look()
+    console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
+    console.print(watched.picture())
+    console.save_svg(str(target), title=f"podscale watch {run}", theme=MONOKAI, code_format=_offline())
+
+
+def _far_enough(watched: Watched, share: float) -> bool:
+    """With figures of ranks and an accuracy, which come a moment after the updates."""
+    standing = watched.standing
+    complete = bool(watched.figures.ranks) and standing.evaluation is not None and standing.state == "training"
+    return complete and standing.step >= share * (standing.total_steps or float("inf"))
+
+
+def _offline() -> str:
+    """rich's page, with fonts of the reader's machine: pictures fetch nothing."""
+    text = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.S)
+    return text.replace("Fira Code, monospace", FONTS).replace("font-family: arial", f"font-family: {FONTS}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--share", type=float, default=0.6, help="of its updates, before the picture is taken")
+    arguments = parser.parse_args()
+    keep(arguments.run, arguments.share, TARGET)
+    print(TARGET)
+
+
+if __name__ == "__main__":
+    main()
