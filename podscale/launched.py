@@ -5,15 +5,14 @@ there only what they could not: why a job never came to training.
 """
 
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from podscale import resume
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_of
+from podscale.launch import comeback
 from podscale.launch.cluster import patience
 from podscale.launch.cluster.api import connect
 from podscale.launch.cluster.carry import Carried, carry_out
@@ -22,9 +21,6 @@ from podscale.launch.cluster.removal import wait_until_gone
 from podscale.launch.cluster.stop import stop_jobs, told
 from podscale.launch.jobspec import identity
 from podscale.rundir import Outcome, RunDirectory, dataset_directory, read_outcomes, refuse_taken, write_outcome
-
-ENDING_SECONDS = 60.0
-"""Beyond their grace time, pods that were told to end have ended."""
 
 
 def train(config: RunConfig, shard_set: str) -> Outcome:
@@ -47,7 +43,7 @@ def train(config: RunConfig, shard_set: str) -> Outcome:
         return _product(config, shard_set)
     why = ended.error or f"the training job ended with exit code {ended.exit_code}"
     outcome = Outcome("train", ended.exit_code, why, *_times(begun))
-    _record(config, outcome, patience=config.launch.grace_seconds + ENDING_SECONDS)
+    _record(config, outcome, patience=comeback.leaving_seconds(config.launch.grace_seconds))
     raise error_of(ended.exit_code, why)
 
 
@@ -106,22 +102,10 @@ def _record(config: RunConfig, outcome: Outcome, *, patience: float) -> None:
     """
     run = RunDirectory.of(config)
     with suppress(OSError, InputError):
-        _wait_until_free(run.create().lease, patience)
+        refuse_taken(run.create().lease, patience)
         told = read_outcomes(run.outcome).get("train")
         if told is None or told.exit_code != outcome.exit_code:
             write_outcome(run.outcome, outcome)
-
-
-def _wait_until_free(lease: Path, seconds: float) -> None:
-    """Returns when no living launch holds the run directory; raises InputError where one does for so long."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            return refuse_taken(lease)
-        except InputError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(1.0)
 
 
 def _times(begun: datetime) -> tuple[float, str]:

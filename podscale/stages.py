@@ -23,6 +23,7 @@ from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode, InputError, error_of
+from podscale.launch import comeback
 from podscale.progress import Report
 from podscale.rundir import (
     Lease,
@@ -251,7 +252,8 @@ def _once(
 ) -> Outcome:
     """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
     run = resume.refuse_other_document(config).create()
-    with Lease.hold(run.lease) as lease, _disk_errors(run.path):
+    patience = comeback.lease_patience(config.launch.grace_seconds)
+    with Lease.hold(run.lease, patience=patience) as lease, _disk_errors(run.path):
         resume.open_run(config)
         _adopt_shard_outcome(config, run)
         with recorded_stage(run.outcome, stage, lease.check) as recording, _disk_errors(run.path):  # told as recorded

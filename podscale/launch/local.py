@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podscale import progress
+from podscale.launch import comeback
 from podscale.launch.orphans import RANK_DIR, SUPERVISOR
 from podscale.launch.podtask import PodTask
-from podscale.rundir.lease import FENCE, LEASE
+from podscale.rundir.lease import FENCE, LEASE, PATIENCE
 
 LOG_DIR = "PODSCALE_LOG_DIR"
 
@@ -46,6 +47,8 @@ def environment(
     }
     if fence is not None:
         variables[FENCE] = str(fence)
+    else:
+        variables[PATIENCE] = str(comeback.lease_patience(task.grace_seconds, base))
     if task.alone:
         variables.update(_alone())
     return variables

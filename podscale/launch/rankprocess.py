@@ -16,7 +16,7 @@ from podscale.errors import ExitCode, PodscaleError
 from podscale.launch.local import LOG_DIR
 from podscale.launch.orphans import RANK_DIR, die_with_parent
 from podscale.launch.outcomes import RankOutcome, end_process, outcome_path, register_rank
-from podscale.rundir.lease import FENCE, LEASE, Lease
+from podscale.rundir.lease import FENCE, LEASE, PATIENCE, Lease
 from podscale.stopping import Stopped, raise_on_stop
 
 
@@ -58,7 +58,7 @@ def _run(rank: int, rank_dir: Path) -> RankOutcome:
 
 def _take_lease() -> Lease:
     """Where the pods of a job learn only now which of them leads, its rank 0 takes the lease."""
-    lease = Lease.acquire(Path(os.environ[LEASE]))
+    lease = Lease.acquire(Path(os.environ[LEASE]), float(os.environ[PATIENCE]))
     os.environ[FENCE] = str(lease.number)
     return lease
 

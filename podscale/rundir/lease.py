@@ -10,6 +10,7 @@ holder on this machine is still seen by its process, and the number alone guards
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from podscale.errors import InputError, PodscaleError
 from podscale.processes import start_ticks
@@ -26,12 +27,22 @@ LEASE = "PODSCALE_LEASE"
 """Environment: path of the lease that the launch holds to which this process belongs."""
 FENCE = "PODSCALE_FENCE"
 """Environment: its number; absent where nobody has taken it yet."""
+PATIENCE = "PODSCALE_LEASE_PATIENCE"
+"""Environment: where it is absent, seconds that rank 0 waits for it (see `Lease.acquire`)."""
 RECORD_BYTES = 512
+LOOK_SECONDS = 0.5
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class LeaseLost(PodscaleError):
     """Another launch writes this run directory now."""
+
+
+class LeaseTaken(InputError):
+    """A living launch writes this run directory."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,15 @@ class Lease:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, path: Path) -> "Lease":
-        """Takes the lease of `path` (its directory must exist); raises InputError naming the holder where taken."""
+    def acquire(cls, path: Path, patience: float = 0.0) -> "Lease":
+        """Takes the lease of `path` (its directory must exist); raises LeaseTaken naming the holder where it is taken.
+
+        patience: seconds to wait for a holder that is about to end.
+        """
+        return _patiently(lambda: cls._acquire(path), patience)
+
+    @classmethod
+    def _acquire(cls, path: Path) -> "Lease":
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -74,7 +92,7 @@ class Lease:
             lock = _lock(descriptor)
             previous = _parse(os.pread(descriptor, RECORD_BYTES, 0))
             if lock == "taken" or (lock == "none" and previous and previous.alive_here):
-                raise InputError(_taken(path, previous))
+                raise LeaseTaken(_taken(path, previous))
             number = previous.number + 1 if previous else 1
             _write(descriptor, number)
             return cls(path, number, descriptor)
@@ -86,13 +104,13 @@ class Lease:
             raise
 
     @classmethod
-    def hold(cls, path: Path, environment: Mapping[str, str] = os.environ) -> "Lease":
+    def hold(cls, path: Path, environment: Mapping[str, str] = os.environ, patience: float = 0.0) -> "Lease":
         """The lease of the launch that this process belongs to (see `variables`), else as `acquire`.
 
         Raises LeaseLost where a newer launch has taken over meanwhile.
         """
         if FENCE not in environment or Path(environment.get(LEASE, "")) != path.absolute():
-            return cls.acquire(path)
+            return cls.acquire(path, patience)
         joined = cls(path, int(environment[FENCE]))
         joined.check()
         return joined
@@ -118,11 +136,33 @@ class Lease:
         self.release()
 
 
-def refuse_taken(path: Path) -> None:
-    """Raises InputError naming the holder where a living launch holds the lease of `path`; changes nothing."""
-    held, holder = _look(path)
-    if held:
-        raise InputError(_taken(path, holder))
+def refuse_taken(path: Path, patience: float = 0.0) -> None:
+    """Raises LeaseTaken naming the holder where a living launch holds the lease of `path`; changes nothing.
+
+    patience: seconds to wait for a holder that is about to end.
+    """
+
+    def look() -> None:
+        held, holder = _look(path)
+        if held:
+            raise LeaseTaken(_taken(path, holder))
+
+    _patiently(look, patience)
+
+
+def _patiently(attempt: Callable[[], T], seconds: float) -> T:
+    """What the attempt returns, made again while the lease is taken, for so long."""
+    until, told = time.monotonic() + seconds, False
+    while True:
+        try:
+            return attempt()
+        except LeaseTaken as taken:
+            if time.monotonic() >= until:
+                raise
+            if not told:
+                logger.warning("%s. Waiting for its end, up to %.0f s", str(taken).partition(";")[0], seconds)
+                told = True
+        time.sleep(LOOK_SECONDS)
 
 
 def is_held(path: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from podscale.rundir import Lease
 from podscale.telemetry.heartbeat import read_book
 from tests.support.ports import free_port
 from tests.support.supervised import Launch
@@ -102,6 +103,18 @@ def test_a_second_run_of_the_same_directory_is_refused(launch: Launch) -> None:
     assert before == {name: (first.place / name).read_text() for name in before}
 
 
+def test_a_pod_waits_for_the_one_that_it_replaces(launch: Launch, tmp_path: Path) -> None:
+    """Deleted by force, a pod is replaced while its processes still save."""
+    place = tmp_path / "runs" / "t"
+    place.mkdir(parents=True)
+    with Lease.acquire(place / ".lease"):
+        run = launch(all="train", variables={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+        assert run.process.stderr is not None
+        said = next(line for line in run.process.stderr if "Waiting for its end" in line)
+        assert "this run is being written by process" in said
+    assert run.end()[0] == 0
+
+
 def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "hidden" / "torch").mkdir(parents=True)
     (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ImportError('no torch on this machine')")
@@ -132,3 +145,16 @@ def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool)
         assert f"rank {rank} of 2" in (place / "logs" / f"rank-{rank}.log").read_text()
     assert pods[0].outcome()["exit_code"] == 0
     assert json.loads((place / ".lease").read_text())["number"] == 1  # one lease for the whole job
+
+
+@pytest.mark.slow
+def test_a_pod_without_a_first_one_says_what_it_waits_for_and_ends_on_request(launch: Launch) -> None:
+    meeting = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1"}
+    meeting |= {"PET_MASTER_ADDR": "t-worker-0.invalid", "PET_MASTER_PORT": "23456"}
+    pod = launch("launch.processes=0", variables=meeting, all="train")
+    assert pod.process.stderr is not None
+    said = next(line for line in pod.process.stderr if line.startswith("waiting"))
+    assert "the name of the first pod, t-worker-0.invalid, does not resolve" in said
+    pod.process.terminate()
+    code, _, err = pod.end()
+    assert (code, pod.members()) == (75, []), err

@@ -5,12 +5,14 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from podscale.errors import InputError
-from podscale.rundir import Lease, LeaseLost, fence, refuse_taken
+from podscale.rundir import Lease, LeaseLost, LeaseTaken, fence, refuse_taken
 
 HOLD = """
 import sys, time
@@ -47,6 +49,30 @@ def test_a_taken_lease_names_its_holder_and_kill_frees_it(tmp_path: Path) -> Non
     with Lease.acquire(path) as lease:
         assert lease.number == 2
         lease.check()
+
+
+def test_whoever_is_patient_gets_the_lease_of_one_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a pod that comes while the one that it replaces still saves."""
+    path = tmp_path / ".lease"
+    process = holder(path)
+    threading.Timer(1.0, process.kill).start()
+    with Lease.acquire(path, patience=60) as lease:
+        assert lease.number == 2
+    end(process)
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path}: this run is being written by process {process.pid} on ")
+    assert told.endswith("Waiting for its end, up to 60 s")
+
+
+def test_patience_ends(tmp_path: Path) -> None:
+    path = tmp_path / ".lease"
+    with Lease.acquire(path):
+        started = time.monotonic()
+        with pytest.raises(LeaseTaken, match="this run is being written by"):
+            Lease.acquire(path, patience=1)
+        with pytest.raises(LeaseTaken):
+            refuse_taken(path, patience=1)
+        assert time.monotonic() - started >= 2
 
 
 def test_children_do_not_hold_the_lease(tmp_path: Path) -> None:
