@@ -176,6 +176,7 @@ class _Attempt:
         finally:
             orphans.end_all(self._rank_dir)
             child.wait()
+        self._look_at_trackers()
         self._find_lost()
         self._display.update()
         return self._ending(child.returncode)

@@ -137,14 +137,15 @@ def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool)
         else:
             meeting = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
             meeting |= {"PET_MASTER_PORT": port, "PET_NPROC_PER_NODE": "1"}
-        pods.append(launch("launch.processes=0", variables=meeting, all="train"))
-    ends = [pod.end(120) for pod in pods]
+        pods.append(launch("launch.processes=0", "telemetry.trackers=[tensorboard]", variables=meeting, all="train"))
+    ends = [pod.end() for pod in pods]
     assert [code for code, _, _ in ends] == [0, 0], ends
     place = pods[0].place
     for rank in range(2):
         assert f"rank {rank} of 2" in (place / "logs" / f"rank-{rank}.log").read_text()
     assert pods[0].outcome()["exit_code"] == 0
     assert json.loads((place / ".lease").read_text())["number"] == 1  # one lease for the whole job
+    assert len(list((place / "tensorboard").iterdir())) == 1, "the pod that leads has the trackers"
 
 
 @pytest.mark.slow

@@ -1,0 +1,56 @@
+"""What trackers that cannot take figures back were given: once each, over launches and redone updates."""
+
+import json
+from pathlib import Path
+
+from podscale.config import loads
+from podscale.rundir import RunDirectory
+from podscale.telemetry.trackers.figures import Point
+from podscale.telemetry.trackers.sent import Sent, new_name
+
+
+def point(step: int, kind: str = "step") -> Point:
+    return Point(kind, step, 100.0 + step, {"a": 1.0})
+
+
+def test_a_point_is_taken_once(tmp_path: Path) -> None:
+    sent = Sent(tmp_path / "t.json")
+    assert [sent.take(point(step)) for step in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
+    assert sent.take(point(2, "evaluation")), "another kind of point"
+
+
+def test_what_has_arrived_is_not_taken_by_later_launches(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    sent = Sent.of(run, "mlflow")
+    sent.keep("name")
+    for step in (1, 2, 3):
+        assert sent.take(point(step))
+    sent.arrived(point(1))
+    sent.arrived(point(2))
+    sent.save()
+    again = Sent.of(run, "mlflow")
+    assert again.id == "name"
+    assert [again.take(point(step)) for step in (1, 2, 3)] == [False, False, True]
+    assert Sent.of(run, "wandb").id == ""
+
+
+def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "t.json"
+    sent = Sent(path)
+    sent.save()
+    assert not path.exists()
+    sent.keep("name")
+    path.unlink()
+    sent.save()
+    assert not path.exists()
+    sent.take(point(1))
+    sent.arrived(point(1))
+    sent.save()
+    assert json.loads(path.read_text()) == {"id": "name", "newest": {"step": 1}}
+
+
+def test_names_are_told_apart_and_recognised() -> None:
+    config = loads("", overrides=["run.id=digits"])
+    names = {new_name(config) for _ in range(100)}
+    assert len(names) == 100
+    assert all(name.startswith("digits-") for name in names)
