@@ -8,6 +8,7 @@ on where they lie.
 """
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ GROUP = ("group_column", "group_row")
 RANKS = ("slice", "column", "row", "group_column", "group_row")
 """All devices; a rank is a place in this order."""
 SHARDED_BATCH, REPLICATED = PartitionSpec(RANKS), PartitionSpec()
+
+Axes = tuple[str, ...]
+"""Names of axes of the mesh, which count as one: the last runs fastest."""
 
 Grid = npt.NDArray[np.int64]
 """Numbers of devices by place [slice, column, row]: a row is a last dimension, and columns count the rows."""
@@ -123,6 +127,11 @@ def arrange(devices: Sequence[Device], grid: Grid, group: int = 1) -> Mesh:
     placed = np.empty(len(devices), dtype=object)
     placed[:] = devices
     return Mesh(placed[tiles], RANKS)
+
+
+def size_of(mesh: Mesh, axes: Axes) -> int:
+    """Devices along these axes."""
+    return prod(mesh.shape[axis] for axis in axes)
 
 
 def _sizes(keys: Iterable[Any]) -> list[int]:

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-Axes = tuple[str, ...]
-"""Axes of the mesh over which a group lies; none for statistics of one device alone."""
+from podscale.jax.mesh import Axes
 
 OVER = (0, 1, 2)
 
@@ -47,7 +46,8 @@ class _Kept(NamedTuple):
 def group_norm(eps: float, axes: Axes, x: Array, weight: Array, bias: Array, near: Array) -> Normalised:
     """Images [n, height, width, channels] normalised over all devices of a group, in their own dtype.
 
-    near: fp32 [channels], equal in the group, not far from the mean. Every device brings equally many images.
+    axes: of the mesh, over which the group lies; none for one device alone. near: fp32 [channels], equal in the group,
+    not far from the mean. Every device brings equally many images.
     """
     return _forward(eps, axes, x, weight, bias, near)[0]
 

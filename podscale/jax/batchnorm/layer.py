@@ -7,8 +7,8 @@ import jax
 from jax import Array, lax
 
 from podscale.config.spans import Span
-from podscale.jax.batchnorm.function import Axes, group_norm
-from podscale.jax.mesh import GROUP
+from podscale.jax.batchnorm.function import group_norm
+from podscale.jax.mesh import GROUP, Axes
 
 
 class Statistics(NamedTuple):
