@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from jax import Device
 from jax.sharding import Mesh, PartitionSpec
+from pydantic_core import PydanticCustomError
 
+from podscale.config import RunConfig
+from podscale.config.checks import check_ranks
+from podscale.config.spans import batch_norm_span
 from podscale.errors import InputError
 
 SLICES = ("slice",)
@@ -27,7 +31,7 @@ GROUP = ("group_column", "group_row")
 """The devices that share batch statistics."""
 RANKS = ("slice", "column", "row", "group_column", "group_row")
 """All devices; a rank is a place in this order."""
-SHARDED_BATCH, REPLICATED = PartitionSpec(RANKS), PartitionSpec()
+REPLICATED = PartitionSpec()
 
 Axes = tuple[str, ...]
 """Names of axes of the mesh, which count as one: the last runs fastest."""
@@ -117,6 +121,16 @@ def build_mesh(devices: Sequence[Device], *, row: int | None = None, group: int 
         seen[device.process_index] += 1
         places.append(place_of(device, number))
     return arrange(devices, plan_grid(places, row), group)
+
+
+def mesh_of(config: RunConfig, devices: Sequence[Device]) -> Mesh:
+    """The mesh of a document. Raises InputError where the run does not fit so many devices."""
+    try:
+        check_ranks(config, len(devices))
+    except PydanticCustomError as error:
+        raise InputError(error.message()) from None
+    group = batch_norm_span(config, len(devices)).ranks
+    return build_mesh(devices, row=config.train.all_reduce.row, group=group)
 
 
 def arrange(devices: Sequence[Device], grid: Grid, group: int = 1) -> Mesh:

@@ -29,6 +29,8 @@ FLOORS = {
     "podscale.models": 2,
     "podscale.schedules": 2,
     "podscale.order": 2,
+    "podscale.layout": 0,
+    "podscale.decay": 3,
     "podscale.rundir": 3,
     "podscale.shards": 3,
     "podscale.checkpoint": 4,
