@@ -78,8 +78,8 @@ class Step:
 
     mesh: Mesh
     layout: Layout
-    specs: State
-    """How the state lies on the mesh, in the structure of the state."""
+    specs: Any
+    """How the state lies on the mesh: a State with partition specs in the place of arrays."""
     updates: Callable[[State, Batches, Array], tuple[State, Figures]]
     """Carries out one update for each batch; schedule: fp32 [updates, 3], replicated. The state given is used up."""
 
@@ -119,7 +119,8 @@ def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
         shards=scattered.shards if scattered else 1,
     )
     buckets = (PartitionSpec(scattered.axes) if scattered else REPLICATED,) * len(layout.lengths)
-    specs = State(
+    of_specs: Any = State
+    specs = of_specs(
         weights=buckets,
         moments=dict.fromkeys(SLOTS[train.optimizer.name], buckets),
         statistics={buffer.name: REPLICATED for buffer in spec.buffers},
@@ -128,7 +129,7 @@ def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
     updates = jax.shard_map(
         _build_updates(config, mesh, spec, layout, rule, reduce, scattered),
         mesh=mesh,
-        in_specs=(specs, Batches(SHARDED_BATCHES, SHARDED_BATCHES), REPLICATED),
+        in_specs=(specs, SHARDED_BATCHES, REPLICATED),
         out_specs=(specs, REPLICATED),
         check_vma=False,  # what all_gather returns is replicated, which the check does not know
     )

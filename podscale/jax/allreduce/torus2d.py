@@ -7,16 +7,17 @@ all-gather in the column. So the network between slices, the slowest, carries 1/
 """
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.sharding import Mesh
 
-from podscale.jax.mesh import COLUMN, ROW, SLICES, size_of
+from podscale.jax.allreduce.collectives import all_gather, all_reduce, reduce_scatter
+from podscale.jax.mesh import COLUMN, ROW, SLICES, Axes, size_of
 
 
 class Torus2D:
     """The shards of its halves are the places of the row."""
 
-    axes = ROW
+    axes: Axes = ROW
 
     def __init__(self, mesh: Mesh) -> None:
         self.shards, self._columns, self._slices = (size_of(mesh, axes) for axes in (ROW, COLUMN, SLICES))
@@ -27,18 +28,18 @@ class Torus2D:
 
     def reduce_scatter(self, bucket: Array) -> Array:
         share = bucket / (self.shards * self._columns * self._slices)
-        return self._across(lax.psum_scatter(share, ROW, tiled=True))
+        return self._across(reduce_scatter(share, ROW))
 
     def all_gather(self, shard: Array) -> Array:
-        return lax.all_gather(shard, ROW, tiled=True)
+        return all_gather(shard, ROW)
 
     def _across(self, shard: Array) -> Array:
         """The sum over all rows."""
         if self._slices == 1:
-            return lax.psum(shard, COLUMN)
-        part = lax.psum_scatter(_padded(shard, self._columns), COLUMN, tiled=True)
-        part = lax.psum(part, SLICES)
-        return lax.all_gather(part, COLUMN, tiled=True)[: len(shard)]
+            return all_reduce(shard, COLUMN)
+        part = reduce_scatter(_padded(shard, self._columns), COLUMN)
+        part = all_reduce(part, SLICES)
+        return all_gather(part, COLUMN)[: len(shard)]
 
 
 def _padded(values: Array, multiple: int) -> Array:
