@@ -20,8 +20,8 @@ from torch import Tensor
 
 from podscale.config import ModelSection
 from podscale.config.model import OptimizerSection
+from podscale.layout import plan_layout
 from podscale.models import spec
-from podscale.pytorch.layout import plan_layout
 from podscale.pytorch.optim import Hyper, Segment, Share, build_optimizer
 
 PARAMETERS = spec(ModelSection(name="resnet50"), 1000).parameters

@@ -11,8 +11,8 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import Sample, measure
 from benchmarks.network.replay import Replay, Trace, pieces
 from podscale.config.model import AllReduceSection
+from podscale.layout import plan_layout
 from podscale.pytorch.allreduce import build_all_reduce
-from podscale.pytorch.layout import plan_layout
 from podscale.pytorch.world import World
 
 SIZES = (1.0, 8.0, 51.0, 102.2, 243.9)

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 from podscale import models
+from podscale.checkpoint.modelfile import WEIGHTS, read_weights
 from podscale.config import RunConfig
-from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.pytorch.checkpoints import Progress, as_array
 
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+DESCRIPTION = "model.json"
 FORMAT = "podscale-model-1"
 
 
@@ -70,16 +70,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
     Raises InputError where the file is missing or holds another architecture.
     """
-    try:
-        arrays = load_file(path)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no trained model; run `podscale train` first") from error
-    except Exception as error:
-        raise InputError(f"{path}: cannot read the trained model: {error}") from error
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if shapes != {name: array.shape for name, array in arrays.items()}:
-        raise InputError(f"{path}: these weights belong to another architecture than the document's model section")
+    arrays = read_weights(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(arrays[name]))

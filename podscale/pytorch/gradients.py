@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from podscale.pytorch.layout import ALIGNMENT, plan_layout, view_like
+from podscale.layout import ALIGNMENT, plan_layout
+from podscale.pytorch.layout import view_like
 
 
 class GradientBuffer:

@@ -16,6 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from podscale.checkpoint import Checkpoints, Identity
+from podscale.checkpoint.modelfile import WEIGHTS
 from podscale.config import RunConfig, result_values
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.evaluate import predictions
@@ -25,7 +26,7 @@ from podscale.pytorch import agreement
 from podscale.pytorch import world as worlds
 from podscale.pytorch.allreduce.auto import settle_all_reduce
 from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
-from podscale.pytorch.export import WEIGHTS, load_weights
+from podscale.pytorch.export import load_weights
 from podscale.pytorch.failure import watched
 from podscale.pytorch.feed import Feed, untimed
 from podscale.pytorch.meeting import Meeting, meet

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 from podscale import models
 from podscale.checkpoint import Checkpoints, Identity
 from podscale.checkpoint.layout import complete_entries, read_snapshot
+from podscale.checkpoint.modelfile import WEIGHTS
 from podscale.config import RunConfig, result_values
 from podscale.errors import Preempted
 from podscale.pytorch.build import build_session
-from podscale.pytorch.export import WEIGHTS
 from podscale.pytorch.models import build_model
 from podscale.pytorch.monitor import monitoring
 from podscale.pytorch.randomness import Randomness

@@ -9,9 +9,9 @@ import torch
 from safetensors.numpy import load_file
 
 from podscale.checkpoint.layout import complete_entries, read_snapshot
+from podscale.checkpoint.modelfile import WEIGHTS
 from podscale.config import RunConfig
 from podscale.errors import Preempted
-from podscale.pytorch.export import WEIGHTS
 from podscale.pytorch.session import Session
 from podscale.pytorch.trainer import TrainResult
 from podscale.pytorch.world import World

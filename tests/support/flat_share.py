@@ -1,54 +1,15 @@
-"""Update rules over a few named arrays: the share of one rank, or of several that exchange their sums in memory.
-
-With the steps that oracles and other libraries are compared over.
-"""
+"""Update rules over a few named arrays: the share of one rank, or of several that exchange their sums in memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.pytorch.layout import plan_layout
+from podscale.layout import plan_layout
 from podscale.pytorch.optim import Hyper, Optimizer, Segment, Share
-
-Values = dict[str, np.ndarray[Any, Any]]
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-SHAPES = {"conv": (8, 4, 3, 3), "gamma": (8,), "fc": (5, 8), "zero": (6, 6), "large": (40_000,)}
-DECAYS = {"conv": True, "gamma": False, "fc": True, "zero": True, "large": True}
-EVERYTHING = dict.fromkeys(SHAPES, True)
-STEPS = 50
-
-
-def start() -> Values:
-    """Weights; one array is all zeros, whose norm no ratio can be taken of."""
-    generator = np.random.default_rng(0)
-    weights = {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-    weights["zero"][:] = 0
-    return weights
-
-
-@cache
-def gradients(step: int) -> Values:
-    generator = np.random.default_rng(1000 + step)
-    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
-def rate(step: int) -> float:
-    """Starts at 0 as a warm-up does, and never stands still, which tells forms of momentum apart."""
-    return 0.1 * min(step, 10) / 10 + 0.05 * abs(float(np.sin(step)))
-
-
-def momentum(step: int) -> float:
-    return 0.9 - 0.2 * (step % 3 == 0)
-
-
-def compare(found: Values, want: Arrays) -> None:
-    for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
 
 
 class FlatArrays:

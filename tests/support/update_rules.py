@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.pytorch.layout import plan_layout
+from podscale.layout import plan_layout
 from podscale.pytorch.optim import Hyper, Lars, Optimizer, Segment, Sgd, Share
 from podscale.pytorch.optim import lars as lars_module
 from podscale.pytorch.optim import sgd as sgd_module

@@ -29,6 +29,8 @@ FLOORS = {
     "podscale.models": 2,
     "podscale.schedules": 2,
     "podscale.order": 2,
+    "podscale.layout": 0,
+    "podscale.decay": 3,
     "podscale.rundir": 3,
     "podscale.shards": 3,
     "podscale.checkpoint": 4,
@@ -39,6 +41,7 @@ FLOORS = {
     "podscale.launch": 5,
     "podscale.plan": 5,
     "podscale.pytorch": 6,
+    "podscale.jax": 6,
     "podscale.resume": 6,
     "podscale.stages": 7,
     "podscale.watch": 7,
@@ -51,8 +54,8 @@ FLOORS = {
     "podscale.cli": 11,
     "podscale.__main__": 12,
 }
-FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax"}
-FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.input.loaders")
+FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax", "optax"}
+FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.jax", "podscale.input.loaders")
 
 
 def module_name(path: Path) -> str:
@@ -99,6 +102,14 @@ def test_frameworks_stay_in_their_rooms(name: str, path: Path) -> None:
         return
     found = {imported.partition(".")[0] for imported in imports_of(path)} & FRAMEWORKS
     assert not found, f"{name} imports {found}; only {FRAMEWORK_ROOMS} may"
+
+
+@pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_engines_know_one_framework_each(name: str, path: Path) -> None:
+    """A TPU image has no torch, and a GPU image no jax."""
+    others = {"podscale.pytorch": {"jax", "flax", "optax"}, "podscale.jax": {"torch", "torchvision", "nvidia"}}
+    foreign = others.get(room(name) or "", set())
+    assert not {imported.partition(".")[0] for imported in imports_of(path)} & foreign
 
 
 @pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])

@@ -8,10 +8,11 @@ import torch
 import torchvision
 from safetensors.torch import load_file
 
+from podscale.checkpoint.modelfile import WEIGHTS
 from podscale.config import ModelSection, RunConfig
 from podscale.errors import InputError
 from podscale.pytorch.checkpoints import Progress
-from podscale.pytorch.export import DESCRIPTION, WEIGHTS, Trained, export, load_weights
+from podscale.pytorch.export import DESCRIPTION, Trained, export, load_weights
 from podscale.pytorch.models import build_model
 
 SECTION = ModelSection(name="resnet18")

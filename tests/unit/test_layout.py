@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.pytorch.layout import ALIGNMENT, plan_layout, strided_like, view_like
+from podscale.layout import ALIGNMENT, plan_layout
+from podscale.pytorch.layout import strided_like, view_like
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 8000), st.integers(1, 12))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from podscale.pytorch.layout import ALIGNMENT
+from podscale.layout import ALIGNMENT
 from podscale.pytorch.optim import Lamb, Lars, Optimizer, Segment, Sgd, Share
 from podscale.pytorch.optim.share import rows_of
 from tests.support.flat_share import FlatArrays, hyper

@@ -20,55 +20,19 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import Lamb, Lars, Optimizer, Segment, Sgd
 from podscale.pytorch.optim.build import build_segments
 from podscale.pytorch.optim.share import PIECE, cut
-from tests.support.flat_share import (
+from tests.support.flat_share import FlatArrays, hyper
+from tests.support.updates import (
     DECAYS,
     EVERYTHING,
     SHAPES,
     STEPS,
-    FlatArrays,
-    Values,
     compare,
     gradients,
-    hyper,
-    momentum,
-    rate,
+    lamb_oracle,
+    momentum_oracle,
     start,
+    trust_ratio,
 )
-
-
-def norm(x: np.ndarray[Any, Any]) -> float:
-    return float(np.sqrt((x.astype(np.float64) ** 2).sum()))
-
-
-def trust_ratio(
-    w: np.ndarray[Any, Any], g: np.ndarray[Any, Any], decay: float, eta: float, eps: float, trust: str
-) -> float:
-    if trust == "sum_of_norms":
-        below, zero = norm(g) + decay * norm(w), norm(g) == 0
-    else:
-        below, zero = norm(g + decay * w), norm(g + decay * w) == 0
-    return 1.0 if zero or norm(w) == 0 else eta * norm(w) / (below + eps)
-
-
-def momentum_oracle(
-    ratio_of: Any, form: str, nesterov: bool, decay: float, decays: dict[str, bool], adapts: dict[str, bool]
-) -> Values:
-    """`ratio_of(w, g, decay, rate)` is the trust ratio of a parameter that adapts."""
-    weights = {name: w.astype(np.float64) for name, w in start().items()}
-    buffers = {name: np.zeros_like(w) for name, w in weights.items()}
-    for step in range(STEPS):
-        for name, g in gradients(step).items():
-            w, g, own_decay = weights[name], g.astype(np.float64), decay * decays[name]
-            ratio = ratio_of(w, g, own_decay, rate(step)) if adapts[name] else 1.0
-            inside, outside = {
-                "unscaled": (rate(step) * ratio, 1.0),
-                "scaled": (1.0, rate(step) * ratio),
-                "ratio_inside": (ratio, rate(step)),
-            }[form]
-            u = inside * (g + own_decay * w)
-            buffers[name] = momentum(step) * buffers[name] + u
-            weights[name] = w - outside * (u + momentum(step) * buffers[name] if nesterov else buffers[name])
-    return weights
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -104,25 +68,6 @@ def test_lars_follows_its_oracle(
     )
     want = momentum_oracle(ratio_of, form, nesterov, decay, decays, adapts)
     compare(arrays.train(optimizer, decay), want)
-
-
-def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: bool, adapts: Any) -> Values:
-    weights = {name: w.astype(np.float64) for name, w in start().items()}
-    m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-    for step in range(STEPS):
-        grads = {name: g.astype(np.float64) for name, g in gradients(step).items()}
-        whole = np.sqrt(sum(norm(g) ** 2 for g in grads.values()))
-        beta1 = momentum(step)
-        for name, g in grads.items():
-            g = g / max(1.0, whole / clip_norm) if clip_norm else g
-            m[name] = beta1 * m[name] + (1 - beta1) * g
-            v[name] = beta2 * v[name] + (1 - beta2) * g * g
-            u = m[name] / (1 - beta1 ** (step + 1)) / (np.sqrt(v[name] / (1 - beta2 ** (step + 1))) + eps)
-            u = u + decay * DECAYS[name] * weights[name]
-            ratio = norm(weights[name]) / norm(u) if norm(weights[name]) and norm(u) else 1.0
-            ratio = (min(ratio, 1.0) if clip else ratio) if adapts[name] else 1.0
-            weights[name] = weights[name] - rate(step) * ratio * u
-    return weights
 
 
 @pytest.mark.parametrize(

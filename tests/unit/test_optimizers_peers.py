@@ -7,19 +7,8 @@ import pytest
 import torch
 
 from podscale.pytorch.optim import Lamb, Lars, Sgd
-from tests.support.flat_share import (
-    DECAYS,
-    EVERYTHING,
-    STEPS,
-    FlatArrays,
-    Values,
-    compare,
-    gradients,
-    hyper,
-    momentum,
-    rate,
-    start,
-)
+from tests.support.flat_share import FlatArrays, hyper
+from tests.support.updates import DECAYS, EVERYTHING, STEPS, Values, compare, gradients, momentum, rate, start
 
 DECAY, ETA, BETA = 1e-2, 0.02, 0.9
 

@@ -1,12 +1,10 @@
 """From the document's optimizer section to the update rule and the share of the weights that it works on."""
 
-from fnmatch import fnmatchcase
-
 from torch import Tensor
 
 from podscale import models
 from podscale.config.model import OptimizerSection
-from podscale.errors import InputError
+from podscale.decay import treatments
 from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.optim.base import Optimizer
@@ -59,20 +57,10 @@ def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: mode
 
     Raises InputError where a pattern of the skip list matches nothing.
     """
-    for pattern in section.skip:
-        if not any(fnmatchcase(name, pattern) for name in buffer.starts):
-            raise InputError(
-                f"train.optimizer.skip: no parameter of {spec.name} is called {pattern!r}; names are such as "
-                f"{', '.join(list(buffer.starts)[-2:])}, and * stands for any text"
-            )
-    roles = {parameter.name: parameter.role for parameter in spec.parameters}
-    segments = []
-    for name, start in buffer.starts.items():
-        taken = not any(fnmatchcase(name, pattern) for pattern in section.skip)
-        decays = taken and (section.decay_all or roles[name] == "weight")
-        adapts = taken and (section.adapt_all or decays)
-        segments.append(Segment(name, start, buffer.parameters[name].numel(), decays, adapts))
-    return segments
+    treated = treatments(section, spec)
+    return [
+        Segment(name, start, buffer.parameters[name].numel(), *treated[name]) for name, start in buffer.starts.items()
+    ]
 
 
 class RowSum:

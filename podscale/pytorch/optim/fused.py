@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from podscale.pytorch.layout import ALIGNMENT
+from podscale.layout import ALIGNMENT
 from podscale.pytorch.optim.share import Share
 
 BLOCK = 2048

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.pytorch.layout import ALIGNMENT
+from podscale.layout import ALIGNMENT
 
 PIECE = 2**15
 """Most elements of a piece."""

@@ -1,0 +1,29 @@
+"""The weights of a finished model: one safetensors file with the catalogue's names, the same for every engine."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from safetensors.numpy import load_file
+
+from podscale.errors import InputError
+from podscale.models import Shape
+
+WEIGHTS = "model.safetensors"
+
+
+def read_weights(path: Path, shapes: Mapping[str, Shape]) -> dict[str, npt.NDArray[Any]]:
+    """Parameters and running statistics by name; `shapes`: of all that the network owns.
+
+    Raises InputError where the file is missing or holds another architecture.
+    """
+    try:
+        arrays: dict[str, npt.NDArray[Any]] = load_file(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no trained model; run `podscale train` first") from error
+    except Exception as error:
+        raise InputError(f"{path}: cannot read the trained model: {error}") from error
+    if dict(shapes) != {name: array.shape for name, array in arrays.items()}:
+        raise InputError(f"{path}: these weights belong to another architecture than the document's model section")
+    return arrays

@@ -1,0 +1,35 @@
+"""Which parameters an update decays, and whose rate it scales: what the optimizer section says of each by name."""
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from podscale.config.model import OptimizerSection
+from podscale.errors import InputError
+from podscale.models import ModelSpec
+
+
+class Treatment(NamedTuple):
+    """decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate."""
+
+    decays: bool
+    adapts: bool
+
+
+def treatments(section: OptimizerSection, spec: ModelSpec) -> dict[str, Treatment]:
+    """The treatment of each parameter, in the order of the model.
+
+    Raises InputError where a pattern of the skip list matches nothing.
+    """
+    names = [parameter.name for parameter in spec.parameters]
+    for pattern in section.skip:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"train.optimizer.skip: no parameter of {spec.name} is called {pattern!r}; names are such as "
+                f"{', '.join(names[-2:])}, and * stands for any text"
+            )
+    found = {}
+    for parameter in spec.parameters:
+        taken = not any(fnmatchcase(parameter.name, pattern) for pattern in section.skip)
+        decays = taken and (section.decay_all or parameter.role == "weight")
+        found[parameter.name] = Treatment(decays, taken and (section.adapt_all or decays))
+    return found

@@ -1,0 +1,30 @@
+"""Ways to average a bucket of gradients over all devices: one file each, chosen by the document."""
+
+from jax.sharding import Mesh
+
+from podscale.config.model import AllReduceSection
+from podscale.errors import InputError
+from podscale.jax.allreduce.base import AllReduce
+from podscale.jax.allreduce.flat import Flat
+from podscale.jax.allreduce.torus2d import Torus2D
+
+
+def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
+    """The collective of a document's all_reduce section. Raises InputError for those that this engine does not have."""
+    if (section.wire_row, section.wire_column) != ("fp32", "fp32"):
+        raise InputError(
+            "train.all_reduce.wire_row, wire_column: the JAX engine averages gradients in fp32; leave both at fp32"
+        )
+    match section.algorithm:
+        case "flat":
+            return Flat(mesh)
+        case "torus2d":
+            return Torus2D(mesh)
+        case other:
+            raise InputError(
+                f"train.all_reduce.algorithm {other}: the JAX engine has flat (XLA's own) and torus2d; choose one of "
+                "them"
+            )
+
+
+__all__ = ["AllReduce", "Flat", "Torus2D", "build_all_reduce"]

@@ -1,0 +1,60 @@
+"""Batch norm as networks use it, and how it learns whom it shares statistics with."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+from jax import Array, lax
+
+from podscale.config.spans import Span
+from podscale.jax.batchnorm.function import group_norm
+from podscale.jax.mesh import GROUP, Axes
+
+
+class Statistics(NamedTuple):
+    """Running mean and unbiased variance of each channel, fp32."""
+
+    mean: Array
+    var: Array
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Normalises images [n, height, width, channels] per channel, over the batch, a group of devices, or parts.
+
+    `axes`: the mesh axes of a group. `part` cuts a device's batch into parts of so many images, each normalised by
+    itself: what as many small cores would do; their running statistics are means over the parts. Statistics are fp32,
+    whatever the images are. Running statistics follow with weight `momentum`.
+    """
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+    axes: Axes = ()
+    part: int | None = None
+
+    def train(self, x: Array, weight: Array, bias: Array, running: Statistics) -> tuple[Array, Statistics]:
+        """By the batch's own statistics; and the running ones, moved."""
+        if self.part is None or len(x) <= self.part:
+            y, mean, var = group_norm(self.eps, self.axes, x, weight, bias, running.mean)
+        else:
+            y, mean, var = self._in_parts(x, weight, bias, running.mean)
+        mean, var = lax.stop_gradient((mean, var))
+        moved = (old + self.momentum * (new - old) for old, new in zip(running, (mean, var), strict=True))
+        return y, Statistics(*moved)
+
+    def evaluate(self, x: Array, weight: Array, bias: Array, running: Statistics) -> Array:
+        """By the running statistics."""
+        scale = lax.rsqrt(running.var + self.eps) * weight
+        return ((x.astype(scale.dtype) - running.mean) * scale + bias).astype(x.dtype)
+
+    def _in_parts(self, x: Array, weight: Array, bias: Array, near: Array) -> tuple[Array, Array, Array]:
+        assert self.part is not None
+        assert len(x) % self.part == 0, f"parts of {self.part} do not divide {len(x)} images"
+        parts = x.reshape(-1, self.part, *x.shape[1:])
+        found = jax.vmap(lambda part: group_norm(self.eps, self.axes, part, weight, bias, near))(parts)
+        return found.y.reshape(x.shape), found.mean.mean(0), found.unbiased.mean(0)
+
+
+def span_groups(norm: BatchNorm, span: Span) -> BatchNorm:
+    """The same batch norm with statistics over `span`: over the mesh's groups, or over parts of a device's batch."""
+    return replace(norm, axes=GROUP if span.ranks > 1 else (), part=None if span.ranks > 1 else span.images)

@@ -1,0 +1,75 @@
+"""Arrays by name as flat fp32 buckets of fixed layout: what an all-reduce averages and an update works on.
+
+Backward reaches the last layers first, so the layout runs backwards: the first bucket can travel while the rest of
+backward is still computed. Every array begins with a row of `ROW` elements, so that no row holds parts of two.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import prod
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+from jax.typing import ArrayLike
+
+from podscale.layout import plan_layout
+from podscale.models import Shape
+
+ROW = 1024
+"""Elements of a row: one fp32 tile of a TPU's memory, 8 x 128."""
+
+Buckets = tuple[Array, ...]
+"""Flat fp32 arrays, one a bucket: whole, or this device's shard of each."""
+
+
+class Layout:
+    """Where each array of these shapes lies. Buckets are padded with zeros so that `shards` divide their rows."""
+
+    def __init__(self, shapes: Mapping[str, Shape], *, bucket_elements: int, shards: int = 1) -> None:
+        self.shapes = dict(shapes)
+        backwards = list(reversed(self.shapes))
+        sizes = [prod(self.shapes[name]) for name in backwards]
+        plan = plan_layout(sizes, bucket_elements, shards * ROW, alignment=ROW)
+        self.lengths = tuple(stop - start for start, stop in plan.bounds)
+        self._places = dict(zip(backwards, zip(plan.buckets, plan.starts, sizes, strict=True), strict=True))
+        self._bounds = plan.bounds
+
+    def pack(self, arrays: Mapping[str, ArrayLike]) -> Buckets:
+        """The arrays as buckets, fp32, with zeros between and behind."""
+        parts: list[list[Array]] = [[] for _ in self._bounds]
+        ends = [start for start, _ in self._bounds]
+        for name, (bucket, start, size) in self._places.items():
+            gap = start - ends[bucket]
+            parts[bucket] += [jnp.zeros(gap)] * (gap > 0) + [jnp.ravel(jnp.asarray(arrays[name], jnp.float32))]
+            ends[bucket] = start + size
+        for part, end, (_, stop) in zip(parts, ends, self._bounds, strict=True):
+            part += [jnp.zeros(stop - end)] * (stop > end)
+        return tuple(jnp.concatenate(part) for part in parts)
+
+    def unpack(self, buckets: Sequence[Array]) -> dict[str, Array]:
+        """The arrays of whole buckets, in the order of the shapes."""
+        found = {}
+        for name, shape in self.shapes.items():
+            bucket, start, size = self._places[name]
+            at = start - self._bounds[bucket][0]
+            found[name] = buckets[bucket][at : at + size].reshape(shape)
+        return found
+
+    def rows(self) -> list[npt.NDArray[np.int32]]:
+        """The array, by its number in the order of the shapes, that each row of each bucket belongs to.
+
+        Rows of zeros count as the array's before them.
+        """
+        numbers = {name: number for number, name in enumerate(self.shapes)}
+        found = []
+        for bucket, (low, high) in enumerate(self._bounds):
+            inside = [(start - low, numbers[name]) for name, (b, start, _) in self._places.items() if b == bucket]
+            stops = [*inside, (high - low, -1)]
+            found.append(
+                np.concatenate(
+                    [np.full((after - at) // ROW, number, np.int32) for (at, number), (after, _) in pairwise(stops)]
+                )
+            )
+        return found

@@ -1,0 +1,163 @@
+"""The devices of a run as a mesh with names: slices, columns and rows, and in these the groups of batch norm.
+
+A row lies along one dimension of the physical torus (on machines without one: inside a node), a column across the
+rows, and slices meet over the data-centre network alone. A batch-norm group is a tile of rows and columns, whose
+devices are neighbours. The two dimensions of a tile are axes of their own, the last two, so that the devices of a
+group hold consecutive parts of a batch that is sharded over `RANKS`: results depend on the size of the groups and not
+on where they lie.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from jax import Device
+from jax.sharding import Mesh, PartitionSpec
+from pydantic_core import PydanticCustomError
+
+from podscale.config import RunConfig
+from podscale.config.checks import check_ranks
+from podscale.config.spans import batch_norm_span
+from podscale.errors import InputError
+
+SLICES = ("slice",)
+COLUMN = ("column", "group_column")
+"""Across the rows; over both its axes."""
+ROW = ("row", "group_row")
+"""Along the fast links."""
+GROUP = ("group_column", "group_row")
+"""The devices that share batch statistics."""
+RANKS = ("slice", "column", "row", "group_column", "group_row")
+"""All devices; a rank is a place in this order."""
+REPLICATED = PartitionSpec()
+
+Axes = tuple[str, ...]
+"""Names of axes of the mesh, which count as one: the last runs fastest."""
+
+Grid = npt.NDArray[np.int64]
+"""Numbers of devices by place [slice, column, row]: a row is a last dimension, and columns count the rows."""
+
+
+class Place(NamedTuple):
+    """Where a device is: its slice, its chip in the torus (x, y, z), and its core in the chip.
+
+    Devices without a torus have their node for y and their number in it for x.
+    """
+
+    slice: int
+    x: int
+    y: int
+    z: int = 0
+    core: int = 0
+
+
+def place_of(device: Any, number: int) -> Place:
+    """The place of a jax device; `number`: its own among those of its process."""
+    slice_number = getattr(device, "slice_index", None) or 0
+    coordinates = getattr(device, "coords", None)
+    if coordinates is None:
+        return Place(slice_number, number, device.process_index)
+    x, y, z = coordinates
+    return Place(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
+
+
+def plan_grid(places: Sequence[Place], row: int | None = None) -> Grid:
+    """Devices by slice, column and row: rows along x with the cores of a chip side by side, columns along y and z.
+
+    The order along z turns back at every other y, so that neighbours in a column are neighbours on the torus too.
+    `row`: devices in a row, if not all along x. Raises InputError where rows of one length do not come out.
+    """
+
+    def along(number: int) -> tuple[int, ...]:
+        place = places[number]
+        return place.slice, place.y, place.z if place.y % 2 == 0 else -place.z, place.x, place.core
+
+    line = sorted(range(len(places)), key=along)
+    slices = _sizes(place.slice for place in places)
+    lines = _sizes((place.slice, place.y, place.z) for place in places)
+    if len(set(slices)) > 1:
+        raise InputError(
+            f"the slices of this job have unequal numbers of devices ({_listed(slices)}), so they make no mesh"
+        )
+    if row is None and len(set(lines)) > 1:
+        raise InputError(
+            f"the nodes of this job have unequal numbers of devices ({_listed(lines)}), so they make no grid; start "
+            f"equally many on each, or give train.all_reduce.row (a divisor of {slices[0]})"
+        )
+    length = row or lines[0]
+    if slices[0] % length:
+        raise InputError(
+            f"train.all_reduce.row {length}: rows of {length} devices do not divide the {slices[0]} devices of a "
+            f"slice; choose a divisor of {slices[0]}"
+        )
+    return np.array(line).reshape(len(slices), -1, length)
+
+
+def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
+    """The shape (rows, devices in each) of a batch-norm group of so many neighbours.
+
+    Up to 4 devices side by side in a row, above that in two rows, above that in whole rows: 8 cores are then one tray
+    of 2 x 2 chips (Google's JAX submission to MLPerf v0.7). Where that does not fit, the most square tile that does.
+    Raises InputError where none does.
+    """
+    fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
+    if not fitting:
+        raise InputError(
+            f"model.batch_norm.group: groups of {group} devices do not tile the {columns} x {row} devices of a slice; "
+            f"choose another size, such as {_nearest(columns, row, group)}, or another train.all_reduce.row"
+        )
+    wanted = (1, group) if group <= 4 else (2, group // 2)
+    return wanted if wanted in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))
+
+
+def build_mesh(devices: Sequence[Device], *, row: int | None = None, group: int = 1) -> Mesh:
+    """The mesh of a run, with axes `RANKS`. Raises InputError, the same on every host, where it does not come out."""
+    seen: dict[int, int] = {}
+    places = []
+    for device in devices:
+        number = seen.setdefault(device.process_index, 0)
+        seen[device.process_index] += 1
+        places.append(place_of(device, number))
+    return arrange(devices, plan_grid(places, row), group)
+
+
+def mesh_of(config: RunConfig, devices: Sequence[Device]) -> Mesh:
+    """The mesh of a document. Raises InputError where the run does not fit so many devices."""
+    try:
+        check_ranks(config, len(devices))
+    except PydanticCustomError as error:
+        raise InputError(error.message()) from None
+    group = batch_norm_span(config, len(devices)).ranks
+    return build_mesh(devices, row=config.train.all_reduce.row, group=group)
+
+
+def arrange(devices: Sequence[Device], grid: Grid, group: int = 1) -> Mesh:
+    """The devices of a grid as a mesh with batch-norm groups of so many."""
+    slices, columns, row = grid.shape
+    a, b = plan_tile(columns, row, group)
+    tiles = grid.reshape(slices, columns // a, a, row // b, b).transpose(0, 1, 3, 2, 4)
+    placed = np.empty(len(devices), dtype=object)
+    placed[:] = devices
+    return Mesh(placed[tiles], RANKS)
+
+
+def size_of(mesh: Mesh, axes: Axes) -> int:
+    """Devices along these axes."""
+    return prod(mesh.shape[axis] for axis in axes)
+
+
+def _sizes(keys: Iterable[Any]) -> list[int]:
+    """How often each key occurs, in the order of the keys."""
+    found = list(keys)
+    return [found.count(key) for key in sorted(set(found))]
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(f"{number}: {size}" for number, size in enumerate(sizes))
+
+
+def _nearest(columns: int, row: int, group: int) -> int:
+    divisors = [a * b for a in range(1, columns + 1) if columns % a == 0 for b in range(1, row + 1) if row % b == 0]
+    return min(divisors, key=lambda size: (abs(size - group), -size))

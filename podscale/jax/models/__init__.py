@@ -1,0 +1,57 @@
+"""Networks by their names in the document, as pure functions of arrays by the catalogue's names."""
+
+from typing import Protocol
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from podscale import models
+from podscale.config import ModelSection
+from podscale.jax.batchnorm import BatchNorm
+from podscale.jax.models.alexnet import alexnet
+from podscale.jax.models.initial import initialise
+from podscale.jax.models.layers import Arrays, Layers
+from podscale.jax.models.resnet import resnet
+from podscale.jax.models.stem import StemCompute
+
+
+class Apply(Protocol):
+    """A forward pass: images float [n, height, width, 3] -> logits fp32 [n, classes], and the running statistics.
+
+    In training these have moved by one batch, else they are those given. key: of what a network draws (dropout).
+    """
+
+    def __call__(
+        self, parameters: Arrays, statistics: Arrays, images: Array, *, train: bool, key: Array | None = None
+    ) -> tuple[Array, dict[str, Array]]: ...
+
+
+def build_model(
+    model: ModelSection,
+    *,
+    norm: BatchNorm | None = None,
+    dtype: DTypeLike = jnp.float32,
+    stem: StemCompute = "plain",
+) -> Apply:
+    """The network of a document's model section.
+
+    norm: how batch norm takes its statistics; default: over the batch. dtype: of activations and of the weights of
+    convolutions and linear layers while they are computed with (bf16 as in Ying 2018); arrays are fp32 always.
+    """
+    norm = norm or BatchNorm(model.batch_norm.eps, model.batch_norm.momentum)
+
+    def apply(
+        parameters: Arrays, statistics: Arrays, images: Array, *, train: bool, key: Array | None = None
+    ) -> tuple[Array, dict[str, Array]]:
+        layers = Layers(parameters, statistics, norm, train=train, dtype=dtype, stem=stem)
+        if model.name == models.ALEXNET:
+            logits = alexnet(layers, images, model, key if train else None)
+        else:
+            logits = resnet(layers, images, model)
+        return logits, layers.statistics
+
+    return apply
+
+
+__all__ = ["Apply", "Arrays", "StemCompute", "build_model", "initialise"]

@@ -1,0 +1,62 @@
+"""AlexNet (Krizhevsky 2012) with batch norm in the place of local response normalisation (You 2017, Jia 2018).
+
+The layers are the catalogue's (`podscale.models`); what is known of their sources stands in `pytorch.models.alexnet`.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array, nn, random
+
+from podscale import models
+from podscale.config import ModelSection
+from podscale.jax.models.layers import Layers, max_pool
+
+POOL, FIRST = models.ALEXNET_POOL, models.ALEXNET_FIRST
+
+
+def alexnet(layers: Layers, images: Array, model: ModelSection, key: Array | None = None) -> Array:
+    """images float [n, height, width, 3] -> logits fp32 [n, classes]. key: of dropout; None leaves nothing out."""
+    options = model.alexnet
+    x = layers.stem("conv1", images, stride=FIRST.stride, padding=FIRST.padding)
+    for number in range(1, 6):
+        if number > 1:
+            groups = options.groups if number in models.ALEXNET_GROUPED else 1
+            x = layers.convolution(f"conv{number}", x, groups=groups)
+        if options.convolution_norm:
+            x = layers.norm(f"bn{number}", x)
+        x = nn.relu(x)
+        if number in models.ALEXNET_POOLED:
+            x = max_pool(x, *POOL)
+    if options.pool5_norm:
+        x = layers.norm("bn_pool5", x)
+    x = average_to(x, models.ALEXNET_CELLS)
+    x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # fc6 counts its inputs channel by channel
+    for number, name in enumerate(("fc6", "fc7")):
+        x = dropout(nn.relu(layers.linear(name, x)), options.dropout, key, number)
+    return layers.linear("fc8", x)
+
+
+def average_to(x: Array, cells: int) -> Array:
+    """Averages images to `cells` x `cells` as torch's adaptive pooling does: cell i of side s is [i s / cells, ...)."""
+    if x.shape[1:3] == (cells, cells):
+        return x
+    rows, columns = (jnp.asarray(averages(side, cells), x.dtype) for side in x.shape[1:3])
+    return jnp.einsum("ih,nhwc,jw->nijc", rows, x, columns)
+
+
+def averages(side: int, cells: int) -> npt.NDArray[np.float64]:
+    """The matrix [cells, side] that averages one dimension."""
+    found = np.zeros((cells, side))
+    for cell in range(cells):
+        start, stop = cell * side // cells, -(-(cell + 1) * side // cells)
+        found[cell, start:stop] = 1.0 / (stop - start)
+    return found
+
+
+def dropout(x: Array, share: float, key: Array | None, number: int) -> Array:
+    """Leaves out a share of the values and enlarges the others; `number` tells the layers of one key apart."""
+    if key is None or not share:
+        return x
+    kept = random.bernoulli(random.fold_in(key, number), 1.0 - share, x.shape)
+    return jnp.where(kept, x / (1.0 - share), 0.0)

@@ -1,0 +1,58 @@
+"""What a network begins with: the same distributions as the PyTorch engine's, from another stream of numbers.
+
+Drawn on the host by NumPy, so that every host has the same values and nothing is compiled for it.
+"""
+
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale import models
+from podscale.config import ModelSection
+
+Values = npt.NDArray[Any]
+LAST_GAMMA = {models.BASIC: ".bn2.weight", models.BOTTLENECK: ".bn3.weight"}
+
+
+def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, Values], dict[str, Values]]:
+    """Parameters and running statistics, fp32, by the catalogue's names.
+
+    Residual networks: He's initialisation by fan-out, the last gamma of a block 0, the classifier N(0, 0.01) (Goyal
+    2017, 5.1). AlexNet: He's by fan-in, the classifier N(0, 0.01). Biases are 0.
+    """
+    spec = models.spec(model, classes)
+    parameters = {
+        parameter.name: _first_values(parameter, model, np.random.default_rng([seed, number]))
+        for number, parameter in enumerate(spec.parameters)
+    }
+    statistics = {buffer.name: _filled(buffer.shape, buffer.name.endswith("running_var")) for buffer in spec.buffers}
+    return parameters, statistics
+
+
+def _first_values(parameter: models.Parameter, model: ModelSection, generator: np.random.Generator) -> Values:
+    if parameter.role == "weight":
+        values = generator.standard_normal(parameter.shape, np.float32)
+        return values * np.float32(_deviation(parameter, model))
+    scales = parameter.role == "norm" and parameter.name.endswith(".weight")
+    return _filled(parameter.shape, scales and not _is_last_gamma(parameter, model))
+
+
+def _filled(shape: models.Shape, ones: bool) -> Values:
+    return np.full(shape, float(ones), np.float32)
+
+
+def _deviation(parameter: models.Parameter, model: ModelSection) -> float:
+    if parameter.name in ("fc.weight", "fc8.weight"):
+        return 0.01
+    outputs, inputs, *window = parameter.shape
+    fan = inputs if model.name == models.ALEXNET else outputs
+    return sqrt(2.0 / (fan * prod(window)))
+
+
+def _is_last_gamma(parameter: models.Parameter, model: ModelSection) -> bool:
+    if model.name == models.ALEXNET or not model.zero_init_last_gamma:
+        return False
+    last = LAST_GAMMA[models.RESNETS[model.name][0]]
+    return parameter.name.startswith("layer") and parameter.name.endswith(last)

@@ -1,0 +1,43 @@
+"""What an update rule is given and what it returns."""
+
+from typing import NamedTuple, Protocol
+
+from jax import Array
+
+from podscale.jax.gradients import Buckets
+from podscale.jax.optim.share import Share
+
+
+class Hyper(NamedTuple):
+    """One row of the schedule table (`schedules.COLUMNS`): fp32 scalars on the device."""
+
+    learning_rate: Array
+    momentum: Array
+    weight_decay: Array
+
+
+class Updated(NamedTuple):
+    """Weights and moments after an update, and whether it was carried out, alike on all devices."""
+
+    weights: Buckets
+    moments: dict[str, Buckets]
+    finite: Array
+
+
+class Rule(Protocol):
+    """One update of a device's share of the weights, as a pure function.
+
+    weights, gradients and each of the moments are fp32 buckets of the share. `finite` says whether all averages that
+    this device holds are; where it is False on any device, weights and moments stay as they are on every device, to
+    the bit.
+    """
+
+    def __call__(
+        self,
+        share: Share,
+        weights: Buckets,
+        gradients: Buckets,
+        moments: dict[str, Buckets],
+        hyper: Hyper,
+        finite: Array,
+    ) -> Updated: ...

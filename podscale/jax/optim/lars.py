@@ -1,0 +1,50 @@
+"""Layer-wise adaptive rate scaling (You 2017, algorithm 1) in the variants that published runs used.
+
+ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 where a norm is zero;  d = g + weight_decay * w
+unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
+Which runs used which variant stands in `podscale.pytorch.optim.lars`.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from podscale.jax.gradients import Buckets
+from podscale.jax.optim.base import Hyper, Updated
+from podscale.jax.optim.momentum import Form, decayed, factors, move
+from podscale.jax.optim.share import Share
+
+Trust = Literal["sum_of_norms", "norm_of_sum"]
+
+
+def lars(
+    share: Share,
+    weights: Buckets,
+    gradients: Buckets,
+    moments: dict[str, Buckets],
+    hyper: Hyper,
+    finite: Array,
+    *,
+    nesterov: bool,
+    trust_coefficient: float,
+    eps: float = 0.0,
+    trust: Trust = "sum_of_norms",
+    form: Form = "unscaled",
+    clip: bool = False,
+) -> Updated:
+    """See the module's text. Norms are those of whole fp32 arrays, after averaging over the devices.
+
+    Arrays that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
+    min(ratio / rate, 1), so that no layer moves faster than the learning rate.
+    """
+    directions = decayed(share, weights, gradients, hyper.weight_decay)
+    finite, (w, g) = share.norms(finite, weights, directions if trust == "norm_of_sum" else gradients)
+    below = g + eps
+    if trust == "sum_of_norms":
+        below += hyper.weight_decay * share.decays * w
+    ratio = jnp.where((w > 0) & (g > 0), trust_coefficient * w / below, 1.0)
+    if clip:
+        ratio = jnp.minimum(ratio / hyper.learning_rate, 1.0)
+    both = factors(form, hyper.learning_rate, jnp.where(share.adapts, ratio, 1.0))
+    return move(share, weights, directions, moments["momentum"], both, hyper, finite, nesterov=nesterov)

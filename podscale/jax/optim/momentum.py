@@ -1,0 +1,62 @@
+"""Weight decay and heavy-ball momentum, the parts that SGD and LARS share."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from podscale.jax.gradients import Buckets
+from podscale.jax.optim.base import Hyper, Updated
+from podscale.jax.optim.share import Share, in_rows
+
+Form = Literal["unscaled", "scaled", "ratio_inside"]
+"""Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
+
+unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
+so that it rescales what old gradients left. ratio_inside: the ratio inside, the learning rate outside.
+"""
+
+
+def decayed(share: Share, weights: Buckets, gradients: Buckets, weight_decay: Array) -> Buckets:
+    """g + weight_decay * w for what decays."""
+    decays = share.per_row(weight_decay * share.decays)
+    return tuple(
+        (in_rows(g) + decay * in_rows(w)).reshape(-1) for w, g, decay in zip(weights, gradients, decays, strict=True)
+    )
+
+
+def move(
+    share: Share,
+    weights: Buckets,
+    gradients: Buckets,
+    momenta: Buckets,
+    factors: tuple[Array, Array],
+    hyper: Hyper,
+    finite: Array,
+    *,
+    nesterov: bool,
+) -> Updated:
+    """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
+
+    gradients: with weight decay. factors: inside and outside, each for all or one for each array: see `Form`.
+    """
+    moved, kept = [], []
+    buckets = zip(weights, gradients, momenta, *map(share.per_row, factors), strict=True)
+    for weight, gradient, moment, inside, outside in buckets:
+        w, m, u = in_rows(weight), in_rows(moment), inside * in_rows(gradient)
+        new = hyper.momentum * m + u
+        step = u + hyper.momentum * new if nesterov else new
+        moved.append(jnp.where(finite, w - outside * step, w).reshape(-1))
+        kept.append(jnp.where(finite, new, m).reshape(-1))
+    return Updated(tuple(moved), {"momentum": tuple(kept)}, finite)
+
+
+def factors(form: Form, rate: Array, ratio: Array) -> tuple[Array, Array]:
+    """What stands inside and outside the momentum buffer."""
+    match form:
+        case "unscaled":
+            return rate * ratio, jnp.ones_like(rate)
+        case "scaled":
+            return jnp.ones_like(rate), rate * ratio
+        case "ratio_inside":
+            return ratio, rate

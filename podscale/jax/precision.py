@@ -1,0 +1,31 @@
+"""Arithmetic of forward and backward: fp32, or the network in bf16 (Ying 2018).
+
+What an update works on is fp32 always: averaged gradients, norms, trust ratio, momentum and weights; so are batch
+norm's parameters and statistics, and the loss.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from podscale.config import TrainSection
+from podscale.errors import InputError
+
+DTYPES: dict[str, DTypeLike] = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+def compute_dtype(train: TrainSection) -> DTypeLike:
+    """What a document's network computes in. Raises InputError for a policy that this engine does not have."""
+    if train.precision not in DTYPES:
+        raise InputError(
+            f"train.precision {train.precision}: the JAX engine has {' and '.join(DTYPES)}; choose bf16, which TPUs "
+            "multiply in"
+        )
+    return DTYPES[train.precision]
+
+
+def exact_products(train: TrainSection) -> Any:
+    """The context to trace a step in: fp32 means fp32, where a TPU would round factors to bf16."""
+    return jax.default_matmul_precision("highest" if train.precision == "fp32" else "default")

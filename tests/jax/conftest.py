@@ -1,0 +1,103 @@
+"""Tests of the JAX engine: each runs in a worker process, on eight simulated devices.
+
+Devices must be simulated before jax is first used in a process, and other tests use jax too (optax), while pytest runs
+many files in each of its processes. So here pytest only collects and reports: what a test does, it does in a process
+that all tests of this directory share, with the values of its parameters and fixtures sent there. A process that has
+run jax has threads, and must not fork; pytest's own process does for other tests.
+"""
+
+import importlib
+import multiprocessing
+import os
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+DEVICES = 8
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "OMP_NUM_THREADS": "1",
+    # Devices are threads that meet in a collective; on a busy machine one may come late.
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} "
+    "--xla_backend_optimization_level=0 "  # most of the time is the compiler's
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
+}
+WORKER = pytest.StashKey["Worker"]()
+
+
+class Worker:
+    """The process; it starts with the first test and lasts as long as the session."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would bring what this process has done with jax
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        before = dict(os.environ)
+        os.environ.update(ENVIRONMENT)
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        theirs.close()
+
+    def run(self, module: str, function: str, arguments: dict[str, Any]) -> tuple[str, str]:
+        """Calls a function by name: how it ended (`passed`, `skipped`, `failed`), and the reason."""
+        try:
+            self._pipe.send((module, function, arguments))
+            outcome: tuple[str, str] = self._pipe.recv()
+        except (EOFError, BrokenPipeError):
+            self._process.join(10)
+            return "failed", f"the worker process ended with code {self._process.exitcode}; see its output above"
+        return outcome
+
+    def end(self) -> None:
+        """Lets the process end by itself, so that it still writes its coverage."""
+        self._pipe.close()
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    stash = pyfuncitem.session.stash
+    if WORKER not in stash:
+        stash[WORKER] = Worker()
+    names = pyfuncitem._fixtureinfo.argnames  # what the function itself asks for
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    outcome, reason = stash[WORKER].run(pyfuncitem.module.__name__, pyfuncitem.originalname, arguments)
+    if outcome == "skipped":
+        pytest.skip(reason)
+    if outcome == "failed":
+        pytest.fail(reason, pytrace=False)
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _worker_ends(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    worker = request.session.stash.get(WORKER, None)
+    if worker is not None:
+        worker.end()
+        del request.session.stash[WORKER]
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        try:
+            module, function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            getattr(importlib.import_module(module), function)(**arguments)
+            outcome = ("passed", "")
+        except pytest.skip.Exception as reason:
+            outcome = ("skipped", str(reason))
+        except BaseException:
+            outcome = ("failed", traceback.format_exc())
+        pipe.send(outcome)

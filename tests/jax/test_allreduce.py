@@ -1,0 +1,112 @@
+"""All-reduces against the mean in float64, and the collectives that the compiler really emits."""
+
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from podscale.config.model import AllReduceSection
+from podscale.errors import InputError
+from podscale.jax.allreduce import build_all_reduce
+from podscale.jax.mesh import RANKS, arrange
+
+DEVICES = 8
+GRIDS = {"one row": (1, 1, 8), "two rows": (1, 2, 4), "two slices": (2, 2, 2), "one column": (1, 8, 1)}
+COLLECTIVE = re.compile(
+    r" = (?:f32|bf16)\[(\d*)\]\S* (reduce-scatter|all-reduce|all-gather)\(.*?replica_groups=(\{\{.*?\}\}|\S+?),"
+)
+
+
+def mesh_of(shape: tuple[int, int, int]) -> Mesh:
+    return arrange(jax.devices(), np.arange(DEVICES).reshape(shape))
+
+
+def mapped(body: Any, mesh: Mesh, outputs: Any) -> Any:
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec(RANKS), out_specs=outputs, check_vma=False))
+
+
+def collectives(text: str) -> list[tuple[str, int, str]]:
+    """Kind, elements of the result, and groups of each collective in a compiled program."""
+    return [(kind, int(size or 1), groups) for size, kind, groups in COLLECTIVE.findall(text)]
+
+
+def rows_of(shape: tuple[int, int, int]) -> str:
+    rows = np.arange(DEVICES).reshape(-1, shape[2])
+    return "{" + ",".join("{" + ",".join(map(str, row)) + "}" for row in rows.tolist()) + "}"
+
+
+def columns_of(shape: tuple[int, int, int]) -> str:
+    columns = np.arange(DEVICES).reshape(shape).transpose(0, 2, 1).reshape(-1, shape[1])
+    return "{" + ",".join("{" + ",".join(map(str, column)) + "}" for column in columns.tolist()) + "}"
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "torus2d"])
+@pytest.mark.parametrize("shape", GRIDS.values(), ids=GRIDS.keys())
+@pytest.mark.parametrize("length", [1, 37, 4096])
+def test_every_device_gets_the_mean(algorithm: Any, shape: tuple[int, int, int], length: int) -> None:
+    mesh = mesh_of(shape)
+    reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
+    given = np.random.default_rng(0).normal(size=(DEVICES, length)).astype(np.float32)
+    found = np.asarray(mapped(lambda mine: reduce(mine[0])[None], mesh, PartitionSpec(RANKS))(given))
+    assert found.shape == given.shape
+    np.testing.assert_allclose(found[0], given.astype(np.float64).mean(0), rtol=1e-6, atol=3e-7)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "torus2d"])
+@pytest.mark.parametrize("shape", GRIDS.values(), ids=GRIDS.keys())
+def test_halves_make_a_whole(algorithm: Any, shape: tuple[int, int, int]) -> None:
+    mesh = mesh_of(shape)
+    reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
+    given = np.random.default_rng(0).normal(size=(DEVICES, 40)).astype(np.float32)
+
+    def halves(mine: Any) -> Any:
+        shard = reduce.reduce_scatter(mine[0])
+        return shard[None], reduce.all_gather(shard)[None], jax.lax.axis_index(reduce.axes)[None]
+
+    shards, whole, places = map(np.asarray, mapped(halves, mesh, PartitionSpec(RANKS))(given))
+    mean = given.astype(np.float64).mean(0)
+    assert shards.shape == (DEVICES, 40 // reduce.shards)
+    for shard, place in zip(shards, places, strict=True):
+        np.testing.assert_allclose(shard, np.split(mean, reduce.shards)[place], rtol=1e-6, atol=3e-7)
+    np.testing.assert_allclose(whole, np.tile(mean, (DEVICES, 1)), rtol=1e-6, atol=3e-7)
+
+
+def test_the_collectives_that_are_emitted() -> None:
+    """Kinds, sizes and groups as compiled: rows carry the bucket, columns 1/row, slices 1/(row x column)."""
+
+    def emitted(algorithm: Any, shape: tuple[int, int, int]) -> list[tuple[str, int, str]]:
+        mesh = mesh_of(shape)
+        reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
+        body = mapped(lambda mine: reduce(mine[0]), mesh, PartitionSpec())
+        return collectives(body.lower(jax.ShapeDtypeStruct((DEVICES, 64), "float32")).compile().as_text())
+
+    two_rows, two_slices = GRIDS["two rows"], GRIDS["two slices"]
+    assert emitted("flat", two_rows) == [("all-reduce", 64, "{{0,1,2,3,4,5,6,7}}")]
+    assert emitted("torus2d", two_rows) == [
+        ("reduce-scatter", 16, rows_of(two_rows)),
+        ("all-reduce", 16, columns_of(two_rows)),
+        ("all-gather", 64, rows_of(two_rows)),
+    ]
+    across = emitted("torus2d", two_slices)
+    assert across == [
+        ("reduce-scatter", 32, rows_of(two_slices)),
+        ("reduce-scatter", 16, columns_of(two_slices)),
+        ("all-reduce", 16, "{{0,4},{1,5},{2,6},{3,7}}"),
+        ("all-gather", 32, columns_of(two_slices)),
+        ("all-gather", 64, rows_of(two_slices)),
+    ]
+    assert Counter(kind for kind, _, _ in across)["all-reduce"] == 1
+
+
+def test_what_this_engine_does_not_have() -> None:
+    mesh = mesh_of((1, 1, 8))
+    with pytest.raises(InputError, match=r"algorithm tree: the JAX engine has flat \(XLA's own\) and torus2d"):
+        build_all_reduce(AllReduceSection(algorithm="tree"), mesh)
+    with pytest.raises(InputError, match="the JAX engine averages gradients in fp32"):
+        build_all_reduce(AllReduceSection(algorithm="torus2d", wire_row="bf16"), mesh)

@@ -1,0 +1,124 @@
+"""Where devices stand in the mesh: rows on the torus, slices apart, batch-norm groups of neighbours."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from podscale.errors import InputError
+from podscale.jax.mesh import GROUP, RANKS, Place, arrange, build_mesh, place_of, plan_grid, plan_tile, size_of
+
+
+def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> list[Place]:
+    """The places of a machine, in an order that has nothing to do with them."""
+    places = [
+        Place(s, i, j, k, c)
+        for s in range(slices)
+        for k in range(z)
+        for j in range(y)
+        for i in range(x)
+        for c in range(cores)
+    ]
+    return [places[number] for number in np.random.default_rng(0).permutation(len(places))]
+
+
+def placed(places: list[Place], row: int | None = None) -> list[list[list[tuple[int, ...]]]]:
+    return [[[tuple(places[n]) for n in row] for row in part] for part in plan_grid(places, row).tolist()]
+
+
+def test_rows_lie_along_the_torus_with_the_cores_of_a_chip_side_by_side() -> None:
+    rows = placed(torus(4, 4, cores=2))[0]  # v3:4x4
+    assert len(rows) == 4
+    assert rows[2] == [(0, x, 2, 0, core) for x in range(4) for core in range(2)]
+
+
+def test_a_column_steps_from_neighbour_to_neighbour_in_three_dimensions() -> None:
+    rows = placed(torus(2, 3, 4))[0]
+    ends = [row[0] for row in rows]
+    assert len(ends) == 12
+    for (_, _, y, z, _), (_, _, other_y, other_z, _) in pairwise(ends):
+        assert abs(y - other_y) + abs(z - other_z) == 1
+
+
+def test_slices_are_an_axis_of_their_own() -> None:
+    grid = placed(torus(2, 2, slices=3))
+    assert [{place[0] for row in part for place in row} for part in grid] == [{0}, {1}, {2}]
+
+
+def test_without_a_torus_rows_are_nodes() -> None:
+    devices = [SimpleNamespace(process_index=node) for node in (0, 0, 1, 1)]
+    assert [place_of(device, n % 2) for n, device in enumerate(devices)] == [
+        (0, 0, 0, 0, 0),
+        (0, 1, 0, 0, 0),
+        (0, 0, 1, 0, 0),
+        (0, 1, 1, 0, 0),
+    ]
+    assert plan_grid([place_of(device, n % 2) for n, device in enumerate(devices)]).tolist() == [[[0, 1], [2, 3]]]
+    tpu = SimpleNamespace(process_index=7, coords=[1, 2, 0], core_on_chip=1, slice_index=3)
+    assert place_of(tpu, 0) == Place(3, 1, 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "group", "tile"),
+    [
+        (32, 64, 1, (1, 1)),
+        (32, 64, 2, (1, 2)),  # a chip of v3
+        (32, 64, 4, (1, 4)),
+        (32, 64, 8, (2, 4)),  # a tray of 2 x 2 chips with 2 cores each
+        (32, 64, 16, (2, 8)),
+        (32, 64, 128, (2, 64)),  # two whole rows
+        (32, 64, 256, (16, 16)),
+        (32, 64, 2048, (32, 64)),
+        (1, 8, 8, (1, 8)),
+        (4, 2, 4, (2, 2)),
+        (8, 1, 4, (4, 1)),
+    ],
+)
+def test_groups_are_tiles_of_neighbours(columns: int, row: int, group: int, tile: tuple[int, int]) -> None:
+    assert plan_tile(columns, row, group) == tile
+
+
+def test_the_members_of_a_group_are_consecutive_ranks() -> None:
+    places = torus(2, 4, cores=2)
+    mesh = arrange(jax.devices()[:8] * 2, plan_grid(places), 8)
+    assert dict(mesh.shape) == {"slice": 1, "column": 2, "row": 1, "group_column": 2, "group_row": 4}
+    tiles = np.array(plan_grid(places)).reshape(1, 2, 2, 1, 4).transpose(0, 1, 3, 2, 4).reshape(2, 8)
+    for members in tiles:
+        assert {places[member].y // 2 for member in members} in ({0}, {1})
+    assert size_of(mesh, GROUP) == 8
+    assert mesh.axis_names == RANKS
+
+
+def test_a_mesh_of_this_machine() -> None:
+    assert dict(build_mesh(jax.devices()).shape) == {
+        "slice": 1,
+        "column": 1,
+        "row": 8,
+        "group_column": 1,
+        "group_row": 1,
+    }
+    mesh = build_mesh(jax.devices(), row=4, group=2)
+    assert dict(mesh.shape) == {"slice": 1, "column": 2, "row": 2, "group_column": 1, "group_row": 2}
+    assert [device.id for device in mesh.devices.reshape(-1)] == list(range(8))
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(InputError) as error:
+        call()
+    return str(error.value)
+
+
+def test_what_makes_no_mesh_is_refused() -> None:
+    eight = [Place(0, x, 0) for x in range(8)]
+    assert "rows of 3 devices do not divide the 8 devices of a slice; choose a divisor of 8" in refused(
+        lambda: plan_grid(eight, 3)
+    )
+    uneven = [Place(0, 0, 0), Place(0, 1, 0), Place(0, 0, 1)]
+    assert "unequal numbers of devices (0: 2, 1: 1)" in refused(lambda: plan_grid(uneven))
+    assert plan_grid(uneven, 3).shape == (1, 1, 3)
+    assert "the slices of this job have unequal" in refused(lambda: plan_grid([*eight, Place(1, 0, 0)]))
+    text = refused(lambda: plan_tile(4, 4, 3))
+    assert "groups of 3 devices do not tile the 4 x 4 devices of a slice; choose another size, such as 4" in text

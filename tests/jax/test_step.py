@@ -1,0 +1,198 @@
+"""The training step: on one device as torch trains, on eight as on one, several updates in one program."""
+
+import re
+from collections import Counter
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from podscale import models
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.jax.mesh import mesh_of
+from podscale.jax.models import initialise
+from podscale.jax.step import State, Step, build_step
+from podscale.pytorch.models import build_model as build_torch_model
+
+CLASSES, BATCH, UPDATES = 10, 32, 3
+RESNET = {"name": "resnet18", "width": 4, "stem": "small", "zero_init_last_gamma": False}
+ALEXNET = {"name": "alexnet", "width": 4, "alexnet": {"dropout": 0.0, "pool5_norm": False}}
+SGD = {"name": "sgd", "nesterov": True, "weight_decay": 1e-3}
+LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
+SHARDED = {"weight_update": "sharded", "all_reduce": {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}}
+SCHEDULE = np.array([[0.1, 0.9, 1e-3], [0.05, 0.8, 1e-3], [0.02, 0.9, 1e-3]], np.float32)
+
+
+def document(model: dict[str, Any], *, group: int = 1, side: int = 16, **train: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {**model, "batch_norm": {"group": group}},
+            "input": {"image_size": side},
+            "train": {"global_batch": BATCH, **train},
+        }
+    )
+
+
+def batches(side: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (UPDATES, BATCH, side, side, 3), np.uint8)
+    return images, generator.integers(0, CLASSES, (UPDATES, BATCH))
+
+
+def begin(step: Step, config: RunConfig) -> State:
+    return step.begin(*initialise(config.model, CLASSES, seed=1))
+
+
+class Trained(NamedTuple):
+    """weights, momentum and statistics by kind and name; program: as compiled."""
+
+    arrays: dict[str, dict[str, np.ndarray[Any, Any]]]
+    losses: np.ndarray[Any, Any]
+    step: Step
+    program: str
+
+
+def trained(config: RunConfig, devices: int) -> Trained:
+    """After all updates in one program."""
+    step = build_step(config, mesh_of(config, jax.devices()[:devices]), CLASSES)
+    given = begin(step, config), step.batches(*batches(config.input.image_size)), SCHEDULE
+    compiled = step.updates.lower(*given).compile()
+    state, figures = compiled(*given)
+    assert np.asarray(figures.finite).all()
+    assert int(state.number) == UPDATES
+    found = {
+        "weights": step.named(state.weights),
+        "momentum": step.named(state.moments["momentum"]),
+        "statistics": state.statistics,
+    }
+    arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in found.items()}
+    return Trained(arrays, np.asarray(figures.loss), step, compiled.as_text())
+
+
+def trained_by_torch(config: RunConfig) -> tuple[dict[str, dict[str, Any]], list[float]]:
+    """The same updates by torch's own loss and optimizer."""
+    parameters, statistics = initialise(config.model, CLASSES, seed=1)
+    network = build_torch_model(config.model, CLASSES).train()
+    network.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in {**parameters, **statistics}.items()})
+    roles = {p.name: p.role for p in models.spec(config.model, CLASSES).parameters}
+    named = dict(network.named_parameters())
+    groups = [{"params": [p], "weight_decay": 1e-3 * (roles[name] == "weight")} for name, p in named.items()]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (config.input.mean, config.input.std))
+    losses = []
+    for images, labels, (rate, momentum, _) in zip(*batches(16), SCHEDULE.tolist(), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"], group["momentum"] = rate, momentum
+        x = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
+        loss = F.cross_entropy(network(x), torch.from_numpy(labels), label_smoothing=0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    weights = {name: p.detach().numpy() for name, p in named.items()}
+    momenta = {name: optimizer.state[p]["momentum_buffer"].numpy() for name, p in named.items()}
+    return {
+        "weights": weights,
+        "momentum": momenta,
+        "statistics": {n: b.numpy() for n, b in network.named_buffers()},
+    }, losses
+
+
+def compare(found: Any, want: Any, *, tolerance: float) -> None:
+    for kind, arrays in want.items():
+        for name, array in arrays.items():
+            scale = float(np.abs(array).max())
+            np.testing.assert_allclose(
+                found[kind][name], array, rtol=tolerance, atol=tolerance * scale, err_msg=f"{kind} {name}"
+            )
+
+
+def test_one_device_trains_as_torch_and_eight_as_one() -> None:
+    """SGD; eight devices with one batch-norm group, a torus and a sharded update against the full batch on one."""
+    alone = document(RESNET, optimizer=SGD)
+    one = trained(alone, 1)
+    torchs, torch_losses = trained_by_torch(alone)
+    np.testing.assert_allclose(one.losses, torch_losses, rtol=1e-5)
+    compare(one.arrays, torchs, tolerance=2e-3)
+    eight = trained(document(RESNET, group=8, optimizer=SGD, **SHARDED), 8)
+    np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
+    compare(eight.arrays, one.arrays, tolerance=2e-3)
+
+
+def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
+    """LARS in groups of two: XLA's all-reduce and whole updates, or a torus and sharded ones; one program or three."""
+    flat = document(ALEXNET, group=2, side=63, optimizer=LARS)
+    whole = trained(flat, 8)
+    sharded = trained(document(ALEXNET, group=2, side=63, optimizer=LARS, **SHARDED), 8)
+    np.testing.assert_allclose(sharded.losses, whole.losses, rtol=1e-5)
+    compare(sharded.arrays, whole.arrays, tolerance=1e-4)
+    check_collectives(sharded)
+
+    images, labels = batches(63)
+    state, single = begin(whole.step, flat), []
+    for number in range(UPDATES):
+        one = whole.step.batches(images[number : number + 1], labels[number : number + 1])
+        before = state
+        state, figures = whole.step.updates(state, one, SCHEDULE)
+        single.append(float(figures.loss[0]))
+        assert all(bucket.is_deleted() for bucket in before.weights)  # donated
+    np.testing.assert_allclose(single, whole.losses, rtol=1e-6)
+    after = {"weights": whole.step.named(state.weights), "statistics": state.statistics}
+    compare(after, {kind: whole.arrays[kind] for kind in after}, tolerance=1e-5)
+    check_that_an_update_that_is_not_finite_is_masked(whole.step, flat)
+
+
+def check_collectives(sharded: Trained) -> None:
+    """Each bucket is scattered, added along columns, and its weights gathered; nothing else of its size travels.
+
+    The loss and the statistics are a bucket that is averaged whole. Batch norm has a message each way for each layer,
+    LARS one for all norms. (The compiler puts the columns' messages together.)
+    """
+    layers = len(sharded.arrays["statistics"]) // 2
+    buckets = len(sharded.step.layout.lengths)
+    found = re.findall(r" (reduce-scatter|all-reduce|all-gather)\((.*?)\), .*?replica_groups=(\S+),", sharded.program)
+    carried = Counter()
+    for kind, operands, groups in found:
+        carried[kind, groups] += operands.count("%")
+    rows, columns, pairs = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}", "{{0,1},{2,3},{4,5},{6,7}}"
+    assert buckets > 2
+    assert carried == {
+        ("reduce-scatter", rows): buckets + 1,
+        ("all-reduce", columns): buckets + 1,
+        ("all-gather", rows): buckets + 1,
+        ("all-reduce", pairs): 2 * layers,
+        ("all-reduce", rows): 1,
+    }
+
+
+def check_that_an_update_that_is_not_finite_is_masked(step: Step, config: RunConfig) -> None:
+    """Everything stays to the bit, but for the number of the update."""
+    parameters, statistics = initialise(config.model, CLASSES, seed=1)
+    parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
+    images, labels = batches(63)
+    given = step.begin(parameters, statistics), step.batches(images[:1], labels[:1]), SCHEDULE
+    state, figures = step.updates(*given)
+    assert not np.asarray(figures.finite).any()
+    assert int(state.number) == 1
+    for name, array in {**step.named(state.weights), **state.statistics}.items():
+        np.testing.assert_array_equal(array, {**parameters, **statistics}[name], err_msg=name)
+    assert not any(np.asarray(bucket).any() for bucket in state.moments["momentum"])
+
+
+def test_what_this_engine_does_not_have() -> None:
+    def refused(devices: int = 8, **train: Any) -> str:
+        config = document(RESNET, **train)
+        with pytest.raises(InputError) as error:
+            build_step(config, mesh_of(config, jax.devices()[:devices]), CLASSES)
+        return str(error.value)
+
+    assert "train.precision fp16: the JAX engine has fp32 and bf16" in refused(precision="fp16")
+    assert "optimizer.name lamb: the JAX engine has sgd and lars" in refused(optimizer={"name": "lamb"})
+    assert "train.accumulation: the JAX engine makes one pass" in refused(accumulation=2)
+    assert "gathers weights in fp32" in refused(weight_gather="bf16", **SHARDED)
+    assert "no parameter of resnet18 is called 'head'" in refused(optimizer={"skip": ["head"]})
+    assert "train.global_batch 32 is not divisible" in refused(devices=5)
