@@ -143,6 +143,11 @@ def test_events_and_evaluations_in_words() -> None:
     assert describe({**who, "event": "straggler_over"}) == "rank 3 on node-b is no longer the slowest by far"
 
 
+def test_a_tracker_that_failed_is_shown_with_its_reason() -> None:
+    failed = {"time": 1, "kind": "event", "event": "tracker_failed", "tracker": "wandb", "reason": "no key\nset"}
+    assert describe(failed) == "the tracker wandb has failed, the run goes on without it: no key | set"
+
+
 START = {
     "time": 1.0, "kind": "event", "event": "start", "step": 0, "total_steps": 90, "ranks": 2, "global_batch": 64,
     "device": "cpu", "parameters": 701466,
