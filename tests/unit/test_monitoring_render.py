@@ -92,6 +92,7 @@ def test_an_exported_file_is_one_that_prometheus_takes(tmp_path: Path) -> None:
         (["--threshold", "gpuCelsius=hot"], ["NAME=NUMBER"]),
         (["--threshold", "gpuCelsius=nan"], ["NAME=NUMBER"]),
         (["--threshold", "celsius=80"], ["no threshold is called celsius", "gpuCelsius"]),
+        (["--shorten", "0.5"], ["shorten: 0.5", "1 or more"]),
         (["--without", "GPUXid"], ["no alert is called GPUXid", "PodscaleGPUXid"]),
     ],
     ids=lambda value: " ".join(value),
