@@ -27,10 +27,10 @@ SHARDED = {"weight_update": "sharded", "all_reduce": {"algorithm": "torus2d", "r
 SCHEDULE = np.array([[0.1, 0.9, 1e-3], [0.05, 0.8, 1e-3], [0.02, 0.9, 1e-3]], np.float32)
 
 
-def document(model: dict[str, Any], *, group: int = 1, side: int = 16, **train: Any) -> RunConfig:
+def document(model: dict[str, Any], *, side: int = 16, span: int = BATCH, **train: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "model": {**model, "batch_norm": {"group": group}},
+            "model": {**model, "batch_norm": {"span": span}},
             "input": {"image_size": side},
             "train": {"global_batch": BATCH, **train},
         }
@@ -118,16 +118,18 @@ def test_one_device_trains_as_torch_and_eight_as_one() -> None:
     torchs, torch_losses = trained_by_torch(alone)
     np.testing.assert_allclose(one.losses, torch_losses, rtol=1e-5)
     compare(one.arrays, torchs, tolerance=2e-3)
-    eight = trained(document(RESNET, group=8, optimizer=SGD, **SHARDED), 8)
+    eight = trained(document(RESNET, optimizer=SGD, **SHARDED), 8)
     np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
     compare(eight.arrays, one.arrays, tolerance=2e-3)
 
 
 def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
-    """LARS in groups of two: XLA's all-reduce and whole updates, or a torus and sharded ones; one program or three."""
-    flat = document(ALEXNET, group=2, side=63, optimizer=LARS)
-    whole = trained(flat, 8)
-    sharded = trained(document(ALEXNET, group=2, side=63, optimizer=LARS, **SHARDED), 8)
+    """LARS: groups of two devices, or parts of a batch on one; whole or sharded updates; one program or three."""
+    flat = document(ALEXNET, span=8, side=63, optimizer=LARS)
+    whole, alone = trained(flat, 8), trained(flat, 1)
+    np.testing.assert_allclose(whole.losses, alone.losses, rtol=1e-5)
+    compare(whole.arrays, alone.arrays, tolerance=2e-3)
+    sharded = trained(document(ALEXNET, span=8, side=63, optimizer=LARS, **SHARDED), 8)
     np.testing.assert_allclose(sharded.losses, whole.losses, rtol=1e-5)
     compare(sharded.arrays, whole.arrays, tolerance=1e-4)
     check_collectives(sharded)
