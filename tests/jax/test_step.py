@@ -18,6 +18,7 @@ from podscale.jax.models import initialise
 from podscale.jax.step import State, Step, build_step
 from podscale.pytorch.models import build_model as build_torch_model
 
+pytestmark = pytest.mark.timeout(900)  # compiling whole steps, on machines that are busy
 CLASSES, BATCH, UPDATES = 10, 32, 3
 RESNET = {"name": "resnet18", "width": 4, "stem": "small", "zero_init_last_gamma": False}
 ALEXNET = {"name": "alexnet", "width": 4, "alexnet": {"dropout": 0.0, "pool5_norm": False}}
