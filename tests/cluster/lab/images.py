@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.lab import archives, machine, node, places, programs
-from tests.cluster.lab.commands import attempt, run
+from tests.cluster.lab.commands import attempt, run, wait_for
 from tests.cluster.lab.errors import LabError, Unavailable
 from tests.support import podman
 
@@ -55,7 +55,9 @@ def build_ours(say: Callable[[str], None]) -> None:
         archive = archives / f"{name}.tar"
         load(archive)
         archive.unlink()  # a GiB, and podman keeps the layers
-    say("the cluster has " + ", ".join(f"localhost/{name}:{TAG}" for name in OURS))
+    names = [f"localhost/{name}:{TAG}" for name in OURS]
+    wait_for("the node to report its images", 120, lambda: node.reports(names))
+    say("the cluster has " + ", ".join(names))
 
 
 def remove_ours() -> list[str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
@@ -49,7 +50,16 @@ def start() -> None:
 
 def ready() -> bool:
     path = '{.status.conditions[?(@.type=="Ready")].status}'
-    return attempt("kubectl", "get", "node", places.NAME, "-o", f"jsonpath={path}").stdout == "True"
+    return _of_node(path) == "True"
+
+
+def reports(images: Iterable[str]) -> bool:
+    """Whether the node says that it has these images, which it does some seconds after containerd has them."""
+    return set(images) <= set(_of_node("{.status.images[*].names[*]}").split())
+
+
+def _of_node(path: str) -> str:
+    return attempt("kubectl", "get", "node", places.NAME, "-o", f"jsonpath={path}").stdout
 
 
 def stop() -> None:
