@@ -187,15 +187,15 @@ def check_that_an_update_that_is_not_finite_is_masked(step: Step, config: RunCon
 
 
 def test_what_this_engine_does_not_have() -> None:
-    def refused(devices: int = 8, **train: Any) -> str:
-        config = document(RESNET, **train)
+    def refused(devices: int = 8, **document_of: Any) -> str:
+        config = document(RESNET, **document_of)
         with pytest.raises(InputError) as error:
             build_step(config, mesh_of(config, jax.devices()[:devices]), CLASSES)
         return str(error.value)
 
     assert "train.precision fp16: the JAX engine has fp32 and bf16" in refused(precision="fp16")
     assert "optimizer.name lamb: the JAX engine has sgd and lars" in refused(optimizer={"name": "lamb"})
-    assert "train.accumulation: the JAX engine makes one pass" in refused(accumulation=2)
+    assert "train.accumulation: the JAX engine makes one pass" in refused(accumulation=2, span=16)
     assert "gathers weights in fp32" in refused(weight_gather="bf16", **SHARDED)
     assert "no parameter of resnet18 is called 'head'" in refused(optimizer={"skip": ["head"]})
     assert "train.global_batch 32 is not divisible" in refused(devices=5)
