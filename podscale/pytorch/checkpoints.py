@@ -31,17 +31,15 @@ class State:
     @property
     def optimizer_bytes(self) -> int:
         """What this rank keeps for its updates beside the weights that the model computes with."""
-        kept = [*self.optimizer.moments.values()]
-        if self.weights.masters is not self.weights.published:
-            kept.append(self.weights.masters)
-        return sum(tensor.nbytes for tensor in kept)
+        apart = self.weights.masters is not self.weights.published
+        return self.optimizer.nbytes + (self.weights.masters.nbytes if apart else 0)
 
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
 
         None depends on how the update is sharded or on the format in which the model computes.
         """
-        return self._named(self._flat())
+        return self._named(self._flat(), self.optimizer.arrays())
 
     def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The fp32 weights and the buffers by their names in the model; all ranks call it."""
@@ -58,14 +56,14 @@ class State:
 
     def share(self, snapshot: Snapshot | None, world: World) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
-        flat = self._flat()
-        named = self._named(flat)
+        flat, arrays = self._flat(), self.optimizer.arrays()
+        named = self._named(flat, arrays)
         if snapshot is not None:
             self._load(snapshot, named)
         meta: list[Any] = [self._meta() if world.first else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
-        tensors = [*flat.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
         for tensor, part in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -73,19 +71,20 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+        self.optimizer.load(arrays)
 
     def _flat(self) -> dict[str, Tensor]:
         """Masters and moments in the whole flat layout, gathered where they are sharded."""
         moments = {f"optimizer/{name}": self.weights.whole(v) for name, v in self.optimizer.moments.items()}
         return {"model": self.weights.whole_masters(), **moments}
 
-    def _named(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
         named = {
             f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
         }
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
-        return named | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
+        return named | {f"optimizer/{name}": kept for name, kept in (arrays | self.optimizer.scalars).items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state()}

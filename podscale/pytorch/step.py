@@ -85,6 +85,7 @@ class Step:
         self._norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         if self._randomness is not None:
             self._randomness.begin(step)
+        self._optimizer.begin(step)
 
     def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
         """The update itself: the same sequence of work for the device every time."""

@@ -57,9 +57,10 @@ def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: mode
 
     Raises InputError where a pattern of the skip list matches nothing.
     """
-    treated = treatments(section, spec)
+    treated, views = treatments(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
     return [
-        Segment(name, start, buffer.parameters[name].numel(), *treated[name]) for name, start in buffer.starts.items()
+        Segment(name, start, views[name].numel(), *treated[name], tuple(views[name].shape), views[name].stride())
+        for name, start in buffer.starts.items()
     ]
 
 
