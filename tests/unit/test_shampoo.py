@@ -57,14 +57,14 @@ def build(**options: Any) -> tuple[FlatArrays, Shampoo]:
         ({"block": 128, "start": 5, "every": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "eigh"),
         ({"block": 128, "start": 5, "every": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "newton"),
         (
-            {"block": 8, "start": 0, "every": 4, "graft": "adagrad", "beta2": 1.0, "vectors": False, "nesterov": False},
+            {"block": 8, "every": 4, "graft": "adagrad", "beta2": 1.0, "eps": 0.1, "vectors": False, "nesterov": False},
             "eigh",
         ),
         ({"block": 5, "start": 2, "every": 9, "graft": "rmsprop", "beta2": 0.9, "exponent": 3}, "newton"),
     ],
 )
 def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: Method) -> None:
-    options = {"eps": 1e-3, "beta2": 0.95} | options
+    options = {"eps": 1e-3, "beta2": 0.95, "start": 0} | options
     arrays, rule = build(**options, roots=roots)
     carry_out(arrays, rule)
     found, want = arrays.take(arrays.weights), shampoo_oracle(draw(0), steps(), DECAYS, **options)
@@ -121,7 +121,9 @@ def test_an_inverse_root_to_its_power_is_the_inverse(method: Method, power: int)
     matrices, eps = matrices.float().double(), 1e-4
     found = inverse_root(matrices.float(), power, eps, method, torch.float64)
     values, vectors = torch.linalg.eigh(matrices)
-    want = (vectors * (values.clamp(min=0) + eps)[:, None, :] ** (-1 / power)) @ vectors.mT
+    if method == "eigh":  # newton takes what rounding left below 0 as it is
+        values = values.clamp(min=0)
+    want = (vectors * (values + eps)[:, None, :] ** (-1 / power)) @ vectors.mT
     np.testing.assert_allclose(found, want, rtol=2e-4, atol=2e-4 * want.abs().max().item())
 
 
