@@ -117,7 +117,7 @@ class Session(ABC):
         return schedules.total_steps(self.config.train, self.training_images)
 
     @cached_property
-    def _rates(self) -> npt.NDArray[np.float64]:
+    def rates(self) -> npt.NDArray[np.float64]:
         """The learning rate of every update, for the log."""
         return schedules.values(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
 
@@ -154,7 +154,7 @@ class Session(ABC):
             self.monitor.word(
                 word,
                 epoch=word.step / self.steps_per_epoch,
-                learning_rate=float(self._rates[word.step - 1]),
+                learning_rate=float(self.rates[word.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
