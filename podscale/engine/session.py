@@ -80,16 +80,22 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def measure(self) -> Evaluation | None:
-        """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile."""
+    def measure(self, *, averaged: bool) -> Evaluation | None:
+        """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile.
+
+        averaged: the running average of the weights in their place, where the document has one kept.
+        """
 
     @abstractmethod
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
 
     @abstractmethod
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and buffers by the catalogue's names, on rank 0; all ranks call it."""
+    def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
+        """The fp32 weights and buffers by the catalogue's names, on rank 0; all ranks call it.
+
+        averaged: as in `measure`.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
@@ -172,6 +178,16 @@ class Session(ABC):
         return target is not None and top1 is not None and top1 >= target
 
     @property
+    def keeps_average(self) -> bool:
+        """Whether a running average of the weights is kept beside those that are trained."""
+        return self.config.train.ema.decay is not None
+
+    @property
+    def averaged(self) -> bool:
+        """Whether that average is the model."""
+        return self.config.evaluate.weights == "ema"
+
+    @property
     def end(self) -> int:
         """The updates of the whole run, as far as is known: those of the document, or those that were enough."""
         return self.progress.step if self.target_reached else self.steps
@@ -202,13 +218,16 @@ class Session(ABC):
             return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.measure()
-        if found is None:
+            found = self.measure(averaged=self.averaged)
+            beside = self.measure(averaged=not self.averaged) if found is not None and self.keeps_average else None
+        if found is None or (self.keeps_average and beside is None):
             self.stopping = True
             return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
+        if beside is not None:
+            self.monitor.evaluated_beside(progress.step, "trained" if self.averaged else "ema", beside, epoch=epoch)
         self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
 
     @property
@@ -245,9 +264,10 @@ class Session(ABC):
     def finish(self) -> None:
         """Waits for the last checkpoint and writes the final model."""
         self.heed(self.control.drain())
-        arrays = self.model_arrays()
+        arrays = self.model_arrays(averaged=self.averaged)
+        beside = self.model_arrays(averaged=not self.averaged) if self.keeps_average else None
         if self.world.first:
             self.checkpoints.wait()
-            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory)
+            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory, beside)
         self.barrier()
         self.monitor.finished(self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation)
