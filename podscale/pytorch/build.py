@@ -25,6 +25,7 @@ from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import State
 from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.control import Control
+from podscale.pytorch.ema import build_ema
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
@@ -67,7 +68,9 @@ def build_session(
         classes=shard_set.classes,
         spec=spec,
         model_directory=model_directory,
-        state=State(model, parts.weights, parts.optimizer, precision, Progress()),
+        state=State(
+            model, parts.weights, parts.optimizer, precision, Progress(), build_ema(train.ema, model, parts.weights)
+        ),
         step=GraphedStep(parts.step, world, sampled=monitor.sampled) if train.cuda_graph else parts.step,
         reducer=parts.reducer,
         feed=feed,

@@ -1,5 +1,7 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import distributed as dist
 from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
+from podscale.pytorch.ema import Ema
 from podscale.pytorch.optim import Optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
@@ -27,12 +30,15 @@ class State:
     optimizer: Optimizer
     precision: Precision
     progress: Progress
+    ema: Ema | None = None
 
     @property
     def optimizer_bytes(self) -> int:
         """What this rank keeps for its updates beside the weights that the model computes with."""
-        apart = self.weights.masters is not self.weights.published
-        return self.optimizer.nbytes + (self.weights.masters.nbytes if apart else 0)
+        kept = self.optimizer.nbytes
+        if self.weights.masters is not self.weights.published:
+            kept += self.weights.masters.nbytes
+        return kept + (0 if self.ema is None else self.ema.values.nbytes)
 
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
@@ -41,10 +47,27 @@ class State:
         """
         return self._named(self._flat(), self.optimizer.arrays())
 
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and the buffers by their names in the model; all ranks call it."""
-        tensors = self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
+    def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """The fp32 weights and the buffers by their names in the model, or their averages; all ranks call it."""
+        if averaged:
+            assert self.ema is not None
+            tensors = self.weights.named(self.weights.whole(self.ema.values)) | self.ema.buffers
+        else:
+            tensors = self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
         return {name: as_array(tensor) for name, tensor in tensors.items()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with the averages in place of what is trained; all ranks enter it together."""
+        assert self.ema is not None
+        buffers = list(self.model.buffers())
+        kept = [buffer.clone() for buffer in buffers]
+        with self.weights.lent(self.weights.whole(self.ema.values)), torch.no_grad():
+            try:
+                torch._foreach_copy_(buffers, list(self.ema.buffers.values()))
+                yield
+            finally:
+                torch._foreach_copy_(buffers, kept)
 
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
@@ -64,6 +87,7 @@ class State:
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
         tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
         for tensor, part in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -72,11 +96,14 @@ class State:
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
         self.optimizer.load(arrays)
+        if self.ema is not None:
+            self.ema.values.copy_(self.weights.own(flat["ema"]))
 
     def _flat(self) -> dict[str, Tensor]:
-        """Masters and moments in the whole flat layout, gathered where they are sharded."""
+        """Masters, moments and averages in the whole flat layout, gathered where they are sharded."""
         moments = {f"optimizer/{name}": self.weights.whole(v) for name, v in self.optimizer.moments.items()}
-        return {"model": self.weights.whole_masters(), **moments}
+        ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
+        return {"model": self.weights.whole_masters(), **moments, **ema}
 
     def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
@@ -84,6 +111,8 @@ class State:
             f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
         }
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
+        if self.ema is not None:
+            named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
         return named | {f"optimizer/{name}": kept for name, kept in (arrays | self.optimizer.scalars).items()}
 
     def _meta(self) -> dict[str, Any]:
