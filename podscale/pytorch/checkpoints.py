@@ -15,7 +15,7 @@ from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
-from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.optim import Optimizer, Shaped
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
@@ -35,17 +35,20 @@ class State:
     @property
     def optimizer_bytes(self) -> int:
         """What this rank keeps for its updates beside the weights that the model computes with."""
-        kept = self.optimizer.nbytes
+        kept = [*self.optimizer.moments.values()]
         if self.weights.masters is not self.weights.published:
-            kept += self.weights.masters.nbytes
-        return kept + (0 if self.ema is None else self.ema.values.nbytes)
+            kept.append(self.weights.masters)
+        if self.ema is not None:
+            kept.append(self.ema.values)
+        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, Shaped) else 0
+        return shaped + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
 
         None depends on how the update is sharded or on the format in which the model computes.
         """
-        return self._named(self._flat(), self.optimizer.arrays())
+        return self._named(self._flat(), self._arrays())
 
     def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
         """The fp32 weights and the buffers by their names in the model, or their averages; all ranks call it."""
@@ -79,7 +82,7 @@ class State:
 
     def share(self, snapshot: Snapshot | None, world: World) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
-        flat, arrays = self._flat(), self.optimizer.arrays()
+        flat, arrays = self._flat(), self._arrays()
         named = self._named(flat, arrays)
         if snapshot is not None:
             self._load(snapshot, named)
@@ -95,7 +98,8 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
-        self.optimizer.load(arrays)
+        if isinstance(self.optimizer, Shaped):
+            self.optimizer.load({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
         if self.ema is not None:
             self.ema.values.copy_(self.weights.own(flat["ema"]))
 
@@ -105,6 +109,11 @@ class State:
         ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
         return {"model": self.weights.whole_masters(), **moments, **ema}
 
+    def _arrays(self) -> dict[str, Tensor]:
+        """What the rule keeps in shapes of its own, whole."""
+        arrays = self.optimizer.arrays() if isinstance(self.optimizer, Shaped) else {}
+        return {f"optimizer/{name}": array for name, array in arrays.items()}
+
     def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
         named = {
@@ -113,7 +122,7 @@ class State:
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
         if self.ema is not None:
             named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
-        return named | {f"optimizer/{name}": kept for name, kept in (arrays | self.optimizer.scalars).items()}
+        return named | arrays | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state()}

@@ -14,7 +14,7 @@ from podscale.engine.phase import Phase
 from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import smoothed_cross_entropy
-from podscale.pytorch.optim import Hyper, Optimizer
+from podscale.pytorch.optim import Hyper, Optimizer, Periodic
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import Reducer, accumulating
@@ -85,7 +85,8 @@ class Step:
         self._norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         if self._randomness is not None:
             self._randomness.begin(step)
-        self._optimizer.begin(step)
+        if isinstance(self._optimizer, Periodic):
+            self._optimizer.begin(step)
 
     def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
         """The update itself: the same sequence of work for the device every time."""

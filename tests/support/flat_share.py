@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from podscale.layout import plan_layout
-from podscale.pytorch.optim import Hyper, Optimizer, Segment, Share
+from podscale.pytorch.optim import Hyper, Optimizer, Periodic, Segment, Share
 from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
 
 
@@ -42,7 +42,8 @@ class FlatArrays:
         self, optimizer: Optimizer, gradients: Arrays, hyper: Hyper, *, finite: bool = True, number: int = 0
     ) -> bool:
         self.put(self.gradients, gradients)
-        optimizer.begin(number)
+        if isinstance(optimizer, Periodic):
+            optimizer.begin(number)
         return bool(optimizer.step(hyper, torch.tensor(finite)))
 
     def train(

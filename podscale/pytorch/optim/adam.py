@@ -7,13 +7,13 @@ and those for lists of tensors know no mask.
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Optimizer, where_finite
-from podscale.pytorch.optim.momentum import add_decay
+from podscale.pytorch.optim.base import Hyper, where_finite
 from podscale.pytorch.optim.moments import Moments
+from podscale.pytorch.optim.momentum import add_decay
 from podscale.pytorch.optim.share import Share
 
 
-class Adam(Optimizer):
+class Adam:
     """w -= rate * u with the direction u of `Moments`, of g + weight_decay * w.
 
     decoupled: u of g alone, and w -= rate * weight_decay * w.

@@ -1,8 +1,7 @@
 """What an update rule is given and what it keeps."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ class Hyper(NamedTuple):
     weight_decay: Tensor
 
 
-class Optimizer(ABC):
+class Optimizer(Protocol):
     """Updates this rank's share of the weights, on the device, without ever waiting for it."""
 
     moments: dict[str, Tensor]
@@ -28,32 +27,40 @@ class Optimizer(ABC):
     scalars: dict[str, Tensor]
     """What it keeps besides: fp32 scalars, equal on all ranks."""
 
-    @property
-    def nbytes(self) -> int:
-        """What this rank keeps, in bytes."""
-        return sum(values.nbytes for values in self.moments.values())
-
-    def arrays(self) -> dict[str, Tensor]:
-        """What the rule keeps in shapes of its own, whole, by name: fp32, the same on all ranks, which all call it."""
-        return {}
-
-    def load(self, arrays: Mapping[str, Tensor]) -> None:
-        """Takes over what `arrays` gave, perhaps on another number of ranks."""
-        assert not arrays
-
-    def begin(self, step: int) -> None:
-        """Told by the host before update `step`, from 0, masked ones counted; a rule may do more in some than others.
-
-        Such a rule cannot be part of a CUDA graph.
-        """
-
-    @abstractmethod
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
         """Carries out one update and uses up the gradients; returns whether it was carried out, alike on all ranks.
 
         `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
         has zeroed them. Where it is False on any rank, weights and moments stay as they are on every rank, to the bit.
         """
+        ...
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """A rule that keeps more than values of single weights, in shapes of its own."""
+
+    @property
+    def shaped_bytes(self) -> int:
+        """What this rank keeps of it."""
+        ...
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All of it by name, whole: fp32, in no way that depends on the ranks, and the same on all; all call it."""
+        ...
+
+    def load(self, arrays: Mapping[str, Tensor]) -> None:
+        """Takes over what `arrays` gave, perhaps on another number of ranks."""
+        ...
+
+
+@runtime_checkable
+class Periodic(Protocol):
+    """A rule that does more in some updates than in others, which a CUDA graph cannot."""
+
+    def begin(self, step: int) -> None:
+        """Told by the host before update `step`, from 0; masked ones count."""
+        ...
 
 
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:

@@ -8,14 +8,14 @@ The ratio |w| / |u| is 1 where a norm is zero, and for segments that do not adap
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Optimizer, where_finite
-from podscale.pytorch.optim.momentum import add_decay
+from podscale.pytorch.optim.base import Hyper, where_finite
 from podscale.pytorch.optim.moments import Moments
+from podscale.pytorch.optim.momentum import add_decay
 from podscale.pytorch.optim.norms import Norms
 from podscale.pytorch.optim.share import Share
 
 
-class Lamb(Optimizer):
+class Lamb:
     """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
 
     def __init__(

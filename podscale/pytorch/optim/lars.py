@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Optimizer
+from podscale.pytorch.optim.base import Hyper
 from podscale.pytorch.optim.momentum import Form, build_mover, factors
 from podscale.pytorch.optim.norms import Norms
 from podscale.pytorch.optim.share import Share
@@ -26,7 +26,7 @@ from podscale.pytorch.optim.share import Share
 Trust = Literal["sum_of_norms", "norm_of_sum"]
 
 
-class Lars(Optimizer):
+class Lars:
     """See the module's text. Norms are those of whole fp32 tensors, after averaging over the ranks.
 
     Segments that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
@@ -48,7 +48,7 @@ class Lars(Optimizer):
         self._trust_coefficient, self._eps, self._trust = trust_coefficient, eps, trust
         self._form, self._clip = form, clip
         self._momentum = build_mover(share, nesterov=nesterov)
-        self.moments, self.scalars = {"momentum": self._momentum.values}, {}
+        self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:

@@ -13,15 +13,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Optimizer, where_finite
+from podscale.pytorch.optim.base import Hyper, where_finite
 from podscale.pytorch.optim.momentum import Form, add_decay, build_mover, factors
 from podscale.pytorch.optim.share import Share
 
 Variant = Literal["torch", "tensorflow"]
 
 
-class RmsProp(Optimizer):
-    """See the module's text, but for the form, which is free. torch's own has no mask and takes momentum of the host."""
+class RmsProp:
+    """See the module's text; the form is free. Not torch's own, which has no mask and takes momentum from the host."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class RmsProp(Optimizer):
         self._share, self._decay, self._eps, self._variant, self._form = share, decay, eps, variant, form
         self._momentum = build_mover(share, nesterov=False)
         variance = share.zeros() if variant == "torch" else torch.ones_like(share.zeros())
-        self.moments, self.scalars = {"momentum": self._momentum.values, "variance": variance}, {}
+        self.moments, self.scalars = {"momentum": self._momentum.values, "variance": variance}, dict[str, Tensor]()
         self._views = share.views(variance)
 
     @torch.no_grad()

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Optimizer
+from podscale.pytorch.optim.base import Hyper
 from podscale.pytorch.optim.momentum import Form, build_mover, factors
 from podscale.pytorch.optim.share import Share
 
 
-class Sgd(Optimizer):
+class Sgd:
     """d = g + weight_decay * w, then momentum (see `Momentum`), scaled by default as in torch and in Goyal 2017.
 
     Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
@@ -18,7 +18,7 @@ class Sgd(Optimizer):
     def __init__(self, share: Share, *, nesterov: bool, form: Form = "scaled") -> None:
         self._share, self._form = share, form
         self._momentum = build_mover(share, nesterov=nesterov)
-        self.moments, self.scalars = {"momentum": self._momentum.values}, {}
+        self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:

@@ -42,9 +42,7 @@ class Stack(NamedTuple):
         flat.index_copy_(0, self.positions.view(-1), blocks.reshape(-1))
 
 
-def stack_blocks(
-    segments: Sequence[Segment], block: int, device: torch.device, *, vectors: bool
-) -> tuple[Stack, ...]:
+def stack_blocks(segments: Sequence[Segment], block: int, device: torch.device, *, vectors: bool) -> tuple[Stack, ...]:
     """The blocks of these segments by shape; `vectors`: those of segments with a single dimension too."""
     flat = torch.arange(max((s.start + s.size for s in segments), default=0))
     found: dict[tuple[int, ...], list[tuple[Place, Tensor]]] = {}

@@ -1,9 +1,9 @@
 """Inverse roots of symmetric positive semi-definite matrices: (S + eps I) ^ (-1 / p), many of one size at a time.
 
-| method | how                                                         | waits for the device | on a GPU          |
-|--------|-------------------------------------------------------------|----------------------|-------------------|
-| eigh   | eigenvalues and eigenvectors                                | yes, to learn whether it converged | slow at ours |
-| newton | coupled iteration (Guo and Higham 2006; Anil 2020), products | no                   | made of products  |
+| method | made of                                                | waits for the device     |
+|--------|--------------------------------------------------------|--------------------------|
+| eigh   | eigenvalues and eigenvectors                           | to learn whether it went |
+| newton | products of a coupled iteration (Guo and Higham 2006)  | never                    |
 
 eigh is exact to the dtype's rounding whatever p is. newton takes the number of iterations that a condition number of
 1e14 needs, each masked once its matrix has converged; p is one of 1, 2, 4, 8, ... or any other whole number.
@@ -35,7 +35,8 @@ def _by_eigh(damped: Tensor, power: int, eps: float) -> Tensor:
     """Rounding leaves some of the eigenvalues that are 0 a little below it: none counts as less than eps."""
     values, vectors = torch.linalg.eigh(damped)
     scaled = vectors * values.clamp(min=eps).pow(-1.0 / power)[..., None, :]
-    return scaled @ vectors.mT
+    root: Tensor = scaled @ vectors.mT
+    return root
 
 
 def _by_newton(damped: Tensor, power: int) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, Optimizer
+from podscale.pytorch.optim.base import Hyper
 from podscale.pytorch.optim.momentum import build_mover
 from podscale.pytorch.optim.norms import Norms
 from podscale.pytorch.optim.peers import Peers
@@ -29,7 +29,7 @@ from podscale.pytorch.optim.shampoo.roots import Method
 from podscale.pytorch.optim.share import Share
 
 
-class Shampoo(Optimizer):
+class Shampoo:
     """See the module's text. Every rank has all gradients and weights: `share` is of a whole update.
 
     block: most rows of a matrix. vectors: whether batch norm and biases are preconditioned too. exponent: p, or None
@@ -62,7 +62,7 @@ class Shampoo(Optimizer):
         )
         self._graft = Grafting(share, graft, beta2=beta2, eps=graft_eps)
         self._momentum = build_mover(share, nesterov=nesterov)
-        self.moments, self.scalars = {"momentum": self._momentum.values, **self._graft.moments}, {}
+        self.moments, self.scalars = {"momentum": self._momentum.values, **self._graft.moments}, dict[str, Tensor]()
 
     def begin(self, step: int) -> None:
         self._number = step
@@ -97,8 +97,8 @@ class Shampoo(Optimizer):
             torch._foreach_mul_(group.gradients, ratio[group.first : group.last])
 
     @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._factors.nbytes
+    def shaped_bytes(self) -> int:
+        return self._factors.nbytes
 
     def arrays(self) -> dict[str, Tensor]:
         return self._factors.arrays()
