@@ -1,5 +1,7 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +29,11 @@ class State:
     optimizer: Optimizer
     precision: Precision
     progress: Progress
+    evaluated_weights: Callable[[], Tensor] | None = None
+    """What is evaluated and exported in the place of the weights that updates go on from: this rank's elements, fp32.
+
+    None where those are the same. A checkpoint holds the latter, whatever this is.
+    """
 
     @property
     def optimizer_bytes(self) -> int:
@@ -43,10 +50,18 @@ class State:
         """
         return self._named(self._flat())
 
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model with the weights that are evaluated, and its own again afterwards; all ranks call it."""
+        own = self.evaluated_weights
+        with self.weights.instead(own()) if own else nullcontext():
+            yield self.model
+
     def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and the buffers by their names in the model; all ranks call it."""
-        tensors = self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
-        return {name: as_array(tensor) for name, tensor in tensors.items()}
+        """What is exported, by the names in the model: fp32 weights, as evaluated, and buffers; all ranks call it."""
+        with self.evaluated() as model:
+            tensors = self.weights.named(self.weights.whole_masters()) | dict(model.named_buffers())
+            return {name: as_array(tensor) for name, tensor in tensors.items()}
 
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""

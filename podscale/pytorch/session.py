@@ -58,7 +58,8 @@ class Session(SharedSession):
             yield self.control.due()
 
     def measure(self) -> Evaluation | None:
-        return self.evaluator.measure(self.state.model, self.monitor.inside, lambda: self.stop.requested)
+        with self.state.evaluated() as model:
+            return self.evaluator.measure(model, self.monitor.inside, lambda: self.stop.requested)
 
     def capture(self) -> Snapshot | None:
         return self.state.capture(self.world)

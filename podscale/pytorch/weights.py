@@ -7,7 +7,8 @@ travel instead of gradients, in fp32, or rounded to bf16 at half the volume. The
 the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -77,6 +78,20 @@ class Weights:
         """This rank's elements of a flat buffer, as `Share` orders them."""
         return torch.cat([flat[start:stop] for start, stop in self._buffer.owned])
 
+    @contextmanager
+    def instead(self, own: Tensor) -> Iterator[None]:
+        """Computes with other weights for a while, this rank's elements of which are `own`; all ranks call it.
+
+        They are rounded and gathered as weights are after an update. What is evaluated, exported or looked at in the
+        meantime is these; afterwards masters and parameters hold their own values again, to the bit.
+        """
+        kept = self.masters.clone()
+        try:
+            self._put(own)
+            yield
+        finally:
+            self.load_masters(kept)
+
     def whole(self, own: Tensor) -> Tensor:
         """A buffer to take `named` parts from, of which every rank of a row brings its own; all ranks call it."""
         if self._gather is None:
@@ -94,4 +109,15 @@ class Weights:
     def load_masters(self, flat: Tensor) -> None:
         """Takes over all fp32 weights, the same on every rank."""
         self.masters.copy_(flat if len(self.masters) == len(flat) else self.own(flat))
+        self.publish()
+
+    @torch.no_grad()
+    def _put(self, own: Tensor) -> None:
+        """Writes this rank's elements, which `own` orders, into the masters, and publishes them."""
+        if len(self.masters) == len(own):
+            self.masters.copy_(own)
+        else:
+            shards = own.split([stop - start for start, stop in self._buffer.owned])
+            for shard, (start, stop) in zip(shards, self._buffer.owned, strict=True):
+                self.masters[start:stop] = shard
         self.publish()

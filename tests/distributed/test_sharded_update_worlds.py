@@ -20,10 +20,11 @@ from podscale.pytorch.world import World
 
 SECTION = ModelSection(name="resnet18", stem="small", width=4)
 STEPS = 20
+LARS = {"name": "lars", "trust_coefficient": 0.02}
 
 
 def train_section(**changes: Any) -> Any:
-    optimizer = {"name": "lars", "weight_decay": 1e-3, "trust_coefficient": 0.02, **changes.pop("optimizer", {})}
+    optimizer = {"weight_decay": 1e-3, **changes.pop("optimizer", LARS)}
     values = {"global_batch": 8, "optimizer": optimizer, **changes}
     return RunConfig.model_validate({"train": values}).train
 
@@ -40,7 +41,7 @@ class Update:
         self.weights: Weights
         self.optimizer: Optimizer
         self.reducer, self.weights, self.optimizer = build_update(
-            self.train, self.model, spec(SECTION, 10), precision, world, extra=1
+            self.train, self.model, spec(SECTION, 10), precision, world, 10.0, extra=1
         )
 
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
@@ -56,7 +57,7 @@ class Update:
         finite = all_finite([*buffer.averages, buffer.extra])
         zero_unless(finite, buffer.averages)
         rate = 0.1 * (1 + number % 3)
-        finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3]).unbind()), finite)
+        finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3, 2.0]).unbind()), finite)
         self.weights.publish()
         return bool(finite)
 
@@ -65,11 +66,22 @@ class Update:
 
 
 RULES = [
-    {"name": "lars"},
-    {"name": "lars", "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
+    LARS,
+    {**LARS, "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
     {"name": "lamb"},
     {"name": "sgd", "nesterov": True},
 ]
+
+
+def doubled_for_a_while(update: Update) -> tuple[bool, bool]:
+    """Whether the model has other weights in the meantime, and afterwards its own, to the bit."""
+    weights, before = update.weights, update.parameters()
+    masters = weights.masters.clone()
+    own = masters if len(masters) == len(update.optimizer.moments["momentum"]) else weights.own(masters)
+    with weights.instead(2.0 * own):
+        double = all(torch.equal(a, 2.0 * b) for a, b in zip(update.parameters(), before, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(update.parameters(), before, strict=True))
+    return double, same and torch.equal(weights.masters, masters)
 
 
 def whole_and_sharded(world: World) -> dict[Any, Any]:
@@ -93,6 +105,7 @@ def whole_and_sharded(world: World) -> dict[Any, Any]:
         found[number] = (whole.parameters(), {row: update.parameters() for row, update in updates.items()})
         elements = {row: sum(map(len, update.optimizer.moments.values())) for row, update in updates.items()}
         found["elements", number] = (sum(map(len, whole.optimizer.moments.values())), elements)
+        found["elsewhere", number] = [doubled_for_a_while(update) for update in (whole, *updates.values())]
         for update in (whole, *updates.values()):
             update.reducer.close()
     return found
@@ -108,6 +121,7 @@ def test_a_sharded_update_is_the_whole_one(run_world: Any, size: int) -> None:
                 np.testing.assert_allclose(found, want, rtol=0, atol=1e-6 * scale, err_msg=f"{RULES[number]} row {row}")
             for other in ranks[1:]:
                 assert all(torch.equal(a, b) for a, b in zip(parameters, other[number][1][row], strict=True))
+        assert all(all(answers) for found in ranks for answers in found["elsewhere", number])
         before, after = ranks[0]["elements", number]
         for row, elements in after.items():
             assert before / row <= elements <= 1.1 * before / row

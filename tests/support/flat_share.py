@@ -54,5 +54,5 @@ class FlatArrays:
         return self.take(self.weights)
 
 
-def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2) -> Hyper:
-    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay)))
+def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> Hyper:
+    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay, loss)))

@@ -1,21 +1,23 @@
 """What an update rule is given and what it keeps."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
 class Hyper(NamedTuple):
-    """One row of the schedule table (`schedules.COLUMNS`): fp32 scalars on the device.
+    """What an update goes by beside the gradient: fp32 scalars on the device, equal on all ranks.
 
-    Nothing in an update depends on a number of the host that changes from step to step, so that a CUDA graph can hold
-    the whole of it.
+    The first three are a row of the schedule table (`schedules.COLUMNS`). loss: the mean over the global batch that the
+    gradient is of, in nats; where the gradient is not finite, it need not be. Nothing in an update depends on a number
+    of the host that changes from step to step, so that a CUDA graph can hold the whole of it.
     """
 
     learning_rate: Tensor
     momentum: Tensor
     weight_decay: Tensor
+    loss: Tensor
 
 
 class Optimizer(Protocol):
@@ -32,6 +34,15 @@ class Optimizer(Protocol):
         `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
         has zeroed them. Where it is False on any rank, weights and moments stay as they are on every rank, to the bit.
         """
+        ...
+
+
+@runtime_checkable
+class Displaced(Protocol):
+    """A rule whose weights stand where its next gradient is taken, which is not the point that it has reached."""
+
+    def reached(self) -> Tensor:
+        """The point reached, which is evaluated and exported: fp32, in the order of the share; changes nothing."""
         ...
 
 
