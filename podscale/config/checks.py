@@ -34,6 +34,10 @@ def check_sections(config: RunConfig) -> None:
     check_span(config)
     check_phases(train)
     check_update(train)
+    if config.evaluate.weights == "ema" and train.ema.decay is None:
+        raise conflict(
+            "evaluate.weights", "no running average of the weights is kept; set train.ema.decay, such as 0.9999"
+        )
     if config.telemetry.mlperf_log and train.target_top1 is None:
         raise conflict(
             "telemetry.mlperf_log",

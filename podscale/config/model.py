@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from podscale.config.checks import check_sections
+from podscale.config.ema import EmaSection
 from podscale.config.fields import display, placement, result
 from podscale.config.launch import LaunchSection
 from podscale.config.optimizer import OptimizerSection
@@ -206,6 +207,7 @@ class TrainSection(Section):
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
+    ema: EmaSection = EmaSection()
     phases: tuple[PhaseSection, ...] = result(
         (),
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
@@ -261,6 +263,11 @@ class EvaluateSection(Section):
     image_size: int | None = result(None, "Side of the evaluation image in pixels; default: input.image_size.", ge=4)
     crop_fraction: float = result(0.875, "Centre crop side over resized short side.", gt=0, le=1)
     every_epochs: float = result(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
+    weights: Literal["trained", "ema"] = result(
+        "trained",
+        "Which weights are the model: those of the last update, or their running average (train.ema). They are what "
+        "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
+    )
 
 
 class CheckpointSection(Section):

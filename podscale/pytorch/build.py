@@ -1,6 +1,7 @@
 """One function for each part of a training that the run document chooses, and one that puts them together."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import State
 from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.control import Control
+from podscale.pytorch.ema import build_ema
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
@@ -68,7 +70,14 @@ def build_session(
         classes=shard_set.classes,
         spec=spec,
         model_directory=model_directory,
-        state=State(model, parts.weights, parts.optimizer, precision, Progress(), evaluated_weights(parts.optimizer)),
+        state=State(
+            model,
+            parts.weights,
+            parts.optimizer,
+            precision,
+            Progress(),
+            build_ema(train.ema, model, partial(reached, parts.optimizer, parts.weights)),
+        ),
         step=GraphedStep(parts.step, world, sampled=monitor.sampled) if train.cuda_graph else parts.step,
         reducer=parts.reducer,
         feed=feed,
@@ -132,9 +141,9 @@ def build_step(
     return StepParts(step, reducer, weights, optimizer, precision)
 
 
-def evaluated_weights(optimizer: Optimizer) -> Callable[[], Tensor] | None:
-    """This rank's elements of the weights to evaluate; None where they are those that updates go on from."""
-    return optimizer.reached if isinstance(optimizer, Displaced) else None
+def reached(optimizer: Optimizer, weights: Weights) -> list[Tensor]:
+    """The weights that updates have reached, this rank's, fp32, in the order of `Weights.own`."""
+    return [optimizer.reached()] if isinstance(optimizer, Displaced) else weights.updated()
 
 
 def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monitor: Monitor) -> None:

@@ -1,6 +1,6 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,8 @@ from torch import distributed as dist
 from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
-from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.ema import Ema
+from podscale.pytorch.optim import Displaced, Optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
@@ -29,11 +30,7 @@ class State:
     optimizer: Optimizer
     precision: Precision
     progress: Progress
-    evaluated_weights: Callable[[], Tensor] | None = None
-    """What is evaluated and exported in the place of the weights that updates go on from: this rank's elements, fp32.
-
-    None where those are the same. A checkpoint holds the latter, whatever this is.
-    """
+    ema: Ema | None = None
 
     @property
     def optimizer_bytes(self) -> int:
@@ -41,6 +38,8 @@ class State:
         kept = [*self.optimizer.moments.values()]
         if self.weights.masters is not self.weights.published:
             kept.append(self.weights.masters)
+        if self.ema is not None:
+            kept.append(self.ema.values)
         return sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -51,17 +50,38 @@ class State:
         return self._named(self._flat())
 
     @contextmanager
-    def evaluated(self) -> Iterator[nn.Module]:
-        """The model with the weights that are evaluated, and its own again afterwards; all ranks call it."""
-        own = self.evaluated_weights
-        with self.weights.instead(own()) if own else nullcontext():
-            yield self.model
+    def evaluated(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+        """The model with the weights that updates have reached, or with averages; all ranks enter it together.
 
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What is exported, by the names in the model: fp32 weights, as evaluated, and buffers; all ranks call it."""
-        with self.evaluated() as model:
-            tensors = self.weights.named(self.weights.whole_masters()) | dict(model.named_buffers())
-            return {name: as_array(tensor) for name, tensor in tensors.items()}
+        Afterwards it holds the values that updates go on from, to the bit.
+        """
+        flat, values = self._evaluated(averaged=averaged)
+        buffers = dict(self.model.named_buffers())
+        kept = {name: buffers[name].clone() for name in values}
+        with self.weights.lent(flat) if flat is not None else nullcontext(), torch.no_grad():
+            try:
+                for name, value in values.items():
+                    buffers[name].copy_(value)
+                yield self.model
+            finally:
+                for name, value in kept.items():
+                    buffers[name].copy_(value)
+
+    def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
+        flat, values = self._evaluated(averaged=averaged)
+        weights = self.weights.named(self.weights.whole_masters() if flat is None else flat)
+        tensors = weights | dict(self.model.named_buffers()) | values
+        return {name: as_array(tensor) for name, tensor in tensors.items()}
+
+    def _evaluated(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
+        if averaged:
+            assert self.ema is not None
+            return self.weights.whole(self.ema.values), self.ema.buffers
+        if isinstance(self.optimizer, Displaced):
+            return self.weights.whole(self.optimizer.reached()), {}
+        return None, {}
 
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
@@ -81,6 +101,7 @@ class State:
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
         tensors = [*flat.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
         for tensor, part in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -88,11 +109,14 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+        if self.ema is not None:
+            self.ema.values.copy_(self.weights.own(flat["ema"]))
 
     def _flat(self) -> dict[str, Tensor]:
-        """Masters and moments in the whole flat layout, gathered where they are sharded."""
+        """Masters, moments and averages in the whole flat layout, gathered where they are sharded."""
         moments = {f"optimizer/{name}": self.weights.whole(v) for name, v in self.optimizer.moments.items()}
-        return {"model": self.weights.whole_masters(), **moments}
+        ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
+        return {"model": self.weights.whole_masters(), **moments, **ema}
 
     def _named(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
@@ -100,6 +124,8 @@ class State:
             f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
         }
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
+        if self.ema is not None:
+            named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
         return named | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:

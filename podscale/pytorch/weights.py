@@ -78,19 +78,30 @@ class Weights:
         """This rank's elements of a flat buffer, as `Share` orders them."""
         return torch.cat([flat[start:stop] for start, stop in self._buffer.owned])
 
-    @contextmanager
-    def instead(self, own: Tensor) -> Iterator[None]:
-        """Computes with other weights for a while, this rank's elements of which are `own`; all ranks call it.
+    def updated(self) -> list[Tensor]:
+        """The fp32 weights that this rank updates, as views in the order of `own`."""
+        if len(self.masters) != len(self._buffer.flat):
+            return [self.masters]
+        return [self.masters[start:stop] for start, stop in self._buffer.owned]
 
-        They are rounded and gathered as weights are after an update. What is evaluated, exported or looked at in the
-        meantime is these; afterwards masters and parameters hold their own values again, to the bit.
+    @contextmanager
+    def lent(self, flat: Tensor) -> Iterator[None]:
+        """The model with these weights in place of its own; all ranks call it with the same ones.
+
+        flat: fp32, as `whole` returns it. Afterwards the parameters are what they were, to the bit.
         """
-        kept = self.masters.clone()
+        kept = self.published.clone()
         try:
-            self._put(own)
+            self._show(flat)
             yield
         finally:
-            self.load_masters(kept)
+            self._show(kept)
+
+    @torch.no_grad()
+    def _show(self, flat: Tensor) -> None:
+        self.published[: len(flat)].copy_(flat)
+        if self._followers:
+            torch._foreach_copy_(self._followers, self._followed)
 
     def whole(self, own: Tensor) -> Tensor:
         """A buffer to take `named` parts from, of which every rank of a row brings its own; all ranks call it."""
@@ -109,15 +120,4 @@ class Weights:
     def load_masters(self, flat: Tensor) -> None:
         """Takes over all fp32 weights, the same on every rank."""
         self.masters.copy_(flat if len(self.masters) == len(flat) else self.own(flat))
-        self.publish()
-
-    @torch.no_grad()
-    def _put(self, own: Tensor) -> None:
-        """Writes this rank's elements, which `own` orders, into the masters, and publishes them."""
-        if len(self.masters) == len(own):
-            self.masters.copy_(own)
-        else:
-            shards = own.split([stop - start for start, stop in self._buffer.owned])
-            for shard, (start, stop) in zip(shards, self._buffer.owned, strict=True):
-                self.masters[start:stop] = shard
         self.publish()
