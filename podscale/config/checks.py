@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
+from podscale.config.optimizer import check_options
 from podscale.config.spans import batch_norm_span, check_span, sharers
 
 if TYPE_CHECKING:
@@ -68,11 +69,9 @@ def check_sections(config: RunConfig) -> None:
 def check_update(train: TrainSection) -> None:
     """Raises where optimizer, precision and the way of updating do not go together."""
     optimizer = train.optimizer
+    check_options(optimizer)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
-    if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
-        key = "nesterov" if optimizer.nesterov else "momentum_form"
-        raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",

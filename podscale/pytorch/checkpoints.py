@@ -1,7 +1,7 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
-from podscale.pytorch.optim import Optimizer, Shaped
+from podscale.pytorch.optim import Displaced, Optimizer, Shaped
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
@@ -50,27 +50,39 @@ class State:
         """
         return self._named(self._flat(), self._arrays())
 
+    @contextmanager
+    def evaluated(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+        """The model with the weights that updates have reached, or with averages; all ranks enter it together.
+
+        Afterwards it holds the values that updates go on from, to the bit.
+        """
+        flat, values = self._evaluated(averaged=averaged)
+        buffers = dict(self.model.named_buffers())
+        kept = {name: buffers[name].clone() for name in values}
+        with self.weights.lent(flat) if flat is not None else nullcontext(), torch.no_grad():
+            try:
+                for name, value in values.items():
+                    buffers[name].copy_(value)
+                yield self.model
+            finally:
+                for name, value in kept.items():
+                    buffers[name].copy_(value)
+
     def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and the buffers by their names in the model, or their averages; all ranks call it."""
-        if averaged:
-            assert self.ema is not None
-            tensors = self.weights.named(self.weights.whole(self.ema.values)) | self.ema.buffers
-        else:
-            tensors = self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
+        """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
+        flat, values = self._evaluated(averaged=averaged)
+        weights = self.weights.named(self.weights.whole_masters() if flat is None else flat)
+        tensors = weights | dict(self.model.named_buffers()) | values
         return {name: as_array(tensor) for name, tensor in tensors.items()}
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model with the averages in place of what is trained; all ranks enter it together."""
-        assert self.ema is not None
-        buffers = list(self.model.buffers())
-        kept = [buffer.clone() for buffer in buffers]
-        with self.weights.lent(self.weights.whole(self.ema.values)), torch.no_grad():
-            try:
-                torch._foreach_copy_(buffers, list(self.ema.buffers.values()))
-                yield
-            finally:
-                torch._foreach_copy_(buffers, kept)
+    def _evaluated(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
+        if averaged:
+            assert self.ema is not None
+            return self.weights.whole(self.ema.values), self.ema.buffers
+        if isinstance(self.optimizer, Displaced):
+            return self.weights.whole(self.optimizer.reached()), {}
+        return None, {}
 
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""

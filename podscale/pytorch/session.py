@@ -1,7 +1,7 @@
 """One rank of a PyTorch training: what the shared session asks of an engine. `build` puts together what it holds."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,8 @@ class Session(SharedSession):
             yield self.control.due()
 
     def measure(self, *, averaged: bool) -> Evaluation | None:
-        with self.state.averaged() if averaged else nullcontext():
-            return self.evaluator.measure(self.state.model, self.monitor.inside, lambda: self.stop.requested)
+        with self.state.evaluated(averaged=averaged) as model:
+            return self.evaluator.measure(model, self.monitor.inside, lambda: self.stop.requested)
 
     def capture(self) -> Snapshot | None:
         return self.state.capture(self.world)

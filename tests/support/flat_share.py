@@ -64,5 +64,5 @@ def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
 
 
-def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2) -> Hyper:
-    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay)))
+def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> Hyper:
+    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay, loss)))

@@ -1,6 +1,6 @@
 """Update rules by their names in the document."""
 
-from podscale.pytorch.optim.base import Hyper, Optimizer, Periodic, Shaped
+from podscale.pytorch.optim.base import Displaced, Hyper, Optimizer, Periodic, Shaped
 from podscale.pytorch.optim.build import build_optimizer, build_share
 from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
@@ -8,6 +8,7 @@ from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.share import Segment, Share
 
 __all__ = [
+    "Displaced",
     "Hyper",
     "Lamb",
     "Lars",

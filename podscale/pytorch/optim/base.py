@@ -8,15 +8,17 @@ from torch import Tensor
 
 
 class Hyper(NamedTuple):
-    """One row of the schedule table (`schedules.COLUMNS`): fp32 scalars on the device.
+    """What an update goes by beside the gradient: fp32 scalars on the device, equal on all ranks.
 
-    Nothing in an update depends on a number of the host that changes from step to step, so that a CUDA graph can hold
-    the whole of it.
+    The first three are a row of the schedule table (`schedules.COLUMNS`). loss: the mean over the global batch that the
+    gradient is of, in nats; where the gradient is not finite, it need not be. Nothing in an update depends on a number
+    of the host that changes from step to step, so that a CUDA graph can hold the whole of it.
     """
 
     learning_rate: Tensor
     momentum: Tensor
     weight_decay: Tensor
+    loss: Tensor
 
 
 class Optimizer(Protocol):
@@ -60,6 +62,15 @@ class Periodic(Protocol):
 
     def begin(self, step: int) -> None:
         """Told by the host before update `step`, from 0; masked ones count."""
+        ...
+
+
+@runtime_checkable
+class Displaced(Protocol):
+    """A rule whose weights stand where its next gradient is taken, which is not the point that it has reached."""
+
+    def reached(self) -> Tensor:
+        """The point reached, which is evaluated and exported: fp32, in the order of the share; changes nothing."""
         ...
 
 

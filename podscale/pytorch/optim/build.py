@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from podscale import models
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.decay import treatments
 from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
@@ -14,8 +14,8 @@ from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.share import Segment, Share
 
 
-def build_optimizer(section: OptimizerSection, share: Share) -> Optimizer:
-    """The update rule of a document over this rank's share of the weights."""
+def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float) -> Optimizer:
+    """The update rule of a document over this rank's share of the weights. per_epoch: updates of an epoch."""
     match section.name:
         case "sgd":
             return Sgd(share, nesterov=section.nesterov, form=section.form)
