@@ -72,6 +72,18 @@ def check_update(train: TrainSection) -> None:
     check_options(optimizer)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    if optimizer.name in ("adam", "rmsprop") and optimizer.added_eps == 0:
+        raise conflict(
+            "train.optimizer.eps",
+            f"{optimizer.name} divides by the root of an average that may be 0; set "
+            "train.optimizer.eps above 0, or leave it out",
+        )
+    if optimizer.name == "shampoo" and train.weight_update == "sharded":
+        raise conflict(
+            "train.weight_update",
+            "Shampoo's statistics are of whole blocks of the gradient, and a sharded update leaves each rank parts "
+            "of them; set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway",
+        )
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",
@@ -104,6 +116,12 @@ def check_step(config: RunConfig) -> None:
             "train.cuda_graph",
             "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole update; set "
             "train.all_reduce.algorithm to one of ours, or train.cuda_graph=false",
+        )
+    if train.cuda_graph and train.optimizer.name == "shampoo":
+        raise conflict(
+            "train.cuda_graph",
+            "Shampoo does more in some updates than in others (it takes inverse roots), and a CUDA graph replays one "
+            "update for all; set train.cuda_graph=false",
         )
     if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
         raise conflict(

@@ -34,6 +34,7 @@ from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import Displaced, Optimizer, build_optimizer, build_share
+from podscale.pytorch.optim.peers import build_peers
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
@@ -170,7 +171,7 @@ def build_update(
         reducer.buffer, reducer.gather, dtype=GATHERED[train.weight_gather], cast=lambda: precision.cast(model)
     )
     share = build_share(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
-    return reducer, weights, build_optimizer(train.optimizer, share, per_epoch)
+    return reducer, weights, build_optimizer(train.optimizer, share, per_epoch, build_peers(world))
 
 
 def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
