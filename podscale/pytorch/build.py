@@ -1,6 +1,7 @@
 """One function for each part of a training that the run document chooses, and one that puts them together."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
 from podscale.engine.fit import check_fit
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import find_origin
 from podscale.engine.progress import Progress
 from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
@@ -88,6 +90,7 @@ def build_session(
         monitor=monitor,
         checkpoints=checkpoints,
         stop=stop,
+        origin=partial(find_origin, config, shard_set),
         training_images=len(training_split),
     )
 

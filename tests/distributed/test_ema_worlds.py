@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from podscale.checkpoint.modelfile import BESIDE, WEIGHTS
 from podscale.config import RunConfig
-from podscale.errors import InputError, Preempted
+from podscale.errors import Preempted
 from podscale.pytorch.session import Session
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
