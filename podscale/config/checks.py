@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
+from podscale.config.ensemble import check_ensemble
 from podscale.config.optimizer import check_options
 from podscale.config.spans import batch_norm_span, check_span, sharers
 
@@ -34,6 +35,13 @@ def check_sections(config: RunConfig) -> None:
     check_span(config)
     check_phases(train)
     check_update(train)
+    check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
+    if train.start_from.epoch is not None and train.start_from.run is None:
+        raise conflict("train.start_from.epoch", "of which run? set train.start_from.run too")
+    if len(config.evaluate.models) == 1:
+        raise conflict(
+            "evaluate.models", "an ensemble of one is a single model: name two or more, or evaluate it as its own run"
+        )
     if config.evaluate.weights == "ema" and train.ema.decay is None:
         raise conflict(
             "evaluate.weights", "no running average of the weights is kept; set train.ema.decay, such as 0.9999"

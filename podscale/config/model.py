@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.ema import EmaSection
+from podscale.config.ensemble import EnsembleSection, StartSection, fill_cycles
 from podscale.config.fields import display, placement, result
 from podscale.config.launch import LaunchSection
 from podscale.config.optimizer import OptimizerSection
@@ -208,6 +209,7 @@ class TrainSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     ema: EmaSection = EmaSection()
+    start_from: StartSection = StartSection()
     phases: tuple[PhaseSection, ...] = result(
         (),
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
@@ -268,6 +270,22 @@ class EvaluateSection(Section):
         "Which weights are the model: those of the last update, or their running average (train.ema). They are what "
         "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
     )
+    models: tuple[str, ...] = result(
+        (),
+        "Evaluate these models together in place of the run's own: directories of runs or of models, or run ids of the "
+        "same workspace. Default: where the document has an `ensemble`, its members.",
+    )
+    combine: Literal["probabilities", "logits", "weights"] = display(
+        "probabilities",
+        "Which way of combining several models the headline figures are of; all are computed: mean of the "
+        "probabilities, mean of the logits, one model of the mean weights (Izmailov 2018).",
+    )
+    statistics_images: int = result(
+        16384, "Training images over which batch norm's statistics of the mean weights are estimated anew.", ge=1
+    )
+    baseline: str | None = display(
+        None, "A single model to set beside several, named as in `models`; at best one of as many epochs in all."
+    )
 
 
 class CheckpointSection(Section):
@@ -278,6 +296,7 @@ class CheckpointSection(Section):
     resume: str = placement(
         "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
     )
+    snapshots: tuple[float, ...] = placement((), "Epochs whose states are saved and kept for good besides.")
     asynchronous: bool = placement(True, "Write while training goes on.")
 
 
@@ -300,6 +319,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
+    ensemble: EnsembleSection = EnsembleSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
     launch: LaunchSection = LaunchSection()
@@ -308,7 +328,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, values: Any) -> Any:
-        return fill_recipe(values)
+        return fill_cycles(fill_recipe(values))
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":

@@ -17,6 +17,7 @@ from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
 from podscale.engine.fit import check_fit
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import find_origin
 from podscale.engine.progress import Progress
 from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
@@ -96,6 +97,7 @@ def build_session(
         monitor=monitor,
         checkpoints=checkpoints,
         stop=stop,
+        origin=partial(find_origin, config, shard_set),
         training_images=len(training_split),
     )
 

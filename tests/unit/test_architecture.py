@@ -46,6 +46,7 @@ FLOORS = {
     "podscale.pytorch": 7,
     "podscale.jax": 7,
     "podscale.resume": 6,
+    "podscale.ensemble": 4,
     "podscale.stages": 8,
     "podscale.watch": 8,
     "podscale.launched": 8,
