@@ -48,6 +48,7 @@ def _check_jax(config: RunConfig) -> None:
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
         "train.optimizer.name": (train.optimizer.name == "lamb", "has sgd and lars", "lars"),
+        "model.name": (config.model.name.startswith("inception"), "has residual networks and AlexNet", "resnet50"),
         "train.all_reduce.algorithm": (
             reduce.algorithm not in ("flat", "torus2d"),
             "has flat (XLA's own) and torus2d",
