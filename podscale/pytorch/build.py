@@ -32,6 +32,7 @@ from podscale.pytorch.ema import build_ema
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.loss import build_loss
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import Displaced, Optimizer, build_optimizer, build_share
@@ -135,7 +136,7 @@ def build_step(
         precision,
         statistics,
         schedule=torch.from_numpy(schedule).to(world.device),
-        label_smoothing=train.label_smoothing,
+        loss=build_loss(config),
         accumulation=train.accumulation,
         forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
         randomness=Randomness(model, config.run.seed, world),

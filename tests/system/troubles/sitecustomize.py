@@ -83,5 +83,5 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
 if RANK and (KIND == "files" or RANK == WHERE):
     changes = {"podscale.input.loaders.torchvision": delay_batches}
     if KIND == "files":
-        changes["podscale.pytorch.step"] = rest_and_spoil_gradients
+        changes["podscale.pytorch.loss"] = rest_and_spoil_gradients
     sys.meta_path.insert(0, Finder(changes))
