@@ -25,6 +25,9 @@ from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
 from podscale.input import Loader
 
+DIVERGED = "had a loss or gradient that is not finite"
+"""What the error of a training says whose weights or loss left the numbers."""
+
 
 class State(Protocol):
     """Everything that a resumed run needs, equal on all ranks."""
@@ -173,8 +176,8 @@ class Session(ABC):
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
-                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) had a loss or gradient "
-                    f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
+                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) {DIVERGED} "
+                    f"(train.max_nonfinite is {limit}). They were masked, so the weights are "
                     "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
                 )
             self.stopping = self.stopping or word.stop
