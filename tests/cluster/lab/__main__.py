@@ -101,9 +101,7 @@ def _alone() -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.lab", description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["build", "up", "down", "status", "clean", "kubeconfig", "image", "images"])
-    help_of_names = (
-        "up, build: programs beyond the core; images: some of base, tools, tpu; image: of podman or docker"
-    )
+    help_of_names = "up, build: programs beyond the core; images: some of base, tools, tpu; image: of podman or docker"
     parser.add_argument("names", nargs="*", help=help_of_names)
     parser.add_argument("--full", action="store_true", help="JobSet, Trainer, Kueue, Prometheus and fake nodes as well")
     arguments = parser.parse_args()
