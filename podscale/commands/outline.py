@@ -121,8 +121,8 @@ def _state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> t
     pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
     weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
     row = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
-    masters_and_moments = 4 * rounded + 4 * MOMENTS[train.optimizer.name]
-    return (4 + weights) * size, masters_and_moments * size // (row if sharded else 1)
+    kept = 4 * rounded + 4 * MOMENTS[train.optimizer.name] + 4 * (train.ema.decay is not None)
+    return (4 + weights) * size, kept * size // (row if sharded else 1)
 
 
 def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
+from podscale.config.optimizer import check_options
 from podscale.config.spans import batch_norm_span, check_span, sharers
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ def check_sections(config: RunConfig) -> None:
     check_span(config)
     check_phases(train)
     check_update(train)
+    if config.evaluate.weights == "ema" and train.ema.decay is None:
+        raise conflict(
+            "evaluate.weights", "no running average of the weights is kept; set train.ema.decay, such as 0.9999"
+        )
     if config.telemetry.mlperf_log and train.target_top1 is None:
         raise conflict(
             "telemetry.mlperf_log",
@@ -64,11 +69,21 @@ def check_sections(config: RunConfig) -> None:
 def check_update(train: TrainSection) -> None:
     """Raises where optimizer, precision and the way of updating do not go together."""
     optimizer = train.optimizer
+    check_options(optimizer)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
-    if optimizer.name == "lamb" and (optimizer.nesterov or optimizer.momentum_form):
-        key = "nesterov" if optimizer.nesterov else "momentum_form"
-        raise conflict(f"train.optimizer.{key}", f"LAMB has no {key}; that is an option of sgd and lars: leave it out")
+    if optimizer.name in ("adam", "rmsprop") and optimizer.added_eps == 0:
+        raise conflict(
+            "train.optimizer.eps",
+            f"{optimizer.name} divides by the root of an average that may be 0; set "
+            "train.optimizer.eps above 0, or leave it out",
+        )
+    if optimizer.name == "shampoo" and train.weight_update == "sharded":
+        raise conflict(
+            "train.weight_update",
+            "Shampoo's statistics are of whole blocks of the gradient, and a sharded update leaves each rank parts "
+            "of them; set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway",
+        )
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",
@@ -101,6 +116,12 @@ def check_step(config: RunConfig) -> None:
             "train.cuda_graph",
             "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole update; set "
             "train.all_reduce.algorithm to one of ours, or train.cuda_graph=false",
+        )
+    if train.cuda_graph and train.optimizer.name == "shampoo":
+        raise conflict(
+            "train.cuda_graph",
+            "Shampoo does more in some updates than in others (it takes inverse roots), and a CUDA graph replays one "
+            "update for all; set train.cuda_graph=false",
         )
     if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
         raise conflict(

@@ -80,16 +80,22 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def measure(self) -> Evaluation | None:
-        """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile."""
+    def measure(self, *, averaged: bool) -> Evaluation | None:
+        """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile.
+
+        averaged: the running average of the weights in their place, where the document has one kept.
+        """
 
     @abstractmethod
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
 
     @abstractmethod
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and buffers by the catalogue's names, on rank 0; all ranks call it."""
+    def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
+        """The fp32 weights and buffers by the catalogue's names, on rank 0; all ranks call it.
+
+        averaged: as in `measure`.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
@@ -117,7 +123,7 @@ class Session(ABC):
         return schedules.total_steps(self.config.train, self.training_images)
 
     @cached_property
-    def _rates(self) -> npt.NDArray[np.float64]:
+    def rates(self) -> npt.NDArray[np.float64]:
         """The learning rate of every update, for the log."""
         return schedules.values(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
 
@@ -154,7 +160,7 @@ class Session(ABC):
             self.monitor.word(
                 word,
                 epoch=word.step / self.steps_per_epoch,
-                learning_rate=float(self._rates[word.step - 1]),
+                learning_rate=float(self.rates[word.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
@@ -170,6 +176,16 @@ class Session(ABC):
         """Whether the state, as it is, was measured to be as good as the document asks; the same on all ranks."""
         target, top1 = self.config.train.target_top1, self.progress.top1
         return target is not None and top1 is not None and top1 >= target
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether a running average of the weights is kept beside those that are trained."""
+        return self.config.train.ema.decay is not None
+
+    @property
+    def averaged(self) -> bool:
+        """Whether that average is the model."""
+        return self.config.evaluate.weights == "ema"
 
     @property
     def end(self) -> int:
@@ -202,13 +218,16 @@ class Session(ABC):
             return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.measure()
-        if found is None:
+            found = self.measure(averaged=self.averaged)
+            beside = self.measure(averaged=not self.averaged) if found is not None and self.keeps_average else None
+        if found is None or (self.keeps_average and beside is None):
             self.stopping = True
             return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
+        if beside is not None:
+            self.monitor.evaluated_beside(progress.step, "trained" if self.averaged else "ema", beside, epoch=epoch)
         self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
 
     @property
@@ -245,9 +264,10 @@ class Session(ABC):
     def finish(self) -> None:
         """Waits for the last checkpoint and writes the final model."""
         self.heed(self.control.drain())
-        arrays = self.model_arrays()
+        arrays = self.model_arrays(averaged=self.averaged)
+        beside = self.model_arrays(averaged=not self.averaged) if self.keeps_average else None
         if self.world.first:
             self.checkpoints.wait()
-            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory)
+            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory, beside)
         self.barrier()
         self.monitor.finished(self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import ModelSection
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.errors import InputError
 from podscale.models import spec
 from podscale.pytorch.gradients import GradientBuffer

@@ -19,6 +19,8 @@ from podscale.config import TrainSection
         ({"weight_update": "sharded", "weight_gather": "bf16"}, 10, 8 / 32),
         ({"weight_update": "sharded", "weight_gather": "bf16", "precision": "bf16-pure"}, 6, 8 / 32),
         ({"precision": "bf16-pure"}, 10, 4),
+        ({"ema": {"decay": 0.9}}, 8, 8),
+        ({"ema": {"decay": 0.9}, "weight_update": "sharded"}, 8, 8 / 32),
     ],
 )
 def test_sharding_divides_what_the_optimizer_keeps(changes: dict[str, Any], weights: int, optimizer: float) -> None:
