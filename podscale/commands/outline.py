@@ -60,7 +60,7 @@ def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
 
 
 def _model_row(config: RunConfig, classes: int | None) -> str:
-    stem = "" if config.model.name == models.ALEXNET else f", {config.model.stem} stem"
+    stem = f", {'small' if config.model.small_stem else 'imagenet'} stem" if config.model.is_residual else ""
     name = f"{config.model.name} (width {config.model.width}{stem})"
     if classes is None:
         return f"{name}, number of classes {UNKNOWN}"

@@ -5,21 +5,20 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from podscale.config.architecture import check_network
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
+from podscale.config.ensemble import check_ensemble
 from podscale.config.optimizer import check_options
 from podscale.config.spans import batch_norm_span, check_span, sharers
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig, TrainSection
 
-SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
-SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
-
 
 def check_sections(config: RunConfig) -> None:
     """Raises where two fields, each valid alone, cannot both hold."""
-    train, launch, model = config.train, config.launch, config.model
+    train, launch = config.train, config.launch
     check_engine(config)
     ranks = launch.processes * launch.nodes if launch.processes else None
     if ranks is not None and not wants_tpus(config):  # of which a process drives several
@@ -34,6 +33,13 @@ def check_sections(config: RunConfig) -> None:
     check_span(config)
     check_phases(train)
     check_update(train)
+    check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
+    if train.start_from.epoch is not None and train.start_from.run is None:
+        raise conflict("train.start_from.epoch", "of which run? set train.start_from.run too")
+    if len(config.evaluate.models) == 1:
+        raise conflict(
+            "evaluate.models", "an ensemble of one is a single model: name two or more, or evaluate it as its own run"
+        )
     if config.evaluate.weights == "ema" and train.ema.decay is None:
         raise conflict(
             "evaluate.weights", "no running average of the weights is kept; set train.ema.decay, such as 0.9999"
@@ -43,15 +49,7 @@ def check_sections(config: RunConfig) -> None:
             "telemetry.mlperf_log",
             "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
         )
-    smallest = min(config.input.image_size, config.eval_image_size)
-    if model.name == "alexnet":
-        check_alexnet(config, smallest)
-    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
-        raise conflict(
-            "model.stem",
-            f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
-            "use model.stem=small",
-        )
+    check_network(config)
     if config.input.decoded_cache_bytes and config.input.loader in ("dali", "nvjpeg"):
         raise conflict(
             "input.decoded_cache_bytes",
@@ -129,20 +127,8 @@ def check_step(config: RunConfig) -> None:
             f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
             "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
         )
-    if train.stem_compute == "space_to_depth" and config.model.stem == "small":
+    if train.stem_compute == "space_to_depth" and config.model.small_stem:
         raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
-
-
-def check_alexnet(config: RunConfig, smallest: int) -> None:
-    """Raises where the document asks of AlexNet what it does not have."""
-    if config.model.stem != "imagenet":
-        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
-    if smallest < SMALLEST_ALEXNET:
-        raise conflict(
-            "input.image_size",
-            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
-            "raise input.image_size and evaluate.image_size, or take a resnet",
-        )
 
 
 def check_phases(train: TrainSection) -> None:

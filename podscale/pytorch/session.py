@@ -43,7 +43,7 @@ class Session(SharedSession):
     feed: Feed
 
     def restore(self) -> bool:
-        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world)
+        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world, self.origin)
         self.step.seek(self.progress.step)
         return resumed
 
