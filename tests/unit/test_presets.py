@@ -86,6 +86,17 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
     "mlperf-8xh100": (3264, 8, "lars", 10.7, 2, 0.9, 5e-5, 37, 408),
     "mlperf-3584xh100": (57344, 3584, "lars", 23.0, 32, 0.95, 2.5e-5, 78, 32),
     "mlperf-4096xtpuv4": (32768, 4096, "lars", 27.5, 16, 0.9321, 1e-4, 16 + 1731 * 32768 / 1281167, 64),
+    "shampoo-mlperf-32k": (
+        32768,
+        128,
+        "shampoo",
+        16.22,
+        5 * 39.25 * 32768 / 1281167,
+        0.96,
+        6.248644874764753e-05,
+        1727 * 32768 / 1281167,
+        256,
+    ),
 }
 # top-1, minutes, images/s as published; None where the source gives none or it was not found
 CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
@@ -103,6 +114,7 @@ CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
     "mlperf-8xh100": (0.759, 13.87, 54057),
     "mlperf-3584xh100": (0.759, 0.183, 9855127),
     "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
+    "shampoo-mlperf-32k": (0.7595, 3.32, 357107),
 }
 
 
@@ -129,6 +141,23 @@ def test_a_published_run_has_the_cited_settings(name):
     assert found[2] == CITED[name][2]
     assert [*found[:2], *found[3:]] == pytest.approx([*CITED[name][:2], *CITED[name][3:]], rel=2e-4)
     assert not optimizer.decay_all, "none of them decays batch norm"
+
+
+def test_shampoo_is_that_of_the_entry():
+    """Its own constants, and those that its code leaves at their defaults: all are written out."""
+    train = load(resolve("shampoo-mlperf-32k")).train
+    own = train.optimizer.shampoo
+    assert (own.beta2, own.eps, own.exponent, own.start_step) == (0.75, 1e-8, 4, 5)
+    assert (own.block, own.vectors, own.every_steps, own.graft, train.optimizer.nesterov) == (128, True, 1, "sgd", True)
+    schedule = train.schedule
+    assert (schedule.name, schedule.power, schedule.end_learning_rate) == ("polynomial", 2.0, 0.0)
+    assert (train.label_smoothing, train.target_top1) == (0.2, 0.759)
+    rates = schedules.table(train, 1281167)[:, 0]
+    assert len(rates) == 1727
+    steps = np.arange(len(rates))
+    decayed = 16.22 * (1 - np.clip((steps - 196.25) / 1531.75, 0, 1)) ** 2
+    entry = np.where(steps <= 196.25, 16.22 * steps / 196.25, decayed)
+    np.testing.assert_allclose(rates, entry, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
