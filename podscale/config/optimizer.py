@@ -11,10 +11,12 @@ from pydantic import BaseModel
 
 from podscale.config.conflict import conflict
 from podscale.config.fields import result
+from podscale.config.neumann import NeumannSection
+from podscale.config.nlcg import NlcgSection
 from podscale.config.section import Section
 from podscale.text import listed
 
-Rule = Literal["sgd", "lars", "lamb"]
+Rule = Literal["sgd", "lars", "lamb", "nlcg", "neumann"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
@@ -29,7 +31,10 @@ class OptimizerSection(Section):
     nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD and LARS.")
     weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
-    adapt_all: bool = result(False, "LARS and LAMB: scale batch norm and biases too, although they do not decay.")
+    adapt_all: bool = result(
+        False,
+        "LARS, LAMB and NLCG with `lars_coefficient`: scale batch norm and biases too, although they do not decay.",
+    )
     skip: tuple[str, ...] = result(
         (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
     )
@@ -45,6 +50,8 @@ class OptimizerSection(Section):
     )
     beta2: float = result(0.999, "LAMB: decay of the average of squared gradients.", ge=0, lt=1)
     clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
+    nlcg: NlcgSection = NlcgSection()
+    neumann: NeumannSection = NeumannSection()
 
     @property
     def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
@@ -61,7 +68,7 @@ HAVE: dict[str, tuple[Rule, ...]] = {
     "momentum": ("sgd", "lars", "lamb"),
     "momentum_form": ("sgd", "lars"),
     "nesterov": ("sgd", "lars"),
-    "adapt_all": ("lars", "lamb"),
+    "adapt_all": ("lars", "lamb", "nlcg"),
     "trust": ("lars",),
     "trust_coefficient": ("lars",),
     "trust_clip": ("lars", "lamb"),

@@ -10,6 +10,8 @@ from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.optim.base import Optimizer
 from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
+from podscale.pytorch.optim.neumann import Neumann
+from podscale.pytorch.optim.nlcg import Nlcg
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.share import Segment, Share
 
@@ -37,6 +39,19 @@ def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float) -
                 clip_norm=section.clip_norm,
                 clip=section.trust_clip,
             )
+        case "nlcg":
+            return Nlcg(
+                share,
+                beta=section.nlcg.beta,
+                pace=section.nlcg.step,
+                tolerance=section.nlcg.tolerance,
+                lars_coefficient=section.nlcg.lars_coefficient,
+                norm_gradient_scale=section.nlcg.norm_gradient_scale,
+                restart_every=section.nlcg.restart_every,
+                forget_every=section.nlcg.forget_every,
+            )
+        case "neumann":
+            return Neumann(share, section.neumann, per_epoch)
 
 
 def build_share(
@@ -58,8 +73,10 @@ def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: mode
     Raises InputError where a pattern of the skip list matches nothing.
     """
     treated = treatments(section, spec)
+    norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
     return [
-        Segment(name, start, buffer.parameters[name].numel(), *treated[name]) for name, start in buffer.starts.items()
+        Segment(name, start, buffer.parameters[name].numel(), *treated[name], norm=name in norms)
+        for name, start in buffer.starts.items()
     ]
 
 

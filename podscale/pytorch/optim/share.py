@@ -26,7 +26,8 @@ CACHED = 2**17
 class Segment(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
-    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate.
+    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether
+    it is batch norm's.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Segment(NamedTuple):
     size: int
     decays: bool
     adapts: bool
+    norm: bool = False
 
 
 class Piece(NamedTuple):
