@@ -32,6 +32,7 @@ FLOORS = {
     "podscale.schedules": 2,
     "podscale.order": 2,
     "podscale.layout": 0,
+    "podscale.blocks": 0,
     "podscale.decay": 3,
     "podscale.rundir": 3,
     "podscale.shards": 3,
