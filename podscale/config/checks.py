@@ -167,6 +167,13 @@ def check_step(config: RunConfig) -> None:
             f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
             "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
         )
+    if train.cuda_graph and len(set(config.training_sizes)) > 1:
+        sides = ", ".join(map(str, config.training_sizes))
+        raise conflict(
+            "train.cuda_graph",
+            f"a CUDA graph is of one shape, and the training images have sides of {sides} px by the phases; set "
+            "train.cuda_graph=false, or leave image_size out of train.phases",
+        )
     if train.stem_compute == "space_to_depth" and config.model.small_stem:
         raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
 
