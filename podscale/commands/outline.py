@@ -106,7 +106,7 @@ def _memory_row(config: RunConfig, classes: int | None) -> str:
     weights, kept_beside = _state_bytes(config.train, spec.size, ranks, per_node)
     kept_beside += _matrix_bytes(config.train, spec, ranks)
     per_rank = config.train.global_batch // (ranks * config.train.accumulation)
-    kept = 2 * spec.activations(config.input.image_size) * per_rank * FLOAT_BYTES[config.train.precision]
+    kept = 2 * spec.activations(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
     text = (
         f"about {human_bytes(weights + kept_beside + kept)} per process: weights and gradients {human_bytes(weights)}, "
         f"optimizer {human_bytes(kept_beside)}, activations {human_bytes(kept)}"

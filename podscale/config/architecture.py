@@ -20,7 +20,7 @@ SMALLEST_AUXILIARY = 299
 def check_network(config: RunConfig) -> None:
     """Raises where the document asks of its network what this does not have, or gives it too small images."""
     model = config.model
-    trained = config.input.image_size
+    trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)
     if not model.is_residual:
         _check_residual_options(config)

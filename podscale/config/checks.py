@@ -9,8 +9,9 @@ from podscale.config.architecture import check_network
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
 from podscale.config.ensemble import check_ensemble
-from podscale.config.optimizer import check_options
+from podscale.config.optimizer import check_options, rules_with
 from podscale.config.spans import batch_norm_span, check_span, sharers
+from podscale.text import listed
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig, TrainSection
@@ -68,6 +69,9 @@ def check_update(train: TrainSection) -> None:
     """Raises where optimizer, precision and the way of updating do not go together."""
     optimizer = train.optimizer
     check_options(optimizer)
+    check_momentum(train)
+    if optimizer.name == "neumann":
+        check_neumann(train)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     if optimizer.name in ("adam", "rmsprop") and optimizer.added_eps == 0:
@@ -106,6 +110,42 @@ def check_update(train: TrainSection) -> None:
         )
 
 
+def check_momentum(train: TrainSection) -> None:
+    """Raises where schedules or phases set a momentum that the update rule does not take from them."""
+    name, have = train.optimizer.name, rules_with("momentum")
+    if name in have:
+        return
+    given = [("train.schedule", train.schedule)]
+    given += [(f"train.phases.{i}.schedule", phase.schedule) for i, phase in enumerate(train.phases) if phase.schedule]
+    keys = [
+        f"{key}.{option}"
+        for key, schedule in given
+        for option in ("momentum_start", "momentum_end", "momentum_correction")
+        if getattr(schedule, option)
+    ]
+    keys += [f"train.phases.{i}.momentum" for i, phase in enumerate(train.phases) if phase.momentum is not None]
+    keys += [f"train.phases.{i}.reset_momentum" for i, phase in enumerate(train.phases) if phase.reset_momentum]
+    if keys:
+        raise conflict(keys[0], f"{keys[0]} is for {listed(have)}; {name} has no such momentum: leave it out")
+
+
+def check_neumann(train: TrainSection) -> None:
+    """Raises where a part of the Neumann optimizer would not begin before the run ends."""
+    section = train.optimizer.neumann
+    if section.sgd_epochs >= train.epochs:
+        raise conflict(
+            "train.optimizer.neumann.sgd_epochs",
+            f"{section.sgd_epochs:g} epochs of plain SGD do not end within a run of {train.epochs:g}; lower "
+            "train.optimizer.neumann.sgd_epochs, or set train.optimizer.name=sgd",
+        )
+    if section.reset_epochs >= train.epochs:
+        raise conflict(
+            "train.optimizer.neumann.reset_epochs",
+            f"the first reset after {section.reset_epochs:g} epochs never comes in a run of {train.epochs:g}; lower "
+            "train.optimizer.neumann.reset_epochs",
+        )
+
+
 def check_step(config: RunConfig) -> None:
     """Raises where the ways to carry out an update exclude each other."""
     train = config.train
@@ -126,6 +166,13 @@ def check_step(config: RunConfig) -> None:
             "train.compile",
             f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
             "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
+        )
+    if train.cuda_graph and len(set(config.training_sizes)) > 1:
+        sides = ", ".join(map(str, config.training_sizes))
+        raise conflict(
+            "train.cuda_graph",
+            f"a CUDA graph is of one shape, and the training images have sides of {sides} px by the phases; set "
+            "train.cuda_graph=false, or leave image_size out of train.phases",
         )
     if train.stem_compute == "space_to_depth" and config.model.small_stem:
         raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")

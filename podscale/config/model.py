@@ -158,7 +158,8 @@ class TrainSection(Section):
     phases: tuple[PhaseSection, ...] = result(
         (),
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
-        "`reset_momentum`, `weight_decay`, `crop`). The part before the first is what the other options say.",
+        "`reset_momentum`, `weight_decay`, `crop`, `image_size`). The part before the first is what the other options "
+        "say.",
     )
     weight_update: Literal["replicated", "sharded"] = placement(
         "replicated",
@@ -207,8 +208,11 @@ class TrainSection(Section):
 
 class EvaluateSection(Section):
     batch: int = placement(256, "Images per rank and step.", ge=1)
-    image_size: int | None = result(None, "Side of the evaluation image in pixels; default: input.image_size.", ge=4)
+    image_size: int | None = result(
+        None, "Side of the evaluation image in pixels; default: that of the last training images.", ge=4
+    )
     crop_fraction: float = result(0.875, "Centre crop side over resized short side.", gt=0, le=1)
+    flip: bool = result(False, "Average the logits of each image and of its mirror image, at twice the cost.")
     every_epochs: float = result(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
     weights: Literal["trained", "ema"] = result(
         "trained",
@@ -283,4 +287,10 @@ class RunConfig(Section):
     @property
     def eval_image_size(self) -> int:
         """Side of the evaluation image in pixels."""
-        return self.evaluate.image_size or self.input.image_size
+        return self.evaluate.image_size or self.training_sizes[-1]
+
+    @property
+    def training_sizes(self) -> tuple[int, ...]:
+        """Sides of the training images in pixels, in the order in which the run comes to them."""
+        later = (phase.image_size for phase in self.train.phases if phase.image_size is not None)
+        return (self.input.image_size, *later)

@@ -69,6 +69,8 @@ class Session(ABC):
     training_images: int
     stopping: bool = False
     """All ranks have agreed to stop."""
+    side: int = 0
+    """Of the newest training images, in pixels; 0 before the first."""
 
     @abstractmethod
     def restore(self) -> bool:
@@ -159,6 +161,12 @@ class Session(ABC):
             **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
+
+    def meet(self, side: int) -> None:
+        """Tells the monitor what images cost that have another side than those before."""
+        if side != self.side:
+            self.side = side
+            self.monitor.image_cost(self.spec.training_flops(side))
 
     def heed(self, words: list[Word]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.

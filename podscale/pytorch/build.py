@@ -199,7 +199,18 @@ def build_evaluator(
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, ranks=world.ranks, world=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
-    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world, counted)
+    evaluator = Evaluator(
+        loader,
+        len(split),
+        config.evaluate.batch,
+        feed,
+        normalise,
+        precision,
+        world,
+        counted,
+        flip=config.evaluate.flip,
+    )
+    return loader, evaluator
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:

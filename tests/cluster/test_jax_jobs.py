@@ -51,7 +51,7 @@ def test_the_model_is_evaluated_by_a_job(
 ) -> None:
     start("calm", "job", "evaluate").succeed()
     written = cluster.run(namespace, jax_image, "cat", "/workspace/runs/calm/evaluation.json")
-    assert json.loads(written)["top1"] > 0.8
+    assert json.loads(written)["figures"]["top1"] > 0.8
 
 
 @pytest.mark.parametrize("backend", [JOBSET])

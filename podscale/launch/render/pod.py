@@ -16,8 +16,9 @@ from podscale.launch.render.volumes import USER, quantity
 
 KILL_MARGIN_SECONDS = 30
 """Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""
-PLATFORMS = {"gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""JAX_PLATFORMS by hardware: accelerators that cannot be had end the run, which would else go on with CPUs, unseen."""
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""JAX_PLATFORMS by hardware: accelerators that cannot be had end the run, which would else go on with CPUs, unseen; and
+where none are asked for, libtpu does not look for them."""
 TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
 """Where the hosts of a slice reach each other, and where libtpu tells how its chips are (both are libtpu's own)."""
 MEGASCALE_PORT = {"megascale": 8080}
@@ -146,7 +147,7 @@ def _environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Ma
         value("HOME", volumes.TEMPORARY),
         *further,
     ]
-    if spec.engine == "jax" and spec.hardware.kind in PLATFORMS:
+    if spec.engine == "jax" and spec.accelerated:
         found.append(value("JAX_PLATFORMS", PLATFORMS[spec.hardware.kind]))
     if spec.hardware.kind == "gpu":
         found.append(value("LD_LIBRARY_PATH", direct.library_path(spec, LIBRARIES)))
