@@ -70,6 +70,8 @@ RULES = [
     {**LARS, "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
     {"name": "lamb"},
     {"name": "sgd", "nesterov": True},
+    {"name": "nlcg", "nlcg": {"beta": "polak_ribiere", "lars_coefficient": 0.01}},
+    {"name": "neumann", "neumann": {"sgd_epochs": 0.5, "reset_epochs": 1.0}},
 ]
 
 

@@ -37,7 +37,7 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
             torch.testing.assert_close(a.cpu(), c, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("finite", [True, False])
 def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> None:
     """With synchronising calls forbidden, and replayed from a graph to the same bits."""
