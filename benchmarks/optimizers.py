@@ -48,7 +48,13 @@ class Ours:
         layout = plan_layout([p.size for p in PARAMETERS], 25 * 2**18, 32 * shards)
         segments = [
             Segment(
-                p.name, start, p.size, p.role == "weight", p.role == "weight", p.shape, torch.empty(p.shape).stride()
+                p.name,
+                start,
+                p.size,
+                decays=p.role == "weight",
+                adapts=p.role == "weight",
+                shape=p.shape,
+                strides=torch.empty(p.shape).stride(),
             )
             for p, start in zip(PARAMETERS, layout.starts, strict=True)
         ]

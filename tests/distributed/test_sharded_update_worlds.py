@@ -95,6 +95,8 @@ RULES = [
     {"name": "adam", "adam": {"decoupled": True}},
     {"name": "rmsprop"},
     {"name": "sgd", "nesterov": True},
+    {"name": "nlcg", "nlcg": {"beta": "polak_ribiere", "lars_coefficient": 0.01}},
+    {"name": "neumann", "neumann": {"sgd_epochs": 0.5, "reset_epochs": 1.0}},
 ]
 
 

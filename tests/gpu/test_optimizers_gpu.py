@@ -37,7 +37,7 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
             torch.testing.assert_close(a.cpu(), c, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adam", "rmsprop"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann"])
 @pytest.mark.parametrize("finite", [True, False])
 def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> None:
     """With synchronising calls forbidden, and replayed from a graph to the same bits."""
@@ -89,7 +89,7 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
 
     shapes, starts = ((40, 24, 3, 3), (64,), (10, 48)), (0, 8640, 8704)
     segments = [
-        Segment(str(n), start, torch.Size(shape).numel(), True, True, shape, torch.empty(shape).stride())
+        Segment(str(n), start, torch.Size(shape).numel(), True, True, shape=shape, strides=torch.empty(shape).stride())
         for n, (shape, start) in enumerate(zip(shapes, starts, strict=True))
     ]
     generator = torch.Generator().manual_seed(0)
