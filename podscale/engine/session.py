@@ -25,6 +25,9 @@ from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
 from podscale.input import Loader
 
+DIVERGED = "had a loss or gradient that is not finite"
+"""What the error of a training says whose weights or loss left the numbers."""
+
 
 class State(Protocol):
     """Everything that a resumed run needs, equal on all ranks."""
@@ -66,6 +69,8 @@ class Session(ABC):
     training_images: int
     stopping: bool = False
     """All ranks have agreed to stop."""
+    side: int = 0
+    """Of the newest training images, in pixels; 0 before the first."""
 
     @abstractmethod
     def restore(self) -> bool:
@@ -157,6 +162,12 @@ class Session(ABC):
             optimizer_bytes=self.state.optimizer_bytes,
         )
 
+    def meet(self, side: int) -> None:
+        """Tells the monitor what images cost that have another side than those before."""
+        if side != self.side:
+            self.side = side
+            self.monitor.image_cost(self.spec.training_flops(side))
+
     def heed(self, words: list[Word]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
 
@@ -173,8 +184,8 @@ class Session(ABC):
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
-                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) had a loss or gradient "
-                    f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
+                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) {DIVERGED} "
+                    f"(train.max_nonfinite is {limit}). They were masked, so the weights are "
                     "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
                 )
             self.stopping = self.stopping or word.stop

@@ -1,7 +1,7 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
-from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.optim import Displaced, Optimizer, Shaped
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
@@ -41,36 +41,49 @@ class State:
             kept.append(self.weights.masters)
         if self.ema is not None:
             kept.append(self.ema.values)
-        return sum(tensor.nbytes for tensor in kept)
+        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, Shaped) else 0
+        return shaped + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
 
         None depends on how the update is sharded or on the format in which the model computes.
         """
-        return self._named(self._flat())
-
-    def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and the buffers by their names in the model, or their averages; all ranks call it."""
-        if averaged:
-            assert self.ema is not None
-            tensors = self.weights.named(self.weights.whole(self.ema.values)) | self.ema.buffers
-        else:
-            tensors = self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
-        return {name: as_array(tensor) for name, tensor in tensors.items()}
+        return self._named(self._flat(), self._arrays())
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model with the averages in place of what is trained; all ranks enter it together."""
-        assert self.ema is not None
-        buffers = list(self.model.buffers())
-        kept = [buffer.clone() for buffer in buffers]
-        with self.weights.lent(self.weights.whole(self.ema.values)), torch.no_grad():
+    def evaluated(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+        """The model with the weights that updates have reached, or with averages; all ranks enter it together.
+
+        Afterwards it holds the values that updates go on from, to the bit.
+        """
+        flat, values = self._evaluated(averaged=averaged)
+        buffers = dict(self.model.named_buffers())
+        kept = {name: buffers[name].clone() for name in values}
+        with self.weights.lent(flat) if flat is not None else nullcontext(), torch.no_grad():
             try:
-                torch._foreach_copy_(buffers, list(self.ema.buffers.values()))
-                yield
+                for name, value in values.items():
+                    buffers[name].copy_(value)
+                yield self.model
             finally:
-                torch._foreach_copy_(buffers, kept)
+                for name, value in kept.items():
+                    buffers[name].copy_(value)
+
+    def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
+        flat, values = self._evaluated(averaged=averaged)
+        weights = self.weights.named(self.weights.whole_masters() if flat is None else flat)
+        tensors = weights | dict(self.model.named_buffers()) | values
+        return {name: as_array(tensor) for name, tensor in tensors.items()}
+
+    def _evaluated(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
+        if averaged:
+            assert self.ema is not None
+            return self.weights.whole(self.ema.values), self.ema.buffers
+        if isinstance(self.optimizer, Displaced):
+            return self.weights.whole(self.optimizer.reached()), {}
+        return None, {}
 
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
@@ -82,8 +95,8 @@ class State:
 
     def share(self, snapshot: Snapshot | None, world: World, origin: Origin | None = None) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
-        flat = self._flat()
-        named = self._named(flat)
+        flat, arrays = self._flat(), self._arrays()
+        named = self._named(flat, arrays)
         if snapshot is not None:
             self._load(snapshot, named)
         elif origin is not None:
@@ -91,7 +104,7 @@ class State:
         meta: list[Any] = [self._meta() if world.first else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
-        tensors = [*flat.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
         tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
@@ -100,6 +113,8 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+        if isinstance(self.optimizer, Shaped):
+            self.optimizer.load({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
         if self.ema is not None:
             self.ema.values.copy_(self.weights.own(flat["ema"]))
 
@@ -109,7 +124,12 @@ class State:
         ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
         return {"model": self.weights.whole_masters(), **moments, **ema}
 
-    def _named(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _arrays(self) -> dict[str, Tensor]:
+        """What the rule keeps in shapes of its own, whole."""
+        arrays = self.optimizer.arrays() if isinstance(self.optimizer, Shaped) else {}
+        return {f"optimizer/{name}": array for name, array in arrays.items()}
+
+    def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
         named = {
             f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
@@ -117,7 +137,7 @@ class State:
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
         if self.ema is not None:
             named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
-        return named | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
+        return named | arrays | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state()}

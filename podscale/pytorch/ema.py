@@ -8,22 +8,25 @@ updates, so a sharded update shares the memory out too. Nothing here is part of 
 the last of `every` is the host's to know.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from podscale.config.ema import EmaSection
-from podscale.pytorch.weights import Weights
 
 
 class Ema:
     """`values`: the average of this rank's share of the weights, fp32, in the order of `Weights.own`; `buffers`: those
     of the model's buffers by name, equal on all ranks."""
 
-    def __init__(self, model: nn.Module, weights: Weights, *, decay: float, every: int = 1) -> None:
-        """Begins with the values that the model has."""
-        self._model, self._weights = model, weights
+    def __init__(
+        self, model: nn.Module, reached: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
+    ) -> None:
+        """Begins with the values that the model has. reached: this rank's weights as they are, in the order of them."""
+        self._model, self._reached = model, reached
         self._decay, self._every = decay, every
-        self.values = torch.cat(weights.updated()) if weights.updated() else weights.masters.new_zeros(0)
+        self.values = torch.cat(list(reached()))
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     @torch.no_grad()
@@ -31,7 +34,7 @@ class Ema:
         """Takes in the weights as they are after `step` updates, where this is one of those that count."""
         if step % self._every:
             return
-        updated = self._weights.updated()
+        updated = self._reached()
         mine = list(self.values.split([len(part) for part in updated]))
         torch._foreach_lerp_([*mine, *self.buffers.values()], [*updated, *self._model.buffers()], 1.0 - self._decay)
 
@@ -40,12 +43,11 @@ class Ema:
         """Begins again with the values that the model has now."""
         for kept, now in zip(self.buffers.values(), self._model.buffers(), strict=True):
             kept.copy_(now)
-        if updated := self._weights.updated():
-            self.values.copy_(torch.cat(updated))
+        self.values.copy_(torch.cat(list(self._reached())))
 
 
-def build_ema(section: EmaSection, model: nn.Module, weights: Weights) -> Ema | None:
+def build_ema(section: EmaSection, model: nn.Module, reached: Callable[[], Sequence[Tensor]]) -> Ema | None:
     """The average that the document asks for."""
     if section.decay is None:
         return None
-    return Ema(model, weights, decay=section.decay, every=section.every_steps)
+    return Ema(model, reached, decay=section.decay, every=section.every_steps)

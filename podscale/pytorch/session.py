@@ -1,7 +1,7 @@
 """One rank of a PyTorch training: what the shared session asks of an engine. `build` puts together what it holds."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class Session(SharedSession):
         monitor, progress, ema = self.monitor, self.progress, self.state.ema
         batches = self.loader.batches(progress.step, self.end)
         for batch in self.feed(batches, monitor.phase):
+            self.meet(batch.images.shape[1])
             result = self.step(batch, monitor.phase)
             progress.step += 1
             if ema is not None:
@@ -61,8 +62,8 @@ class Session(SharedSession):
             yield self.control.due()
 
     def measure(self, *, averaged: bool) -> Evaluation | None:
-        with self.state.averaged() if averaged else nullcontext():
-            return self.evaluator.measure(self.state.model, self.monitor.inside, lambda: self.stop.requested)
+        with self.state.evaluated(averaged=averaged) as model:
+            return self.evaluator.measure(model, self.monitor.inside, lambda: self.stop.requested)
 
     def capture(self) -> Snapshot | None:
         return self.state.capture(self.world)

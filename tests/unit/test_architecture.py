@@ -32,6 +32,7 @@ FLOORS = {
     "podscale.schedules": 2,
     "podscale.order": 2,
     "podscale.layout": 0,
+    "podscale.blocks": 0,
     "podscale.decay": 3,
     "podscale.rundir": 3,
     "podscale.shards": 3,
@@ -51,12 +52,13 @@ FLOORS = {
     "podscale.watch": 8,
     "podscale.launched": 8,
     "podscale.bench": 8,
-    "podscale.components": 9,
-    "podscale.pipelines": 10,
-    "podscale.doctor": 10,
-    "podscale.commands": 11,
-    "podscale.cli": 12,
-    "podscale.__main__": 13,
+    "podscale.study": 9,
+    "podscale.components": 10,
+    "podscale.pipelines": 11,
+    "podscale.doctor": 11,
+    "podscale.commands": 12,
+    "podscale.cli": 13,
+    "podscale.__main__": 14,
 }
 FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax", "optax"}
 FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.jax", "podscale.input.loaders")
