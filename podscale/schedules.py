@@ -11,7 +11,7 @@ its own beginning; a schedule lasts until the next phase that brings one, or unt
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,6 +136,11 @@ def sketch(train: TrainSection, samples: int, points: int = 240) -> tuple[Values
     even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
     steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
     return steps / per_epoch, values(train, steps, per_epoch)
+
+
+def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -> set[int]:
+    """The numbers of updates after which these epochs are over: phases that begin there have not changed anything."""
+    return {first_step(epoch, steps_per_epoch(train, samples)) for epoch in epochs}
 
 
 def crosses(step: int, period: float) -> bool:

@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from podscale.config.checks import check_sections
+from podscale.config.ema import EmaSection
+from podscale.config.ensemble import EnsembleSection, StartSection, fill_cycles
 from podscale.config.fields import display, placement, result
 from podscale.config.launch import LaunchSection
 from podscale.config.network import ModelSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.config.recipe import fill_recipe
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 from podscale.config.section import Section
@@ -97,45 +100,6 @@ class InputSection(Section):
     )
 
 
-class OptimizerSection(Section):
-    name: Literal["sgd", "lars", "lamb"] = result("sgd", "Update rule.")
-    momentum: float = result(0.9, "Momentum of the gradient average (LAMB: beta 1).", ge=0, lt=1)
-    momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result(
-        None,
-        "Where the learning rate stands: `unscaled` inside the momentum buffer (the default of LARS), `scaled` outside "
-        "(the default of SGD), LARS's ratio with it; `ratio_inside`: the ratio inside, the learning rate outside.",
-    )
-    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD and LARS.")
-    weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
-    decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
-    adapt_all: bool = result(False, "LARS and LAMB: scale batch norm and biases too, although they do not decay.")
-    skip: tuple[str, ...] = result(
-        (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
-    )
-    trust: Literal["sum_of_norms", "norm_of_sum"] = result(
-        "sum_of_norms", "LARS: what the weight's norm is set against, |g| + decay |w| (You 2017) or |g + decay w|."
-    )
-    trust_coefficient: float = result(0.001, "LARS eta (You 2017).", gt=0)
-    trust_clip: bool = result(
-        False, "LARS: no layer moves faster than the learning rate (LARC). LAMB: no ratio is above 1."
-    )
-    eps: float | None = result(
-        None, "LARS: added to the denominator of the ratio (default 0). LAMB: to that of the update (1e-6).", ge=0
-    )
-    beta2: float = result(0.999, "LAMB: decay of the average of squared gradients.", ge=0, lt=1)
-    clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
-
-    @property
-    def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
-        """The momentum form in use."""
-        return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
-
-    @property
-    def added_eps(self) -> float:
-        """The epsilon in use."""
-        return self.eps if self.eps is not None else (1e-6 if self.name == "lamb" else 0.0)
-
-
 class AllReduceSection(Section):
     """How gradients are averaged over the ranks (docs/all-reduce.md)."""
 
@@ -189,6 +153,8 @@ class TrainSection(Section):
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
+    ema: EmaSection = EmaSection()
+    start_from: StartSection = StartSection()
     phases: tuple[PhaseSection, ...] = result(
         (),
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
@@ -248,6 +214,27 @@ class EvaluateSection(Section):
     crop_fraction: float = result(0.875, "Centre crop side over resized short side.", gt=0, le=1)
     flip: bool = result(False, "Average the logits of each image and of its mirror image, at twice the cost.")
     every_epochs: float = result(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
+    weights: Literal["trained", "ema"] = result(
+        "trained",
+        "Which weights are the model: those of the last update, or their running average (train.ema). They are what "
+        "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
+    )
+    models: tuple[str, ...] = result(
+        (),
+        "Evaluate these models together in place of the run's own: directories of runs or of models, or run ids of the "
+        "same workspace. Default: where the document has an `ensemble`, its members.",
+    )
+    combine: Literal["probabilities", "logits", "weights"] = display(
+        "probabilities",
+        "Which way of combining several models the headline figures are of; all are computed: mean of the "
+        "probabilities, mean of the logits, one model of the mean weights (Izmailov 2018).",
+    )
+    statistics_images: int = result(
+        16384, "Training images over which batch norm's statistics of the mean weights are estimated anew.", ge=1
+    )
+    baseline: str | None = display(
+        None, "A single model to set beside several, named as in `models`; at best one of as many epochs in all."
+    )
 
 
 class CheckpointSection(Section):
@@ -258,6 +245,7 @@ class CheckpointSection(Section):
     resume: str = placement(
         "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
     )
+    snapshots: tuple[float, ...] = placement((), "Epochs whose states are saved and kept for good besides.")
     asynchronous: bool = placement(True, "Write while training goes on.")
 
 
@@ -280,6 +268,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
+    ensemble: EnsembleSection = EnsembleSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
     launch: LaunchSection = LaunchSection()
@@ -288,7 +277,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, values: Any) -> Any:
-        return fill_recipe(values)
+        return fill_cycles(fill_recipe(values))
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":

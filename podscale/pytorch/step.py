@@ -14,7 +14,7 @@ from podscale.engine.phase import Phase
 from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import Loss
-from podscale.pytorch.optim import Hyper, Optimizer
+from podscale.pytorch.optim import Hyper, Optimizer, Periodic
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import Reducer, accumulating
@@ -85,6 +85,8 @@ class Step:
         self._norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         if self._randomness is not None:
             self._randomness.begin(step)
+        if isinstance(self._optimizer, Periodic):
+            self._optimizer.begin(step)
 
     def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
         """The update itself: the same sequence of work for the device every time."""
@@ -125,7 +127,7 @@ class Step:
         zero_unless(finite, buffer.averages)
         self._precision.unscale(buffer.averages)
         norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._takes_norm() else None
-        finite = self._optimizer.step(self._next_hyper(), finite)
+        finite = self._optimizer.step(self._next_hyper(loss), finite)
         self._weights.publish()
         self._precision.update(finite)
         self._statistics.settle(buffer.extra[1:], finite)
@@ -136,11 +138,12 @@ class Step:
         may_record = self._norm_every > 0 and self._number.is_cuda  # asking costs an error where there is no driver
         return self._norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
-    def _next_hyper(self) -> Hyper:
-        """The schedule's row of this update; a masked one uses up its row."""
+    def _next_hyper(self, loss: Tensor) -> Hyper:
+        """The schedule's row of this update, and its loss; a masked one uses up its row."""
         row = self._schedule.index_select(0, self._number)[0]
         self._number += 1
-        return Hyper(*row.unbind())
+        rate, momentum, decay = row.unbind()
+        return Hyper(rate, momentum, decay, loss)
 
 
 def zero_unless(finite: Tensor, buffers: list[Tensor]) -> None:

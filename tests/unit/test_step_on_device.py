@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from podscale import models
 from podscale.config import InputSection, ModelSection
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.input.batch import Batch
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import Loss
@@ -74,7 +74,7 @@ def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[],
     schedule = torch.zeros(3, 3, device=FAR)
     step = Step(
         reducer,
-        build_optimizer(section, share),
+        build_optimizer(section, share, 10.0),
         weights,
         policy,
         statistics,
