@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.polling import until
 
 STUDY = """
@@ -40,20 +42,21 @@ def study(path: Path, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.timeout(1200)  # about 25 s alone; the machine may be busy
 def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) -> None:
     path, cells = tmp_path / "tiny.yaml", tmp_path / "studies" / "cells"
     path.write_text(STUDY.replace("WORKSPACE", str(tmp_path)))
     stopped = study(path)
-    until(lambda: stopped.poll() is not None or any(cells.glob("*.json")), 200)
+    until(lambda: stopped.poll() is not None or any(cells.glob("*.json")), 600)
     stopped.send_signal(signal.SIGTERM)
-    said, _ = stopped.communicate(timeout=100)
+    said, _ = stopped.communicate(timeout=600)
     assert stopped.returncode == 75, said
     assert "the same command continues" in said
     before = {file.name: file.stat().st_mtime_ns for file in cells.glob("*.json")}
     assert 1 <= len(before) < 4
 
     whole = study(path, "--out", str(tmp_path))
-    said, _ = whole.communicate(timeout=100)
+    said, _ = whole.communicate(timeout=600)
     assert whole.returncode == 0, said
     records = {file.name: json.loads(file.read_text()) for file in cells.glob("*.json")}
     assert len(records) == 4
