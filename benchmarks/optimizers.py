@@ -19,7 +19,7 @@ from conditions import RESULTS, head, publish
 from torch import Tensor
 
 from podscale.config import ModelSection
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.layout import plan_layout
 from podscale.models import spec
 from podscale.pytorch.optim import Hyper, Segment, Share, build_optimizer
@@ -50,8 +50,8 @@ class Ours:
         self._source = torch.randn_like(weights)
         owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
         share = Share(segments, owned, weights, self._gradients)
-        self._rule = build_optimizer(OptimizerSection(**options), share)
-        self._hyper = Hyper(*torch.tensor([RATE, MOMENTUM, DECAY], device=DEVICE).unbind())
+        self._rule = build_optimizer(OptimizerSection(**options), share, 40.0)
+        self._hyper = Hyper(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
         self._finite = torch.tensor(True, device=DEVICE)
 
     def prepare(self) -> None:

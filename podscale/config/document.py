@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from podscale.config.model import RunConfig
+from podscale.config.optimizer import RULES, rules_with
 from podscale.errors import InputError
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -137,6 +138,7 @@ def loads(
         values = _over(_parse(defaults.text, origins.below), values)
     for override in overrides:
         _apply_override(values, override, origins)
+    _leave_behind(values, origins)
     return _validated(RunConfig, values, origins)
 
 
@@ -274,6 +276,19 @@ def _apply_override(values: dict[str, Any], override: str, origins: _Origins) ->
             raise InputError(f"--set {override}: {'.'.join(parents[: depth + 1])} is a value, not a section")
         target = child
     target[last] = value
+
+
+def _leave_behind(values: dict[str, Any], origins: _Origins) -> None:
+    """Where `--set` names the update rule, takes out what the document said of options that this rule does not have."""
+    if "train.optimizer.name" not in origins.overrides:
+        return
+    section = values["train"]["optimizer"]
+    if section["name"] not in RULES:
+        return  # for the model to refuse
+    for option in [name for name in section if section["name"] not in rules_with(name)]:
+        key = f"train.optimizer.{option}"
+        if not any(name == key or name.startswith(f"{key}.") for name in origins.overrides):
+            del section[option]
 
 
 def _override_value(text: str, override: str) -> Any:

@@ -20,10 +20,11 @@ from podscale.pytorch.world import World
 
 SECTION = ModelSection(name="resnet18", stem="small", width=4)
 STEPS = 20
+LARS = {"name": "lars", "trust_coefficient": 0.02}
 
 
 def train_section(**changes: Any) -> Any:
-    optimizer = {"name": "lars", "weight_decay": 1e-3, "trust_coefficient": 0.02, **changes.pop("optimizer", {})}
+    optimizer = {"weight_decay": 1e-3, **changes.pop("optimizer", LARS)}
     values = {"global_batch": 8, "optimizer": optimizer, **changes}
     return RunConfig.model_validate({"train": values}).train
 
@@ -40,7 +41,7 @@ class Update:
         self.weights: Weights
         self.optimizer: Optimizer
         self.reducer, self.weights, self.optimizer = build_update(
-            self.train, self.model, spec(SECTION, 10), precision, world, extra=1
+            self.train, self.model, spec(SECTION, 10), precision, world, 10.0, extra=1
         )
 
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
@@ -56,7 +57,7 @@ class Update:
         finite = all_finite([*buffer.averages, buffer.extra])
         zero_unless(finite, buffer.averages)
         rate = 0.1 * (1 + number % 3)
-        finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3]).unbind()), finite)
+        finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3, 2.0]).unbind()), finite)
         self.weights.publish()
         return bool(finite)
 
@@ -65,8 +66,8 @@ class Update:
 
 
 RULES = [
-    {"name": "lars"},
-    {"name": "lars", "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
+    LARS,
+    {**LARS, "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
     {"name": "lamb"},
     {"name": "sgd", "nesterov": True},
 ]

@@ -43,7 +43,7 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
     """With synchronising calls forbidden, and replayed from a graph to the same bits."""
     import torch
 
-    from podscale.config.model import OptimizerSection
+    from podscale.config.optimizer import OptimizerSection
     from podscale.pytorch.optim import Hyper, Segment, Share, build_optimizer
 
     def build() -> Any:
@@ -54,9 +54,9 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
             Segment("b", 69_984, 32, False, False),
         ]  # aligned, as layouts are
         share = Share(segments, [(0, 70_016)], weights, gradients)
-        return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share)
+        return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share, 10.0)
 
-    row = Hyper(*torch.tensor([0.1, 0.9, 1e-2], device="cuda").unbind())
+    row = Hyper(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device="cuda").unbind())
     flag = torch.tensor(finite, device="cuda")
     plain, source, gradients, rule = build()
     rule.step(row, flag)  # compiles the kernels

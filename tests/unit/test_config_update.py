@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from podscale.config import RunConfig
+from podscale.config.optimizer import RULES
 
 TORUS = {"algorithm": "torus2d"}
 
@@ -18,9 +19,19 @@ TORUS = {"algorithm": "torus2d"}
         ({"weight_update": "sharded", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
         ({"weight_update": "sharded", "all_reduce": {"algorithm": "tree"}}, "train.all_reduce.algorithm", "half way"),
         ({"precision": "bf16-pure", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
-        ({"optimizer": {"name": "lamb", "nesterov": True}}, "train.optimizer.nesterov", "LAMB has no nesterov"),
-        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "LAMB has no"),
+        (
+            {"optimizer": {"name": "lamb", "nesterov": True}},
+            "train.optimizer.nesterov",
+            "and train.optimizer.name is lamb",
+        ),
+        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "leave it out"),
+        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "and train.optimizer.name is lars"),
+        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "and train.optimizer.name is sgd"),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "momentum above 0"),
+        ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
+        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "an option of shampoo"),
+        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "of whole blocks"),
+        ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
         ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "only the JAX engine cuts images"),
         ({"steps_per_call": 4}, "train.steps_per_call", "one update a call"),
     ],
@@ -47,9 +58,7 @@ def test_what_goes_together(train: dict[str, Any]) -> None:
 
 
 def test_every_rule_has_its_own_form_and_epsilon() -> None:
-    rules = {
-        name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer
-        for name in ("sgd", "lars", "lamb")
-    }
-    assert {name: rule.form for name, rule in rules.items()} == {"sgd": "scaled", "lars": "unscaled", "lamb": "scaled"}
-    assert {name: rule.added_eps for name, rule in rules.items()} == {"sgd": 0.0, "lars": 0.0, "lamb": 1e-6}
+    rules = {name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer for name in RULES}
+    assert {name for name, rule in rules.items() if rule.form == "unscaled"} == {"lars"}
+    found = {name: rule.added_eps for name, rule in rules.items() if rule.added_eps}
+    assert found == {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from podscale.layout import ALIGNMENT
-from podscale.pytorch.optim import Lamb, Lars, Optimizer, Segment, Sgd, Share
+from podscale.pytorch.optim import Adam, Lamb, Lars, Optimizer, RmsProp, Segment, Sgd, Share
 from podscale.pytorch.optim.share import rows_of
 from tests.support.flat_share import FlatArrays, hyper
 
@@ -21,6 +21,8 @@ RULES: dict[str, Callable[[Share], Optimizer]] = {
     "lars": lambda share: Lars(share, nesterov=False, trust_coefficient=0.01),
     "lars, norm of sum": lambda share: Lars(share, nesterov=True, trust_coefficient=0.01, trust="norm_of_sum"),
     "lamb": lambda share: Lamb(share, beta2=0.99),
+    "adam": lambda share: Adam(share, decoupled=True),
+    "rmsprop": lambda share: RmsProp(share),
 }
 
 

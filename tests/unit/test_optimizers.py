@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import ModelSection
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.errors import InputError
 from podscale.models import spec
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Lamb, Lars, Optimizer, Segment, Sgd
+from podscale.pytorch.optim import Adam, Lamb, Lars, Optimizer, RmsProp, Segment, Sgd
 from podscale.pytorch.optim.build import build_segments
 from podscale.pytorch.optim.share import PIECE, cut
 from tests.support.flat_share import FlatArrays, hyper
@@ -91,6 +91,9 @@ def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
             arrays.share(**share), nesterov=False, trust_coefficient=0.02, form="scaled", trust="norm_of_sum"
         ),
         "lamb": Lamb(arrays.share(**share), beta2=0.99),
+        "adam": Adam(arrays.share(**share)),
+        "adam decoupled": Adam(arrays.share(**share), decoupled=True),
+        "rmsprop": RmsProp(arrays.share(**share)),
     }
 
 

@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from podscale import models
 from podscale.config import InputSection, ModelSection
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.input.batch import Batch
 from podscale.pytorch.feed import DeviceBatch
+from podscale.pytorch.loss import Loss
 from podscale.pytorch.models import build_model
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import build_optimizer, build_share
@@ -73,12 +74,12 @@ def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[],
     schedule = torch.zeros(3, 3, device=FAR)
     step = Step(
         reducer,
-        build_optimizer(section, share),
+        build_optimizer(section, share, 10.0),
         weights,
         policy,
         statistics,
         schedule=schedule,
-        label_smoothing=0.1,
+        loss=Loss(0.1, 0.4),
         accumulation=2,
         forward=lambda images: network(normalise(images)),
     )
