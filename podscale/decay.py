@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.errors import InputError
 from podscale.models import ModelSpec
 

@@ -35,8 +35,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + "".join(parts[-1:])
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(parts)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """['a', 'b', 'c'] -> 'a, b and c'."""
+    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + "".join(words[-1:])
 
 
 def printable(value: str | bytes) -> str:

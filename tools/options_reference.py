@@ -15,7 +15,7 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
 HEAD = """# Options of a run document
 
-Generated from `podscale/config/model.py` by `tools/options_reference.py`; a test keeps it true. `podscale config RUN`
+Generated from `podscale/config` by `tools/options_reference.py`; a test keeps it true. `podscale config RUN`
 prints a document with all of them resolved.
 
 The class says what an option may change: `result` options change the numbers, so a run directory and a checkpoint

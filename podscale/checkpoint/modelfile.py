@@ -11,6 +11,8 @@ from podscale.errors import InputError
 from podscale.models import Shape
 
 WEIGHTS = "model.safetensors"
+BESIDE = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
+"""The other weights that a run kept, by which of them are the model (evaluate.weights)."""
 
 
 def read_weights(path: Path, shapes: Mapping[str, Shape]) -> dict[str, npt.NDArray[Any]]:

@@ -164,6 +164,10 @@ class Monitor:
         """Has `meters` set up what the metrics look up by themselves whenever they are written."""
         meters(self._metrics)
 
+    def image_cost(self, flops: float) -> None:
+        """What the model costs for each image from here on, forward and backward."""
+        self._metrics.image_cost(flops)
+
     def evaluated_images(self, images: int) -> None:
         """Counts images of this rank in an evaluation."""
         self._metrics.evaluating(images)
@@ -196,6 +200,11 @@ class Monitor:
         )
         if target_reached:
             self.event("target_reached", step=step, epoch=round(epoch, 4), top1=found.top1)
+
+    def evaluated_beside(self, step: int, weights: str, found: Evaluation, *, epoch: float) -> None:
+        """Reports what those weights achieved which are not the model (evaluate.weights)."""
+        figures = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
+        self.event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **figures)
 
     def settled(self, facts: Mapping[str, str], *, kept: bool) -> None:
         """Reports what `all_reduce.algorithm: auto` came to; kept: from an earlier launch of this run."""

@@ -1,7 +1,7 @@
 """What one rank of a training does between updates: agree, evaluate, save, end. What computes is the engine's."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,16 @@ from podscale.engine.evaluation import Evaluation
 from podscale.engine.export import Trained, export
 from podscale.engine.meters import Meters
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import EPOCH, Origin
 from podscale.engine.progress import Progress
 from podscale.engine.stop import StopRequest
 from podscale.engine.word import Control, Word
 from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
 from podscale.input import Loader
+
+DIVERGED = "had a loss or gradient that is not finite"
+"""What the error of a training says whose weights or loss left the numbers."""
 
 
 class State(Protocol):
@@ -60,9 +64,13 @@ class Session(ABC):
     monitor: Monitor
     checkpoints: Checkpoints
     stop: StopRequest
+    origin: Callable[[], Origin | None]
+    """What the run begins with where it has no checkpoint of its own; rank 0 asks."""
     training_images: int
     stopping: bool = False
     """All ranks have agreed to stop."""
+    side: int = 0
+    """Of the newest training images, in pixels; 0 before the first."""
 
     @abstractmethod
     def restore(self) -> bool:
@@ -80,16 +88,22 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def measure(self) -> Evaluation | None:
-        """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile."""
+    def measure(self, *, averaged: bool) -> Evaluation | None:
+        """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile.
+
+        averaged: the running average of the weights in their place, where the document has one kept.
+        """
 
     @abstractmethod
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
 
     @abstractmethod
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and buffers by the catalogue's names, on rank 0; all ranks call it."""
+    def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
+        """The fp32 weights and buffers by the catalogue's names, on rank 0; all ranks call it.
+
+        averaged: as in `measure`.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
@@ -117,7 +131,12 @@ class Session(ABC):
         return schedules.total_steps(self.config.train, self.training_images)
 
     @cached_property
-    def _rates(self) -> npt.NDArray[np.float64]:
+    def _snapshots(self) -> set[int]:
+        """After how many updates a checkpoint is kept for good."""
+        return schedules.snapshot_steps(self.config.checkpoint.snapshots, self.config.train, self.training_images)
+
+    @cached_property
+    def rates(self) -> npt.NDArray[np.float64]:
         """The learning rate of every update, for the log."""
         return schedules.values(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
 
@@ -139,8 +158,15 @@ class Session(ABC):
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
             training_flops_per_image=flops,
+            **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
+
+    def meet(self, side: int) -> None:
+        """Tells the monitor what images cost that have another side than those before."""
+        if side != self.side:
+            self.side = side
+            self.monitor.image_cost(self.spec.training_flops(side))
 
     def heed(self, words: list[Word]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
@@ -154,12 +180,12 @@ class Session(ABC):
             self.monitor.word(
                 word,
                 epoch=word.step / self.steps_per_epoch,
-                learning_rate=float(self._rates[word.step - 1]),
+                learning_rate=float(self.rates[word.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
-                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) had a loss or gradient "
-                    f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
+                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) {DIVERGED} "
+                    f"(train.max_nonfinite is {limit}). They were masked, so the weights are "
                     "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
                 )
             self.stopping = self.stopping or word.stop
@@ -170,6 +196,16 @@ class Session(ABC):
         """Whether the state, as it is, was measured to be as good as the document asks; the same on all ranks."""
         target, top1 = self.config.train.target_top1, self.progress.top1
         return target is not None and top1 is not None and top1 >= target
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether a running average of the weights is kept beside those that are trained."""
+        return self.config.train.ema.decay is not None
+
+    @property
+    def averaged(self) -> bool:
+        """Whether that average is the model."""
+        return self.config.evaluate.weights == "ema"
 
     @property
     def end(self) -> int:
@@ -185,6 +221,8 @@ class Session(ABC):
         """Whether the document asks for a checkpoint after so many updates."""
         settings = self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
+        if step in self._snapshots:
+            return True
         return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
 
     def interrupts(self, step: int) -> bool:
@@ -202,13 +240,16 @@ class Session(ABC):
             return
         self.monitor.evaluating(progress.step)
         with self.monitor.phase("evaluation"):
-            found = self.measure()
-        if found is None:
+            found = self.measure(averaged=self.averaged)
+            beside = self.measure(averaged=not self.averaged) if found is not None and self.keeps_average else None
+        if found is None or (self.keeps_average and beside is None):
             self.stopping = True
             return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
+        if beside is not None:
+            self.monitor.evaluated_beside(progress.step, "trained" if self.averaged else "ema", beside, epoch=epoch)
         self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
 
     @property
@@ -236,6 +277,7 @@ class Session(ABC):
             self.heed(self.control.drain())  # what is known of every update so far belongs to the state
             snapshot = self.capture()
             if snapshot is not None:
+                snapshot.meta[EPOCH] = round(self.progress.step / self.steps_per_epoch, 6)
                 self.checkpoints.save(snapshot, top1=self.progress.top1)
                 if wait:
                     self.checkpoints.wait()
@@ -245,9 +287,10 @@ class Session(ABC):
     def finish(self) -> None:
         """Waits for the last checkpoint and writes the final model."""
         self.heed(self.control.drain())
-        arrays = self.model_arrays()
+        arrays = self.model_arrays(averaged=self.averaged)
+        beside = self.model_arrays(averaged=not self.averaged) if self.keeps_average else None
         if self.world.first:
             self.checkpoints.wait()
-            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory)
+            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory, beside)
         self.barrier()
         self.monitor.finished(self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation)

@@ -43,7 +43,7 @@ class Session(SharedSession):
     feed: Feed
 
     def restore(self) -> bool:
-        return restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state)
+        return restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.origin)
 
     def updates(self) -> Iterator[list[Word]]:
         monitor, progress, state = self.monitor, self.progress, self.state
@@ -68,7 +68,7 @@ class Session(SharedSession):
         longest = range(step + 1, step + self.feed.length)
         return 1 + sum(1 for _ in takewhile(lambda n: n % log_every and not self.interrupts(n), longest))
 
-    def measure(self) -> Evaluation | None:
+    def measure(self, *, averaged: bool) -> Evaluation | None:
         statistics = self.state.on_devices.statistics
         return self.evaluator.measure(
             self.state.parameters(), statistics, self.monitor.inside, lambda: self.stop.requested
@@ -77,7 +77,7 @@ class Session(SharedSession):
     def capture(self) -> Snapshot | None:
         return self.state.capture()
 
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
         return self.state.model_arrays()
 
     def barrier(self) -> None:

@@ -86,6 +86,7 @@ def _spawner_options(task: PodTask) -> list[str]:
         "slices": meeting.slices,
         "address": meeting.address if meeting.nodes > 1 else "127.0.0.1",
         "port": meeting.port if meeting.nodes > 1 else 0,
+        "leaving": task.grace_seconds,
     }
     if not task.rank_module:
         options["preload"] = task.entry

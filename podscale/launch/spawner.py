@@ -12,17 +12,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from podscale.launch.gathering import JOIN_SECONDS, NotGathered, gather, tell_lost
 from podscale.launch.ranks import Ranks, preload
 from podscale.launch.rendezvous import SLICE, Rendezvous
-from podscale.store import FAILED, Store, StoreError, StoreTimeout
+from podscale.store import Store, StoreError
 from podscale.store.client import RemoteStore
 from podscale.store.server import StoreServer
-from podscale.text import ranks_text
 
 STORE = "PODSCALE_STORE"
 SLICES = "PODSCALE_SLICES"
-JOIN_SECONDS = 900.0
-"""How long the pods of a job wait for each other, as torchrun does: machines may come up minutes apart."""
 TELL_SECONDS = 5.0
 
 
@@ -47,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("processes", "nodes", "node-rank", "slices", "port"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--address", required=True)
+    parser.add_argument("--leaving", type=float, default=0.0)
     parser.add_argument("--preload")
     parser.add_argument("module")
     options = parser.parse_args(arguments)
@@ -61,10 +60,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"the ranks cannot meet at port {meeting.port}: {error.strerror}", file=sys.stderr)
         return 1
     address, port = meeting.address, server.port if server is not None else meeting.port
-    if meeting.nodes > 1 and (absent := _await_pods(meeting, RemoteStore(address, port, JOIN_SECONDS))):
+    first = meeting.node_rank * options.processes
+    try:
+        if meeting.nodes > 1:
+            gather(meeting, lambda: RemoteStore(address, port, JOIN_SECONDS), first, leaving=options.leaving)
+    except NotGathered as absent:
         print(absent, file=sys.stderr)
         return 1
-    first = meeting.node_rank * options.processes
     ranks.begin([variables(meeting, options.processes, local_rank, port) for local_rank in range(options.processes)])
     code = ranks.wait(lambda local_rank: _tell(RemoteStore(address, port, TELL_SECONDS), first + local_rank))
     if server is not None:
@@ -72,26 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _await_pods(meeting: Rendezvous, store: Store, seconds: float = JOIN_SECONDS) -> str:
-    """Returns when every pod has come; who is missing, in words, where one does not."""
-    pods = [f"pod/{number}" for number in range(meeting.nodes)]
-    try:
-        store.set(pods[meeting.node_rank or 0], "here")
-        store.wait(pods, seconds)
-    except StoreTimeout:
-        absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
-        told = ranks_text(absent).replace("rank", "pod", 1)
-        return f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why"
-    except StoreError as error:
-        return f"the first pod of {meeting.nodes} cannot be reached: {error}"
-    return ""
-
-
 def _tell(store: Store, rank: int) -> None:
-    """Lets the other ranks know of one that was killed, unless somebody has failed before."""
+    """Lets the other ranks know of one that was killed, if there still is a place to tell it."""
     with suppress(StoreError):
-        if not store.check(FAILED):
-            store.set(FAILED, str(rank))
+        tell_lost(store, rank)
 
 
 if __name__ == "__main__":

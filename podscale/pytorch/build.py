@@ -1,12 +1,14 @@
 """One function for each part of a training that the run document chooses, and one that puts them together."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from podscale import models, schedules
 from podscale.checkpoint import Checkpoints
@@ -15,6 +17,7 @@ from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
 from podscale.engine.fit import check_fit
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import find_origin
 from podscale.engine.progress import Progress
 from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
@@ -25,12 +28,15 @@ from podscale.pytorch.batchnorm import span_groups
 from podscale.pytorch.checkpoints import State
 from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.control import Control
+from podscale.pytorch.ema import build_ema
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.loss import build_loss
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.normalise import Normalise
-from podscale.pytorch.optim import Optimizer, build_optimizer, build_share
+from podscale.pytorch.optim import Displaced, Optimizer, build_optimizer, build_share
+from podscale.pytorch.optim.peers import build_peers
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.randomness import Randomness
 from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
@@ -67,7 +73,14 @@ def build_session(
         classes=shard_set.classes,
         spec=spec,
         model_directory=model_directory,
-        state=State(model, parts.weights, parts.optimizer, precision, Progress()),
+        state=State(
+            model,
+            parts.weights,
+            parts.optimizer,
+            precision,
+            Progress(),
+            build_ema(train.ema, model, partial(reached, parts.optimizer, parts.weights)),
+        ),
         step=GraphedStep(parts.step, world, sampled=monitor.sampled) if train.cuda_graph else parts.step,
         reducer=parts.reducer,
         feed=feed,
@@ -85,6 +98,7 @@ def build_session(
         monitor=monitor,
         checkpoints=checkpoints,
         stop=stop,
+        origin=partial(find_origin, config, shard_set),
         training_images=len(training_split),
     )
 
@@ -111,7 +125,9 @@ def build_step(
     span_groups(model, world, batch_norm_span(config, world.size))
     statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
     precision = build_precision(train, world)
-    reducer, weights, optimizer = build_update(train, model, spec, precision, world, extra=1 + len(statistics))
+    per_epoch = len(schedule) / train.epochs
+    extra = 1 + len(statistics)
+    reducer, weights, optimizer = build_update(train, model, spec, precision, world, per_epoch, extra=extra)
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
     step = Step(
         reducer,
@@ -120,13 +136,18 @@ def build_step(
         precision,
         statistics,
         schedule=torch.from_numpy(schedule).to(world.device),
-        label_smoothing=train.label_smoothing,
+        loss=build_loss(config),
         accumulation=train.accumulation,
         forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
         randomness=Randomness(model, config.run.seed, world),
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
     )
     return StepParts(step, reducer, weights, optimizer, precision)
+
+
+def reached(optimizer: Optimizer, weights: Weights) -> list[Tensor]:
+    """The weights that updates have reached, this rank's, fp32, in the order of `Weights.own`."""
+    return [optimizer.reached()] if isinstance(optimizer, Displaced) else weights.updated()
 
 
 def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monitor: Monitor) -> None:
@@ -138,15 +159,22 @@ def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monit
 
 
 def build_update(
-    train: TrainSection, model: torch.nn.Module, spec: models.ModelSpec, precision: Precision, world: World, extra: int
+    train: TrainSection,
+    model: torch.nn.Module,
+    spec: models.ModelSpec,
+    precision: Precision,
+    world: World,
+    per_epoch: float,
+    *,
+    extra: int,
 ) -> tuple[Reducer, Weights, Optimizer]:
-    """What averages gradients and updates the weights, over one flat layout."""
+    """What averages gradients and updates the weights, over one flat layout. per_epoch: updates of an epoch."""
     reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
     weights = Weights(
         reducer.buffer, reducer.gather, dtype=GATHERED[train.weight_gather], cast=lambda: precision.cast(model)
     )
     share = build_share(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
-    return reducer, weights, build_optimizer(train.optimizer, share)
+    return reducer, weights, build_optimizer(train.optimizer, share, per_epoch, build_peers(world))
 
 
 def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
@@ -171,7 +199,18 @@ def build_evaluator(
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, ranks=world.ranks, world=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
-    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world, counted)
+    evaluator = Evaluator(
+        loader,
+        len(split),
+        config.evaluate.batch,
+        feed,
+        normalise,
+        precision,
+        world,
+        counted,
+        flip=config.evaluate.flip,
+    )
+    return loader, evaluator
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:

@@ -1,5 +1,7 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,9 +12,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from podscale.checkpoint import Checkpoints, Snapshot
+from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
-from podscale.pytorch.optim import Optimizer
+from podscale.pytorch.ema import Ema
+from podscale.pytorch.optim import Displaced, Optimizer, Shaped
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
@@ -27,6 +31,7 @@ class State:
     optimizer: Optimizer
     precision: Precision
     progress: Progress
+    ema: Ema | None = None
 
     @property
     def optimizer_bytes(self) -> int:
@@ -34,19 +39,51 @@ class State:
         kept = [*self.optimizer.moments.values()]
         if self.weights.masters is not self.weights.published:
             kept.append(self.weights.masters)
-        return sum(tensor.nbytes for tensor in kept)
+        if self.ema is not None:
+            kept.append(self.ema.values)
+        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, Shaped) else 0
+        return shaped + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
 
         None depends on how the update is sharded or on the format in which the model computes.
         """
-        return self._named(self._flat())
+        return self._named(self._flat(), self._arrays())
 
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The fp32 weights and the buffers by their names in the model; all ranks call it."""
-        tensors = self.weights.named(self.weights.whole_masters()) | dict(self.model.named_buffers())
+    @contextmanager
+    def evaluated(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+        """The model with the weights that updates have reached, or with averages; all ranks enter it together.
+
+        Afterwards it holds the values that updates go on from, to the bit.
+        """
+        flat, values = self._evaluated(averaged=averaged)
+        buffers = dict(self.model.named_buffers())
+        kept = {name: buffers[name].clone() for name in values}
+        with self.weights.lent(flat) if flat is not None else nullcontext(), torch.no_grad():
+            try:
+                for name, value in values.items():
+                    buffers[name].copy_(value)
+                yield self.model
+            finally:
+                for name, value in kept.items():
+                    buffers[name].copy_(value)
+
+    def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
+        flat, values = self._evaluated(averaged=averaged)
+        weights = self.weights.named(self.weights.whole_masters() if flat is None else flat)
+        tensors = weights | dict(self.model.named_buffers()) | values
         return {name: as_array(tensor) for name, tensor in tensors.items()}
+
+    def _evaluated(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
+        if averaged:
+            assert self.ema is not None
+            return self.weights.whole(self.ema.values), self.ema.buffers
+        if isinstance(self.optimizer, Displaced):
+            return self.weights.whole(self.optimizer.reached()), {}
+        return None, {}
 
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
@@ -56,16 +93,19 @@ class State:
         arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
-    def share(self, snapshot: Snapshot | None, world: World) -> None:
-        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
-        flat = self._flat()
-        named = self._named(flat)
+    def share(self, snapshot: Snapshot | None, world: World, origin: Origin | None = None) -> None:
+        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
+        flat, arrays = self._flat(), self._arrays()
+        named = self._named(flat, arrays)
         if snapshot is not None:
             self._load(snapshot, named)
+        elif origin is not None:
+            self._begin_with(origin, named)
         meta: list[Any] = [self._meta() if world.first else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
-        tensors = [*flat.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
         for tensor, part in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -73,19 +113,31 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+        if isinstance(self.optimizer, Shaped):
+            self.optimizer.load({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
+        if self.ema is not None:
+            self.ema.values.copy_(self.weights.own(flat["ema"]))
 
     def _flat(self) -> dict[str, Tensor]:
-        """Masters and moments in the whole flat layout, gathered where they are sharded."""
+        """Masters, moments and averages in the whole flat layout, gathered where they are sharded."""
         moments = {f"optimizer/{name}": self.weights.whole(v) for name, v in self.optimizer.moments.items()}
-        return {"model": self.weights.whole_masters(), **moments}
+        ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
+        return {"model": self.weights.whole_masters(), **moments, **ema}
 
-    def _named(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _arrays(self) -> dict[str, Tensor]:
+        """What the rule keeps in shapes of its own, whole."""
+        arrays = self.optimizer.arrays() if isinstance(self.optimizer, Shaped) else {}
+        return {f"optimizer/{name}": array for name, array in arrays.items()}
+
+    def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
         named = {
             f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
         }
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
-        return named | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
+        if self.ema is not None:
+            named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
+        return named | arrays | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state()}
@@ -101,22 +153,39 @@ class State:
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
         self._load_meta(snapshot.meta)
 
+    def _begin_with(self, origin: Origin, tensors: dict[str, Tensor]) -> None:
+        """The weights and statistics of another run; all else stays as in a new one."""
+        for name, values in origin.arrays.items():
+            for kind in ("model", "ema"):
+                if f"{kind}/{name}" in tensors:
+                    tensors[f"{kind}/{name}"].copy_(torch.from_numpy(np.array(values)))
+        self.progress.origin = origin.told
+
     def _load_meta(self, meta: dict[str, Any]) -> None:
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
         self.precision.restore(meta["precision"])
 
 
-def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world: World) -> bool:
+def restore_or_start(
+    checkpoints: Checkpoints,
+    resume: str,
+    state: State,
+    world: World,
+    origin: Callable[[], Origin | None] = lambda: None,
+) -> bool:
     """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
 
-    Raises InputError on every rank where rank 0's checkpoints conflict with the run.
+    origin: what a new run begins with. Raises InputError on every rank where rank 0's checkpoints, or that origin,
+    conflict with the run.
     """
     snapshot: Snapshot | None = None
+    begun: Origin | None = None
     refusal = ""
     if world.first:
         try:
             snapshot = checkpoints.restore(resume)
+            begun = origin() if snapshot is None else None
         except InputError as error:
             refusal = str(error)
     answer: list[Any] = [(snapshot is not None, refusal)]
@@ -124,7 +193,7 @@ def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world:
     found, refusal = answer[0]
     if refusal:
         raise InputError(refusal)
-    state.share(snapshot, world)
+    state.share(snapshot, world, begun)
     return bool(found)
 
 

@@ -43,28 +43,33 @@ class Session(SharedSession):
     feed: Feed
 
     def restore(self) -> bool:
-        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world)
+        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world, self.origin)
         self.step.seek(self.progress.step)
         return resumed
 
     def updates(self) -> Iterator[list[Word]]:
-        monitor, progress = self.monitor, self.progress
+        monitor, progress, ema = self.monitor, self.progress, self.state.ema
         batches = self.loader.batches(progress.step, self.end)
         for batch in self.feed(batches, monitor.phase):
+            self.meet(batch.images.shape[1])
             result = self.step(batch, monitor.phase)
             progress.step += 1
+            if ema is not None:
+                with monitor.phase("optimizer"):
+                    ema.follow(progress.step)
             self.control.send(progress.step, result, busy=monitor.busy, stop=self.stop.requested)
             monitor.updated(progress.step, len(batch.labels), self.loader.bad_records)
             yield self.control.due()
 
-    def measure(self) -> Evaluation | None:
-        return self.evaluator.measure(self.state.model, self.monitor.inside, lambda: self.stop.requested)
+    def measure(self, *, averaged: bool) -> Evaluation | None:
+        with self.state.evaluated(averaged=averaged) as model:
+            return self.evaluator.measure(model, self.monitor.inside, lambda: self.stop.requested)
 
     def capture(self) -> Snapshot | None:
         return self.state.capture(self.world)
 
-    def model_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return self.state.model_arrays()
+    def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
+        return self.state.model_arrays(averaged=averaged)
 
     def barrier(self) -> None:
         self.world.barrier()

@@ -7,7 +7,8 @@ travel instead of gradients, in fp32, or rounded to bf16 at half the volume. The
 the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -76,6 +77,31 @@ class Weights:
     def own(self, flat: Tensor) -> Tensor:
         """This rank's elements of a flat buffer, as `Share` orders them."""
         return torch.cat([flat[start:stop] for start, stop in self._buffer.owned])
+
+    def updated(self) -> list[Tensor]:
+        """The fp32 weights that this rank updates, as views in the order of `own`."""
+        if len(self.masters) != len(self._buffer.flat):
+            return [self.masters]
+        return [self.masters[start:stop] for start, stop in self._buffer.owned]
+
+    @contextmanager
+    def lent(self, flat: Tensor) -> Iterator[None]:
+        """The model with these weights in place of its own; all ranks call it with the same ones.
+
+        flat: fp32, as `whole` returns it. Afterwards the parameters are what they were, to the bit.
+        """
+        kept = self.published.clone()
+        try:
+            self._show(flat)
+            yield
+        finally:
+            self._show(kept)
+
+    @torch.no_grad()
+    def _show(self, flat: Tensor) -> None:
+        self.published[: len(flat)].copy_(flat)
+        if self._followers:
+            torch._foreach_copy_(self._followers, self._followed)
 
     def whole(self, own: Tensor) -> Tensor:
         """A buffer to take `named` parts from, of which every rank of a row brings its own; all ranks call it."""

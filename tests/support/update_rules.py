@@ -59,7 +59,7 @@ def updated(
             for s in segments:
                 drawn = generator.normal(size=s.size).astype(np.float32)
                 gradients[s.start : s.start + s.size] = torch.from_numpy(drawn)
-        row = torch.tensor([0.1 + 0.1 * step, 0.9, 1e-2], device=device)
+        row = torch.tensor([0.1 + 0.1 * step, 0.9, 1e-2, 2.0], device=device)
         assert optimizer.step(Hyper(*row.unbind()), torch.tensor(step != 2, device=device)) == (step != 2)
     return [weights, *optimizer.moments.values()]
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from podscale import models
-from podscale.config.model import OptimizerSection
+from podscale.config.optimizer import OptimizerSection
 from podscale.decay import treatments
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce

@@ -1,21 +1,24 @@
 """What an update rule is given and what it keeps."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
 class Hyper(NamedTuple):
-    """One row of the schedule table (`schedules.COLUMNS`): fp32 scalars on the device.
+    """What an update goes by beside the gradient: fp32 scalars on the device, equal on all ranks.
 
-    Nothing in an update depends on a number of the host that changes from step to step, so that a CUDA graph can hold
-    the whole of it.
+    The first three are a row of the schedule table (`schedules.COLUMNS`). loss: the mean over the global batch that the
+    gradient is of, in nats; where the gradient is not finite, it need not be. Nothing in an update depends on a number
+    of the host that changes from step to step, so that a CUDA graph can hold the whole of it.
     """
 
     learning_rate: Tensor
     momentum: Tensor
     weight_decay: Tensor
+    loss: Tensor
 
 
 class Optimizer(Protocol):
@@ -35,6 +38,52 @@ class Optimizer(Protocol):
         ...
 
 
+@runtime_checkable
+class Shaped(Protocol):
+    """A rule that keeps more than values of single weights, in shapes of its own."""
+
+    @property
+    def shaped_bytes(self) -> int:
+        """What this rank keeps of it."""
+        ...
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All of it by name, whole: fp32, in no way that depends on the ranks, and the same on all; all call it."""
+        ...
+
+    def load(self, arrays: Mapping[str, Tensor]) -> None:
+        """Takes over what `arrays` gave, perhaps on another number of ranks."""
+        ...
+
+
+@runtime_checkable
+class Periodic(Protocol):
+    """A rule that does more in some updates than in others, which a CUDA graph cannot."""
+
+    def begin(self, step: int) -> None:
+        """Told by the host before update `step`, from 0; masked ones count."""
+        ...
+
+
+@runtime_checkable
+class Displaced(Protocol):
+    """A rule whose weights stand where its next gradient is taken, which is not the point that it has reached."""
+
+    def reached(self) -> Tensor:
+        """The point reached, which is evaluated and exported: fp32, in the order of the share; changes nothing."""
+        ...
+
+
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
     """`factor` where the update is finite, else `otherwise`: fp32 on the device."""
     return torch.where(finite, factor, otherwise)
+
+
+def replace_where(finite: Tensor, kept: Tensor, value: Tensor) -> None:
+    """Takes over `value` where the update is finite; leaves what is kept to the bit where it is not."""
+    kept.copy_(torch.where(finite, value, kept))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the products, fp64, to the rounding of each fp32 product."""
+    return (a * b).sum(dtype=torch.float64)

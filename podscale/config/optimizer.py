@@ -1,0 +1,126 @@
+"""The section of a run document that says how weights are updated, and which of its options belong to which rule.
+
+What one rule alone needs stands in a section of its own under its name. An option that the chosen rule does not have
+may stand at its default, as resolved documents write it; any other value is refused, never quietly left aside.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel
+
+from podscale.config.baselines import AdamSection, RmspropSection
+from podscale.config.conflict import conflict
+from podscale.config.fields import result
+from podscale.config.neumann import NeumannSection
+from podscale.config.nlcg import NlcgSection
+from podscale.config.section import Section
+from podscale.config.shampoo import ShampooSection
+from podscale.text import listed
+
+Rule = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+class OptimizerSection(Section):
+    name: Rule = result("sgd", "Update rule.")
+    momentum: float = result(0.9, "Momentum of the gradient average (LAMB, Adam: beta 1).", ge=0, lt=1)
+    momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result(
+        None,
+        "Where the learning rate stands: `unscaled` inside the momentum buffer (the default of LARS), `scaled` outside "
+        "(the default of SGD), LARS's ratio with it; `ratio_inside`: the ratio inside, the learning rate outside.",
+    )
+    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD, LARS and Shampoo.")
+    weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
+    decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
+    adapt_all: bool = result(
+        False,
+        "LARS, LAMB and NLCG with `lars_coefficient`: scale batch norm and biases too, although they do not decay.",
+    )
+    skip: tuple[str, ...] = result(
+        (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
+    )
+    trust: Literal["sum_of_norms", "norm_of_sum"] = result(
+        "sum_of_norms", "LARS: what the weight's norm is set against, |g| + decay |w| (You 2017) or |g + decay w|."
+    )
+    trust_coefficient: float = result(0.001, "LARS eta (You 2017).", gt=0)
+    trust_clip: bool = result(
+        False, "LARS: no layer moves faster than the learning rate (LARC). LAMB: no ratio is above 1."
+    )
+    eps: float | None = result(
+        None,
+        "LARS: added to the denominator of the ratio (default 0). LAMB, Adam, RMSProp: to that of the update (1e-6, "
+        "1e-8, 1e-8).",
+        ge=0,
+    )
+    beta2: float = result(0.999, "LAMB, Adam: decay of the average of squared gradients.", ge=0, lt=1)
+    clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
+    adam: AdamSection = AdamSection()
+    rmsprop: RmspropSection = RmspropSection()
+    shampoo: ShampooSection = ShampooSection()
+    nlcg: NlcgSection = NlcgSection()
+    neumann: NeumannSection = NeumannSection()
+
+    @property
+    def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
+        """The momentum form in use."""
+        return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
+
+    @property
+    def added_eps(self) -> float:
+        """The epsilon in use."""
+        return self.eps if self.eps is not None else EPS.get(self.name, 0.0)
+
+
+EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
+"""Where the default of `eps` is not 0."""
+
+HAVE: dict[str, tuple[Rule, ...]] = {
+    "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
+    "momentum_form": ("sgd", "lars", "rmsprop"),
+    "nesterov": ("sgd", "lars", "shampoo"),
+    "adapt_all": ("lars", "lamb", "nlcg"),
+    "trust": ("lars",),
+    "trust_coefficient": ("lars",),
+    "trust_clip": ("lars", "lamb"),
+    "eps": ("lars", "lamb", "adam", "rmsprop"),
+    "beta2": ("lamb", "adam"),
+    "clip_norm": ("lamb",),
+}
+"""The rules that have an option; what is not named here all of them have, or, a section, the rule that it names."""
+
+
+def rules_with(option: str) -> tuple[str, ...]:
+    """The rules that an option of the section belongs to, by its name there: `nesterov`, or a section's."""
+    return (option,) if option in RULES else HAVE.get(option, RULES)
+
+
+def foreign_options(section: OptimizerSection) -> Iterator[str]:
+    """The options, by their names within the section, that are set and that the chosen rule does not have."""
+    for option in type(section).model_fields:
+        if section.name not in rules_with(option):
+            yield from (f"{option}{inner}" for inner in _set(getattr(section, option), _default(section, option)))
+
+
+def check_options(section: OptimizerSection) -> None:
+    """Raises where an option is given that belongs to other rules."""
+    for option in foreign_options(section):
+        have = rules_with(option.partition(".")[0])
+        raise conflict(
+            f"train.optimizer.{option}",
+            f"train.optimizer.{option} is an option of {listed(have)}, and train.optimizer.name is {section.name}, "
+            "which has none: leave it out",
+        )
+
+
+def _default(section: OptimizerSection, option: str) -> Any:
+    return type(section).model_fields[option].default
+
+
+def _set(value: Any, default: Any) -> Iterator[str]:
+    """The ends of the names of what differs from its default: of options within a section, or nothing more."""
+    if not isinstance(value, BaseModel):
+        yield from ("",) if value != default else ()
+        return
+    for name in type(value).model_fields:
+        yield from (f".{name}{end}" for end in _set(getattr(value, name), getattr(default, name)))
