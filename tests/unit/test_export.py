@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from podscale.checkpoint.modelfile import WEIGHTS
 from podscale.config import ModelSection, RunConfig
-from podscale.engine.export import DESCRIPTION, Trained, export
+from podscale.engine.export import Trained, export
 from podscale.engine.progress import Progress
+from podscale.ensemble import DESCRIPTION
 from podscale.errors import InputError
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.modelfile import load_weights

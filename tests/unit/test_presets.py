@@ -72,6 +72,7 @@ PUBLISHED = [name for name in names() if name not in OWN]
 # Written here a second time, from the sources that the heads of the presets name: global batch, ranks, optimizer,
 # learning rate, warm-up epochs, momentum, weight decay, epochs, images behind one batch-norm statistic.
 CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] = {
+    "ffcv-88epochs": (4096, 8, "sgd", 1.7, 2, 0.9, 1e-4, 88, 512),
     "goyal2017-8k": (8192, 256, "sgd", 3.2, 5, 0.9, 1e-4, 90, 32),
     "codreanu2017-448nodes": (14336, 896, "sgd", 4.8, 446 * 14336 / 1281167, 0.9, 5e-5, 8040 * 14336 / 1281167, 16),
     "codreanu2017-64nodes": (4096, 128, "sgd", 1.6, 1560 * 4096 / 1281167, 0.9, 5e-5, 22610 * 4096 / 1281167, 32),
@@ -100,6 +101,7 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
 }
 # top-1, minutes, images/s as published; None where the source gives none or it was not found
 CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
+    "ffcv-88epochs": (0.784, 77.2, None),
     "goyal2017-8k": (0.7626, 60, None),
     "codreanu2017-448nodes": (0.7615, 65, None),
     "codreanu2017-64nodes": (0.763, 240, 6303),
@@ -193,6 +195,29 @@ def test_the_classic_recipe_is_goyals():
     assert (train.schedule.warmup_start, train.schedule.milestones) == (0.1, (30, 60, 80))
     rates = schedules.table(train, IMAGENET)[:, 0]
     assert rates[[0, -1]].tolist() == pytest.approx([0.1, 0.0032])
+
+
+FFCV_RAMPS = {16: (11, 13), 24: (17, 20), 32: (23, 27), 40: (29, 34), 56: (41, 48), 88: (65, 76)}
+"""start_ramp and end_ramp of FFCV's configurations by epochs: between them images grow from 160 to 192 px."""
+
+
+@pytest.mark.parametrize("epochs", FFCV_RAMPS)
+def test_ffcvs_table_says_when_its_images_grow(epochs):
+    """At the first whole epoch at which the line between both sizes, in multiples of 32, is nearer to the larger."""
+    sides = np.round(np.interp(np.arange(epochs), FFCV_RAMPS[epochs], (160, 192)) / 32) * 32
+    (row,) = (
+        line.split()[1:]
+        for line in resolve("ffcv-88epochs").read_text().splitlines()
+        if line.split()[:2] == ["#", str(epochs)]
+    )
+    assert int(row[1]) == np.argmax(sides == 192)
+    phases = f"train.phases=[{{start: {row[1]}, image_size: 192}}]"
+    train = load(resolve("ffcv-88epochs"), [f"train.epochs={epochs}", phases]).train
+    rates = schedules.table(train, IMAGENET)[:, 0]
+    per_epoch = schedules.steps_per_epoch(train, IMAGENET)
+    want = np.interp(np.arange(len(rates)) / per_epoch, (0, 2, epochs), (1.7e-4, 1.7, 0))
+    np.testing.assert_allclose(rates, want, atol=1e-6)
+    assert float(row[2]) / 100 <= load(resolve("ffcv-88epochs")).claim.top1
 
 
 def poly(base, power, length, begin=0, end=None, warmup=0, start=0.0):
