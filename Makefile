@@ -63,11 +63,11 @@ lock: ## resolve the requirement files again, keeping versions that still fit
 lock-upgrade: ## resolve the requirement files to the newest versions
 	@tools/lock.sh --upgrade
 
-cluster-up: .venv/.dev ## a real Kubernetes out of processes of this machine, for tests: needs root and Go (FULL=1: all operators)
-	@$(BIN)/python -m tests.cluster.lab up $(if $(FULL),--full)
+cluster-up: .venv/.dev ## a real Kubernetes out of processes of this machine, for tests: needs root and Go (FULL=1: all operators, WITH=jobset: that one)
+	@$(BIN)/python -m tests.cluster.lab up $(if $(FULL),--full) $(WITH)
 
-cluster-images: .venv/.dev ## build podscale-base and podscale-tools, and bring them into that cluster
-	@$(BIN)/python -m tests.cluster.lab images
+cluster-images: .venv/.dev ## build podscale-base, -tools and -tpu (IMAGES: some of them), and bring them into that cluster
+	@$(BIN)/python -m tests.cluster.lab images $(IMAGES)
 
 cluster-test: .venv/.dev ## the tests of tests/cluster, on that cluster or the one that KUBECONFIG names
 	@PODSCALE_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster $(ARGS)

@@ -56,6 +56,6 @@ compile
 tests "chart" 3 tests/chart
 [ -e "$("${lab[@]}" kubeconfig)" ] || trap '"${lab[@]}" down >/dev/null' EXIT # one that was here before stays
 step "the cluster" 5 "${lab[@]}" up
-step "the images" 9 "${lab[@]}" images
+step "the images" 9 "${lab[@]}" images base tools
 tests "cluster tests" 12 tests/cluster -m cluster_ci
 tests "tests of the images" 6 tests/images -k "not two_builds" # that one builds all of them twice

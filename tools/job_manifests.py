@@ -20,6 +20,8 @@ VOLUME = ("run.workspace=/workspace", "launch.cluster.workspace_claim=podscale-w
 """Every run needs a volume; the chart makes one of this name."""
 WHOLE = ("launch.nodes=2", "launch.processes=8")
 DIRECT = (*WHOLE, "launch.cluster.network=gpudirect")
+JAX = ("train.engine=jax", "launch.image=podscale-tpu:latest")
+GPU = ("launch.image=podscale-gpu:latest",)
 ONE_RANK = ("launch.processes=1", "launch.nodes=1", "launch.resources.cpus=0", "launch.resources.memory_gib=0")
 """What a preset for machines with eight GPUs needs on TPUs: their number of machines follows from the slice."""
 
@@ -51,9 +53,9 @@ def cases() -> list[Case]:
     """Every file of manifests/jobs/."""
     two = ("launch.nodes=2", "launch.processes=1")
     found = [_of_preset(name) for name in presets.names() if name != "digits"]
-    found += [
-        Case(f"digits.{kind}.yaml", "digits", kind, two) for kind in ("pytorchjob", "jaxjob", "trainjob", "jobset")
-    ]
+    found += [Case(f"digits.{kind}.yaml", "digits", kind, two) for kind in ("pytorchjob", "trainjob", "jobset")]
+    found.append(Case("digits.jaxjob.yaml", "digits", "jaxjob", (*two, *JAX)))
+    found.append(Case("digits.jax.jobset.yaml", "digits", "jobset", (*two, *JAX)))
     found += [Case(f"digits.{stage}.yaml", "digits", "job", two, stage) for stage in ("shard", "evaluate", "report")]
     found.append(Case("digits.elastic.yaml", "digits", "pytorchjob", ("launch.nodes=2", "launch.cluster.min_nodes=1")))
     found += _gpus() + _tpus()
@@ -79,7 +81,7 @@ def _gpus() -> list[Case]:
         "nvidia-b200.queued.jobset": ("launch.hardware=nvidia-b200 x8", *WHOLE, *queued),
     }
     return [
-        Case(f"hardware/{name}.yaml", "mlperf-8xh100", name.rpartition(".")[2], changes)
+        Case(f"hardware/{name}.yaml", "mlperf-8xh100", name.rpartition(".")[2], (*changes, *GPU))
         for name, changes in chosen.items()
     ]
 
@@ -93,7 +95,12 @@ def _tpus() -> list[Case]:
         "tpu-v5e-16x16.slices.jobset": ("launch.hardware=tpu-v5e-16x16", "launch.cluster.slices=4"),
     }
     return [
-        Case(f"hardware/{name}.yaml", "mlperf-4096xtpuv4", name.rpartition(".")[2], (*changes, *ONE_RANK))
+        Case(
+            f"hardware/{name}.yaml",
+            "mlperf-4096xtpuv4",
+            name.rpartition(".")[2],
+            (*changes, *ONE_RANK, *JAX, "input.loader=auto"),
+        )
         for name, changes in chosen.items()
     ]
 

@@ -17,7 +17,8 @@ from benchmarks.network.replay import Trace, record
 from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
 from benchmarks.plots import Line, write_plot
-from podscale.config.model import AllReduceSection, ModelSection
+from podscale.config import ModelSection
+from podscale.config.model import AllReduceSection
 from podscale.plan.collectives import ALGORITHMS, bandwidth_bound
 from podscale.pytorch.allreduce.auto import settle
 from podscale.pytorch.models import build_model

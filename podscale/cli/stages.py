@@ -78,6 +78,21 @@ def train(
 
 
 @app.command()
+def collapse(
+    document: Run = None,
+    changes: Set = [],
+    cycle: Annotated[
+        list[int], typer.Option(metavar="K", help="The snapshot of this cycle alone, from 0; may be repeated.", min=0)
+    ] = [],
+    shard_set: ShardSetLocation = None,
+) -> None:
+    """Train the members of an ensemble from the snapshots that its run kept, each a run of its own."""
+    from podscale.commands import stage
+
+    stage.collapse(document, changes, shard_set, cycle)
+
+
+@app.command()
 def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:
     """Stage 3: evaluate the trained model on every validation image."""
     from podscale.commands import stage

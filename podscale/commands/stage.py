@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podscale import resume, stages
+from podscale import ensemble, resume, stages
 from podscale.commands.documents import load
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
@@ -84,6 +84,21 @@ def train(document: str | None, changes: Sequence[str], shard_set: str | None = 
     """Trains on the document's shard set, which must be complete."""
     config, location = _ready(document, changes, shard_set)
     _tell(config, stages.train(config, location), RunDirectory.of(config).model)
+
+
+@termination.told("train")
+def collapse(document: str | None, changes: Sequence[str], shard_set: str | None, cycles: Sequence[int]) -> None:
+    """Trains the members of a document's ensemble, each from its snapshot; cycles: those alone, default all."""
+    config = load(document, changes)
+    chosen = [ensemble.member(config, cycle) for cycle in cycles] or ensemble.members(config)
+    if not chosen:
+        raise InputError(
+            f"run {config.run.id} has no ensemble section, so there is nothing to collapse; give it cycles"
+        )
+    location = shard_set or dataset_directory(config.run.workspace, config.data)
+    for member in chosen:
+        resume.refuse_other_document(member.config)
+        _tell(member.config, stages.train(member.config, location), member.model)
 
 
 @termination.told("evaluate")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from podscale.config.architecture import check_network
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
+from podscale.config.ensemble import check_ensemble
 from podscale.config.optimizer import check_options, rules_with
 from podscale.config.spans import batch_norm_span, check_span, sharers
 from podscale.text import listed
@@ -14,13 +16,10 @@ from podscale.text import listed
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig, TrainSection
 
-SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
-SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
-
 
 def check_sections(config: RunConfig) -> None:
     """Raises where two fields, each valid alone, cannot both hold."""
-    train, launch, model = config.train, config.launch, config.model
+    train, launch = config.train, config.launch
     check_engine(config)
     ranks = launch.processes * launch.nodes if launch.processes else None
     if ranks is not None and not wants_tpus(config):  # of which a process drives several
@@ -35,6 +34,13 @@ def check_sections(config: RunConfig) -> None:
     check_span(config)
     check_phases(train)
     check_update(train)
+    check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
+    if train.start_from.epoch is not None and train.start_from.run is None:
+        raise conflict("train.start_from.epoch", "of which run? set train.start_from.run too")
+    if len(config.evaluate.models) == 1:
+        raise conflict(
+            "evaluate.models", "an ensemble of one is a single model: name two or more, or evaluate it as its own run"
+        )
     if config.evaluate.weights == "ema" and train.ema.decay is None:
         raise conflict(
             "evaluate.weights", "no running average of the weights is kept; set train.ema.decay, such as 0.9999"
@@ -44,15 +50,7 @@ def check_sections(config: RunConfig) -> None:
             "telemetry.mlperf_log",
             "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
         )
-    smallest = min(config.input.image_size, config.eval_image_size)
-    if model.name == "alexnet":
-        check_alexnet(config, smallest)
-    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
-        raise conflict(
-            "model.stem",
-            f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
-            "use model.stem=small",
-        )
+    check_network(config)
     if config.input.decoded_cache_bytes and config.input.loader in ("dali", "nvjpeg"):
         raise conflict(
             "input.decoded_cache_bytes",
@@ -76,6 +74,18 @@ def check_update(train: TrainSection) -> None:
         check_neumann(train)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
+    if optimizer.name in ("adam", "rmsprop") and optimizer.added_eps == 0:
+        raise conflict(
+            "train.optimizer.eps",
+            f"{optimizer.name} divides by the root of an average that may be 0; set "
+            "train.optimizer.eps above 0, or leave it out",
+        )
+    if optimizer.name == "shampoo" and train.weight_update == "sharded":
+        raise conflict(
+            "train.weight_update",
+            "Shampoo's statistics are of whole blocks of the gradient, and a sharded update leaves each rank parts "
+            "of them; set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway",
+        )
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",
@@ -145,26 +155,27 @@ def check_step(config: RunConfig) -> None:
             "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole update; set "
             "train.all_reduce.algorithm to one of ours, or train.cuda_graph=false",
         )
+    if train.cuda_graph and train.optimizer.name == "shampoo":
+        raise conflict(
+            "train.cuda_graph",
+            "Shampoo does more in some updates than in others (it takes inverse roots), and a CUDA graph replays one "
+            "update for all; set train.cuda_graph=false",
+        )
     if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
         raise conflict(
             "train.compile",
             f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
             "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
         )
-    if train.stem_compute == "space_to_depth" and config.model.stem == "small":
-        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
-
-
-def check_alexnet(config: RunConfig, smallest: int) -> None:
-    """Raises where the document asks of AlexNet what it does not have."""
-    if config.model.stem != "imagenet":
-        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
-    if smallest < SMALLEST_ALEXNET:
+    if train.cuda_graph and len(set(config.training_sizes)) > 1:
+        sides = ", ".join(map(str, config.training_sizes))
         raise conflict(
-            "input.image_size",
-            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
-            "raise input.image_size and evaluate.image_size, or take a resnet",
+            "train.cuda_graph",
+            f"a CUDA graph is of one shape, and the training images have sides of {sides} px by the phases; set "
+            "train.cuda_graph=false, or leave image_size out of train.phases",
         )
+    if train.stem_compute == "space_to_depth" and config.model.small_stem:
+        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
 
 
 def check_phases(train: TrainSection) -> None:

@@ -67,7 +67,9 @@ class LaunchSection(Section):
         gt=0,
     )
     image: str = placement(
-        "podscale-base:latest", "Container image of the stages: podscale-base, podscale-gpu ...", min_length=1
+        "podscale-base:latest",
+        "Container image of the stages: podscale-base, podscale-gpu, podscale-tpu ...",
+        min_length=1,
     )
     launcher_image: str = placement(
         "podscale-tools:latest", "Container image of what only launches and waits on a cluster.", min_length=1

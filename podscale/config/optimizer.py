@@ -9,26 +9,28 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
+from podscale.config.baselines import AdamSection, RmspropSection
 from podscale.config.conflict import conflict
 from podscale.config.fields import result
 from podscale.config.neumann import NeumannSection
 from podscale.config.nlcg import NlcgSection
 from podscale.config.section import Section
+from podscale.config.shampoo import ShampooSection
 from podscale.text import listed
 
-Rule = Literal["sgd", "lars", "lamb", "nlcg", "neumann"]
+Rule = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 class OptimizerSection(Section):
     name: Rule = result("sgd", "Update rule.")
-    momentum: float = result(0.9, "Momentum of the gradient average (LAMB: beta 1).", ge=0, lt=1)
+    momentum: float = result(0.9, "Momentum of the gradient average (LAMB, Adam: beta 1).", ge=0, lt=1)
     momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result(
         None,
         "Where the learning rate stands: `unscaled` inside the momentum buffer (the default of LARS), `scaled` outside "
         "(the default of SGD), LARS's ratio with it; `ratio_inside`: the ratio inside, the learning rate outside.",
     )
-    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD and LARS.")
+    nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD, LARS and Shampoo.")
     weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
     adapt_all: bool = result(
@@ -46,10 +48,16 @@ class OptimizerSection(Section):
         False, "LARS: no layer moves faster than the learning rate (LARC). LAMB: no ratio is above 1."
     )
     eps: float | None = result(
-        None, "LARS: added to the denominator of the ratio (default 0). LAMB: to that of the update (1e-6).", ge=0
+        None,
+        "LARS: added to the denominator of the ratio (default 0). LAMB, Adam, RMSProp: to that of the update (1e-6, "
+        "1e-8, 1e-8).",
+        ge=0,
     )
-    beta2: float = result(0.999, "LAMB: decay of the average of squared gradients.", ge=0, lt=1)
+    beta2: float = result(0.999, "LAMB, Adam: decay of the average of squared gradients.", ge=0, lt=1)
     clip_norm: float = result(1.0, "LAMB: longer gradients (over all parameters) are cut to this norm; 0 = none.", ge=0)
+    adam: AdamSection = AdamSection()
+    rmsprop: RmspropSection = RmspropSection()
+    shampoo: ShampooSection = ShampooSection()
     nlcg: NlcgSection = NlcgSection()
     neumann: NeumannSection = NeumannSection()
 
@@ -61,19 +69,22 @@ class OptimizerSection(Section):
     @property
     def added_eps(self) -> float:
         """The epsilon in use."""
-        return self.eps if self.eps is not None else (1e-6 if self.name == "lamb" else 0.0)
+        return self.eps if self.eps is not None else EPS.get(self.name, 0.0)
 
+
+EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
+"""Where the default of `eps` is not 0."""
 
 HAVE: dict[str, tuple[Rule, ...]] = {
-    "momentum": ("sgd", "lars", "lamb"),
-    "momentum_form": ("sgd", "lars"),
-    "nesterov": ("sgd", "lars"),
+    "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
+    "momentum_form": ("sgd", "lars", "rmsprop"),
+    "nesterov": ("sgd", "lars", "shampoo"),
     "adapt_all": ("lars", "lamb", "nlcg"),
     "trust": ("lars",),
     "trust_coefficient": ("lars",),
     "trust_clip": ("lars", "lamb"),
-    "eps": ("lars", "lamb"),
-    "beta2": ("lamb",),
+    "eps": ("lars", "lamb", "adam", "rmsprop"),
+    "beta2": ("lamb", "adam"),
     "clip_norm": ("lamb",),
 }
 """The rules that have an option; what is not named here all of them have, or, a section, the rule that it names."""

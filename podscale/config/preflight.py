@@ -27,6 +27,8 @@ LISTED_FILES = 20_000
 """Files of a source folder that are measured to estimate the space of its shards; more would take too long."""
 PROCESS_BYTES = 200 * 2**20
 """A training process takes at least this much memory before it holds any array."""
+ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
+"""What our images train with (see images/)."""
 SPARE_BYTES = 64 * 2**20
 """Space beyond the shards: index, report, logs."""
 
@@ -97,6 +99,16 @@ def _cluster_problems(document: RunConfig) -> Iterator[str]:
     if source is not None and document.data.source != "digits" and not source.is_absolute():
         yield f"data.source {document.data.source} is relative: give the path inside the pods, or a gs:// or s3:// URL"
     yield from _engine_problems(document)
+    yield from _image_problems(document)
+
+
+def _image_problems(document: RunConfig) -> Iterator[str]:
+    """One of our images, wherever it lies, that is without the engine. What others hold is not known here."""
+    image, engine = document.launch.image, document.train.engine
+    name = re.split("[:@]", image.rpartition("/")[2])[0]
+    if name in ENGINES and ENGINES[name] != engine:
+        fitting = "podscale-tpu" if engine == "jax" else "podscale-base or podscale-gpu"
+        yield f"launch.image {image}: that image is without the engine of train.engine={engine}; name {fitting}"
 
 
 def _engine_problems(document: RunConfig) -> Iterator[str]:
@@ -304,7 +316,7 @@ def shared_memory_needed(document: RunConfig, processes: int) -> int:
     if section.loader == "synthetic":
         return 0
     per_rank = document.train.global_batch // (processes * document.launch.nodes * document.train.accumulation)
-    return processes * (section.prefetch + section.workers) * per_rank * 3 * section.image_size**2
+    return processes * (section.prefetch + section.workers) * per_rank * 3 * max(document.training_sizes) ** 2
 
 
 def _port_problems(document: RunConfig) -> Iterator[str]:

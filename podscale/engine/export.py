@@ -66,6 +66,7 @@ def describe(trained: Trained) -> dict[str, Any]:
             "updates": progress.step,
             "skipped_updates": progress.skipped,
             "evaluation": progress.evaluation,
+            "started_from": progress.origin or None,
             "weights": config.evaluate.weights,
             "ema": config.train.ema.model_dump(mode="json") if config.train.ema.decay is not None else None,
         },

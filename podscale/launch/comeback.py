@@ -2,7 +2,8 @@
 
 A container that died is started again within seconds. The first node may not have noticed the loss by then: its
 torchrun still answers, and whoever joins it is alone in a world that is about to end, until time limits are over. So a
-pod that had begun before waits until the meeting place has stopped answering, or has had the time to.
+pod that had begun before waits until the meeting place has stopped answering, or has had the time to. (JAX's pods know
+an old meeting from a new one: see `gathering`.)
 
 Nor does it take the run directory for somebody else's. A pod that was deleted by force is replaced at once, while its
 processes still have their grace time to save; the new one waits for their lease.
@@ -30,7 +31,7 @@ def begin(task: PodTask, stopped: Callable[[], bool], environment: Mapping[str, 
     The mark of a first start is in the temporary directory, which in a pod lives as long as the pod, not the container;
     outside of pods there is no such thing, and nothing is done.
     """
-    if "KUBERNETES_SERVICE_HOST" not in environment or not task.rendezvous.node_rank:
+    if "KUBERNETES_SERVICE_HOST" not in environment or not task.rendezvous.node_rank or task.engine == "jax":
         return
     mark = Path(tempfile.gettempdir()) / f".podscale-{task.run}-{task.stage}-began"
     if mark.exists():

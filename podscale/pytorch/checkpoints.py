@@ -1,6 +1,6 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from podscale.checkpoint import Checkpoints, Snapshot
+from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
-from podscale.pytorch.optim import Displaced, Optimizer
+from podscale.pytorch.optim import Displaced, Optimizer, Shaped
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
@@ -40,14 +41,15 @@ class State:
             kept.append(self.weights.masters)
         if self.ema is not None:
             kept.append(self.ema.values)
-        return sum(tensor.nbytes for tensor in kept)
+        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, Shaped) else 0
+        return shaped + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
         """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
 
         None depends on how the update is sharded or on the format in which the model computes.
         """
-        return self._named(self._flat())
+        return self._named(self._flat(), self._arrays())
 
     @contextmanager
     def evaluated(self, *, averaged: bool = False) -> Iterator[nn.Module]:
@@ -91,16 +93,18 @@ class State:
         arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
-    def share(self, snapshot: Snapshot | None, world: World) -> None:
-        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
-        flat = self._flat()
-        named = self._named(flat)
+    def share(self, snapshot: Snapshot | None, world: World, origin: Origin | None = None) -> None:
+        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
+        flat, arrays = self._flat(), self._arrays()
+        named = self._named(flat, arrays)
         if snapshot is not None:
             self._load(snapshot, named)
+        elif origin is not None:
+            self._begin_with(origin, named)
         meta: list[Any] = [self._meta() if world.first else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
-        tensors = [*flat.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
         tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
@@ -109,6 +113,8 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+        if isinstance(self.optimizer, Shaped):
+            self.optimizer.load({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
         if self.ema is not None:
             self.ema.values.copy_(self.weights.own(flat["ema"]))
 
@@ -118,7 +124,12 @@ class State:
         ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
         return {"model": self.weights.whole_masters(), **moments, **ema}
 
-    def _named(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _arrays(self) -> dict[str, Tensor]:
+        """What the rule keeps in shapes of its own, whole."""
+        arrays = self.optimizer.arrays() if isinstance(self.optimizer, Shaped) else {}
+        return {f"optimizer/{name}": array for name, array in arrays.items()}
+
+    def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
         named = {
             f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
@@ -126,7 +137,7 @@ class State:
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
         if self.ema is not None:
             named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
-        return named | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
+        return named | arrays | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state()}
@@ -142,22 +153,39 @@ class State:
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
         self._load_meta(snapshot.meta)
 
+    def _begin_with(self, origin: Origin, tensors: dict[str, Tensor]) -> None:
+        """The weights and statistics of another run; all else stays as in a new one."""
+        for name, values in origin.arrays.items():
+            for kind in ("model", "ema"):
+                if f"{kind}/{name}" in tensors:
+                    tensors[f"{kind}/{name}"].copy_(torch.from_numpy(np.array(values)))
+        self.progress.origin = origin.told
+
     def _load_meta(self, meta: dict[str, Any]) -> None:
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
         self.precision.restore(meta["precision"])
 
 
-def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world: World) -> bool:
+def restore_or_start(
+    checkpoints: Checkpoints,
+    resume: str,
+    state: State,
+    world: World,
+    origin: Callable[[], Origin | None] = lambda: None,
+) -> bool:
     """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
 
-    Raises InputError on every rank where rank 0's checkpoints conflict with the run.
+    origin: what a new run begins with. Raises InputError on every rank where rank 0's checkpoints, or that origin,
+    conflict with the run.
     """
     snapshot: Snapshot | None = None
+    begun: Origin | None = None
     refusal = ""
     if world.first:
         try:
             snapshot = checkpoints.restore(resume)
+            begun = origin() if snapshot is None else None
         except InputError as error:
             refusal = str(error)
     answer: list[Any] = [(snapshot is not None, refusal)]
@@ -165,7 +193,7 @@ def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world:
     found, refusal = answer[0]
     if refusal:
         raise InputError(refusal)
-    state.share(snapshot, world)
+    state.share(snapshot, world, begun)
     return bool(found)
 
 

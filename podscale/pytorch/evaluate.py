@@ -49,9 +49,11 @@ class Evaluator:
         precision: Precision,
         world: World,
         counted: Callable[[int], None] = lambda images: None,
+        *,
+        flip: bool = False,
     ) -> None:
-        """counted: hears how many samples of this rank each batch held."""
-        self._counted = counted
+        """counted: hears how many samples of this rank each batch held. flip: average with mirrored images."""
+        self._counted, self._flip = counted, flip
         self._loader, self._feed, self._normalise = loader, feed, normalise
         self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
@@ -101,11 +103,15 @@ class Evaluator:
             ticker = progress.Ticker("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
-                    logits = model(self._normalise(batch.images))
+                    logits = self._logits(model, self._normalise(batch.images))
                 yield batch, answers_of(logits, batch.labels)
                 self._counted(int(np.count_nonzero(batch.source.weights)))
                 ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
+
+    def _logits(self, model: nn.Module, images: Tensor) -> Tensor:
+        logits: Tensor = model(images)
+        return (logits + model(images.flip(3))) / 2 if self._flip else logits
 
 
 def answers_of(logits: Tensor, labels: Tensor) -> Answers:

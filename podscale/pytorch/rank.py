@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m podscale.pytorch.rank`, started by torchrun under the supervisor.
+"""The process of one rank: `python -m podscale.pytorch.rank`, started under the supervisor.
 
 Reads the run document and its place from the environment (see `Place`), makes sure that all ranks are about to do the
 same, and carries out one stage. How it ended is recorded by launch.rankprocess, in whose process this runs.
@@ -48,9 +48,9 @@ def main() -> None:
         with watched(meeting, place.end, hang_seconds=place.config.launch.hang_seconds, stacks=stacks) as whereabouts:
             run_stage(place, meeting, whereabouts)
     except Preempted:
-        worlds.leave()
+        worlds.leave(meeting)
         raise
-    worlds.leave()
+    worlds.leave(meeting)
 
 
 def run_stage(place: Place, meeting: Meeting, whereabouts: Whereabouts) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from podscale.store import StoreError, StoreTimeout
 
 RETRY_SECONDS = 0.2
+CONNECT_SECONDS = 5.0
+"""Of one attempt: a pod that was replaced may leave an address at which nobody answers, and another one in DNS."""
 GRACE_SECONDS = 5.0
 """Longer than it was asked to wait the server has for its answer."""
 
@@ -105,7 +107,8 @@ class RemoteStore:
         deadline = time.monotonic() + self._seconds
         while True:
             try:
-                connection = socket.create_connection((self._address, self._port), timeout=max(1.0, self._seconds))
+                seconds = min(CONNECT_SECONDS, max(1.0, self._seconds))
+                connection = socket.create_connection((self._address, self._port), timeout=seconds)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return connection
             except OSError:

@@ -69,6 +69,12 @@ def launcher_image(cluster: Cluster, image: str) -> str:
     return _held(cluster, os.environ.get("PODSCALE_TEST_LAUNCHER_IMAGE", beside))
 
 
+@pytest.fixture(scope="session")
+def jax_image(cluster: Cluster, image: str) -> str:
+    """The image that has JAX, podscale-tpu beside the other; without TPUs it computes on CPUs."""
+    return _held(cluster, image.replace("podscale-base", "podscale-tpu"))
+
+
 def _held(cluster: Cluster, name: str) -> str:
     """The name of an image that the cluster holds; skips where it does not."""
     if not cluster.has_image(name):

@@ -8,14 +8,6 @@ from tests.cluster.training import Result, Training
 
 pytestmark = pytest.mark.timeout(1800)
 
-# The processes that train, and they alone, as the kernel takes a process when memory is short; the pod stays.
-KILL_RANKS = """
-import os, pathlib
-for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    if b"-u\\0-m\\0podscale.launch.rankprocess" in entry.read_bytes():
-        os.kill(int(entry.parent.name), 9)
-"""
-
 
 @pytest.fixture(scope="module")
 def shards(cluster: Cluster, namespace: str, image: str) -> None:
@@ -53,7 +45,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_same_bits(
 ) -> None:
     training = Training(cluster, namespace, image, "killed", "pytorchjob")
     training.wait_for_update(45)
-    cluster.execute(namespace, training.pods()[1].metadata.name, "python3", "-c", KILL_RANKS)
+    training.kill_ranks(1)
     training.succeed()
     assert sum(training.restarts()) > 0
     assert training.result().same_bits(calm)

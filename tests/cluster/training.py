@@ -53,6 +53,15 @@ print(json.dumps({"weights": digest.hexdigest(), "losses": list(losses.values())
 """
 
 
+# The processes that train, and they alone, as the kernel takes a process when memory is short; the pod stays.
+KILL_RANKS = """
+import os, pathlib
+for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    if b"podscale.launch.rankprocess" in entry.read_bytes().split(b"\\0")[:4]:  # further back: who starts them
+        os.kill(int(entry.parent.name), 9)
+"""
+
+
 @dataclass(frozen=True)
 class Result:
     """weights: sha256 of all final tensors; losses: of every update; events: what the run's log tells."""
@@ -113,6 +122,11 @@ class Training:
             return any(step >= number for step in steps(self.log()))
 
         self._cluster.wait(f"update {number} of {self.spec.name}", reached)
+
+    def kill_ranks(self, pod: int) -> None:
+        """kill -9 of the processes that train in that pod."""
+        name = self.pods()[pod].metadata.name
+        self._cluster.execute(self._namespace, name, "python3", "-c", KILL_RANKS)
 
     def ended(self) -> str:
         """succeeded, failed, or empty as long as it runs."""

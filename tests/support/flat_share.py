@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from podscale.layout import ALIGNMENT, plan_layout
-from podscale.pytorch.optim import Hyper, Optimizer, Segment, Share
+from podscale.pytorch.optim import Hyper, Optimizer, Periodic, Segment, Share
 from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
 
 
@@ -28,7 +28,7 @@ class FlatArrays:
     ) -> None:
         layout = plan_layout([w.size for w in weights.values()], 10**9, 1)
         self.segments = [
-            Segment(name, start, w.size, decays[name], (adapts or decays)[name], name in norms)
+            Segment(name, start, w.size, decays[name], (adapts or decays)[name], name in norms, w.shape, strides_of(w))
             for (name, w), start in zip(weights.items(), layout.starts, strict=True)
         ]
         self.shapes = {name: w.shape for name, w in weights.items()}
@@ -58,8 +58,12 @@ class FlatArrays:
             s.name: flat[s.start : s.start + s.size].numpy().reshape(self.shapes[s.name]).copy() for s in self.segments
         }
 
-    def step(self, optimizer: Optimizer, gradients: Arrays, hyper: Hyper, *, finite: bool = True) -> bool:
+    def step(
+        self, optimizer: Optimizer, gradients: Arrays, hyper: Hyper, *, finite: bool = True, number: int = 0
+    ) -> bool:
         self.put(self.gradients, gradients)
+        if isinstance(optimizer, Periodic):
+            optimizer.begin(number)
         return bool(optimizer.step(hyper, torch.tensor(finite)))
 
     def train(
@@ -70,7 +74,8 @@ class FlatArrays:
         times: what the rate is multiplied by. beta: constant momentum; default: one that changes.
         """
         for step in range(first, STEPS):
-            assert self.step(optimizer, gradients(step), hyper(times * rate(step), beta or momentum(step), decay))
+            row = hyper(times * rate(step), beta or momentum(step), decay)
+            assert self.step(optimizer, gradients(step), row, number=step)
         return self.take(self.weights)
 
 
@@ -95,6 +100,11 @@ def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
         return [steps[0]()]
     with ThreadPoolExecutor(len(steps)) as pool:
         return [future.result() for future in [pool.submit(step) for step in steps]]
+
+
+def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """In elements, of the array laid out row by row."""
+    return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
 
 
 def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> Hyper:

@@ -58,7 +58,7 @@ def test_everything_runs_in_order_and_the_cluster_ends(script: Script) -> None:
     status, said, calls = script.run()
     assert (status, said) == (0, "")
     tests = ["tests/cluster -m cluster_ci", "tests/images -k not two_builds"]
-    assert calls == ["build", "tests/chart", "kubeconfig", "up", "images", *tests, "down"]
+    assert calls == ["build", "tests/chart", "kubeconfig", "up", "images base tools", *tests, "down"]
 
 
 def test_a_cluster_that_was_there_before_stays(script: Script) -> None:

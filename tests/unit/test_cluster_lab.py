@@ -31,8 +31,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_program_is_pinned_by_checksum() -> None:
-    found = programs.sources("full")
-    assert {"kubernetes", "etcd", "training-operator", "helm"} <= {entry.name for entry in programs.sources("core")}
+    found = programs.sources()
+    assert {"kubernetes", "etcd", "training-operator", "helm"} <= {entry.name for entry in programs.chosen("core")}
+    assert programs.chosen("full") == found
     for entry in found:
         pinned_here = entry.directory and (entry.folder / "go.mod").exists()
         assert entry.sum.startswith("h1:") or pinned_here, entry.name
@@ -40,8 +41,15 @@ def test_every_program_is_pinned_by_checksum() -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_single_operator_comes_with_what_it_needs() -> None:
+    core = programs.chosen("core")
+    assert [entry.name for entry in programs.chosen("core", ["trainer"]) if entry not in core] == ["jobset", "trainer"]
+    with pytest.raises(LabError, match="kueu: none of kubernetes, "):
+        programs.chosen("core", ["kueu"])
+
+
 def test_own_modules_require_the_version_that_is_listed() -> None:
-    for entry in programs.sources("full"):
+    for entry in programs.sources():
         if entry.directory and entry.name != "pause":
             assert f" {entry.version}" in (entry.folder / "go.mod").read_text(), entry.name
 
@@ -165,7 +173,8 @@ def test_clean_removes_the_images_of_podman_too_and_lists_what_go_keeps(
     lab.clean()
     assert not places.cache().exists()
     removed = [line.removeprefix("rmi ") for line in said.read_text().splitlines() if line.startswith("rmi")]
-    assert removed == ["localhost/podscale-base:dev", "localhost/debian:bookworm-slim"]
+    ours = ["localhost/podscale-tpu:dev", "localhost/podscale-base:dev"]
+    assert removed == [*ours, "localhost/debian:bookworm-slim"]
     told = capsys.readouterr().out
     assert "podman's localhost/podscale-base:dev" in told
     assert f"\t{tmp_path}\n" in told

@@ -12,11 +12,11 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from podscale.config import InputSection, ModelSection
+from podscale.models.resnet import BASIC, ResNetPlan
 from podscale.pytorch.allreduce import Flat
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.models import ResNet, Stem, build_model
-from podscale.pytorch.models.resnet import BasicBlock
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.reducer import FlatReducer
 from podscale.pytorch.statistics import RunningStatistics
@@ -30,7 +30,7 @@ def norm(channels: int) -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    return ResNet(BasicBlock, (1, 1, 1, 1), 5, norm, width=4, small_stem=True)
+    return ResNet(ResNetPlan(BASIC, (1, 1, 1, 1), 4, True, "projection", False), 5, norm)
 
 
 def small() -> nn.Module:

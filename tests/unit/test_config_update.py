@@ -23,11 +23,11 @@ TORUS = {"algorithm": "torus2d"}
         (
             {"optimizer": {"name": "lamb", "nesterov": True}},
             "train.optimizer.nesterov",
-            "is an option of sgd and lars, and",
+            "and train.optimizer.name is lamb",
         ),
-        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "sgd and lars"),
-        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "an option of lamb"),
-        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "an option of lars and lamb"),
+        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "leave it out"),
+        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "and train.optimizer.name is lars"),
+        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "and train.optimizer.name is sgd"),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "momentum above 0"),
         ({"optimizer": {"nlcg": {"beta": "polak_ribiere"}}}, "train.optimizer.nlcg.beta", "an option of nlcg"),
         ({"optimizer": {"name": "nlcg", "momentum": 0.8}}, "train.optimizer.momentum", "which has none"),
@@ -46,6 +46,10 @@ TORUS = {"algorithm": "torus2d"}
         ({"optimizer": {"name": "neumann"}, "epochs": 9}, "train.optimizer.neumann.reset_epochs", "never comes"),
         ({"optimizer": {"name": "nlcg"}, "engine": "jax"}, "train.optimizer.name", "has sgd and lars"),
         ({"optimizer": {"name": "neumann"}, "engine": "jax"}, "train.optimizer.name", "has sgd and lars"),
+        ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
+        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "an option of shampoo"),
+        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "of whole blocks"),
+        ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
         ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "only the JAX engine cuts images"),
         ({"steps_per_call": 4}, "train.steps_per_call", "one update a call"),
     ],
@@ -101,9 +105,7 @@ def test_a_rule_named_by_an_override_comes_without_the_options_of_the_one_before
 
 
 def test_every_rule_has_its_own_form_and_epsilon() -> None:
-    rules = {
-        name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer
-        for name in ("sgd", "lars", "lamb")
-    }
-    assert {name: rule.form for name, rule in rules.items()} == {"sgd": "scaled", "lars": "unscaled", "lamb": "scaled"}
-    assert {name: rule.added_eps for name, rule in rules.items()} == {"sgd": 0.0, "lars": 0.0, "lamb": 1e-6}
+    rules = {name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer for name in RULES}
+    assert {name for name, rule in rules.items() if rule.form == "unscaled"} == {"lars"}
+    found = {name: rule.added_eps for name, rule in rules.items() if rule.added_eps}
+    assert found == {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from podscale.config.neumann import NeumannSection
 from podscale.layout import ALIGNMENT
-from podscale.pytorch.optim import Lamb, Lars, Neumann, Nlcg, Optimizer, Segment, Sgd, Share
+from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, RmsProp, Segment, Sgd, Share
 from podscale.pytorch.optim.share import rows_of
 from tests.support.flat_share import FlatArrays, hyper
 
@@ -24,6 +24,8 @@ RULES: dict[str, Callable[[Share], Optimizer]] = {
     "lamb": lambda share: Lamb(share, beta2=0.99),
     "nlcg": lambda share: Nlcg(share, beta="polak_ribiere", norm_gradient_scale=0.5),
     "neumann": lambda share: Neumann(share, NeumannSection(sgd_epochs=0.1), 10.0),
+    "adam": lambda share: Adam(share, decoupled=True),
+    "rmsprop": lambda share: RmsProp(share),
 }
 OVER_ALL = ("nlcg", "neumann")
 """Rules with sums over whole ranges, which are added in another order than sums over pieces."""

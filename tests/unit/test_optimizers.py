@@ -18,7 +18,7 @@ from podscale.errors import InputError
 from podscale.models import spec
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Lamb, Lars, Neumann, Nlcg, Optimizer, Segment, Sgd
+from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, RmsProp, Segment, Sgd
 from podscale.pytorch.optim.build import build_segments
 from podscale.pytorch.optim.share import PIECE, cut
 from tests.support.flat_share import FlatArrays, hyper
@@ -94,6 +94,9 @@ def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
         "lamb": Lamb(arrays.share(**share), beta2=0.99),
         "nlcg": Nlcg(arrays.share(**share), beta="polak_ribiere", lars_coefficient=0.01),
         "neumann": Neumann(arrays.share(**share), NeumannSection(sgd_epochs=0, beta=0), 10.0),
+        "adam": Adam(arrays.share(**share)),
+        "adam decoupled": Adam(arrays.share(**share), decoupled=True),
+        "rmsprop": RmsProp(arrays.share(**share)),
     }
 
 

@@ -16,6 +16,13 @@ from podscale.launch.render.volumes import USER, quantity
 
 KILL_MARGIN_SECONDS = 30
 """Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""JAX_PLATFORMS by hardware: accelerators that cannot be had end the run, which would else go on with CPUs, unseen; and
+where none are asked for, libtpu does not look for them."""
+TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
+"""Where the hosts of a slice reach each other, and where libtpu tells how its chips are (both are libtpu's own)."""
+MEGASCALE_PORT = {"megascale": 8080}
+"""Where slices reach each other (GKE's MEGASCALE_COORDINATOR_ADDRESS)."""
 LIBRARIES = "/usr/local/nvidia/lib64"
 """Where GKE's device plugin mounts the driver's libraries (recalled)."""
 
@@ -107,7 +114,8 @@ def _container(
     if spec.cluster.image_pull_policy:
         container["imagePullPolicy"] = spec.cluster.image_pull_policy
     serving = {} if spec.stage == "report" else {"metrics": METRICS_PORT}
-    listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in (ports | serving).items()]
+    numbers = ports | _tpu_ports(spec) | serving
+    listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in numbers.items()]
     container |= {
         "command": direct.command(spec),
         "env": _environment(spec, environment),
@@ -124,6 +132,13 @@ def _container(
     return container
 
 
+def _tpu_ports(spec: JobSpec) -> dict[str, int]:
+    """For people and admission policies: pods of the job reach each other on every port."""
+    if spec.hardware.kind != "tpu":
+        return {}
+    return TPU_PORTS | MEGASCALE_PORT if spec.slices > 1 else TPU_PORTS
+
+
 def _environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
     found = [
@@ -132,6 +147,8 @@ def _environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Ma
         value("HOME", volumes.TEMPORARY),
         *further,
     ]
+    if spec.engine == "jax" and spec.accelerated:
+        found.append(value("JAX_PLATFORMS", PLATFORMS[spec.hardware.kind]))
     if spec.hardware.kind == "gpu":
         found.append(value("LD_LIBRARY_PATH", direct.library_path(spec, LIBRARIES)))
         found += [value("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []

@@ -1,5 +1,6 @@
 """What an update rule is given and what it keeps."""
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +35,33 @@ class Optimizer(Protocol):
         `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
         has zeroed them. Where it is False on any rank, weights and moments stay as they are on every rank, to the bit.
         """
+        ...
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """A rule that keeps more than values of single weights, in shapes of its own."""
+
+    @property
+    def shaped_bytes(self) -> int:
+        """What this rank keeps of it."""
+        ...
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All of it by name, whole: fp32, in no way that depends on the ranks, and the same on all; all call it."""
+        ...
+
+    def load(self, arrays: Mapping[str, Tensor]) -> None:
+        """Takes over what `arrays` gave, perhaps on another number of ranks."""
+        ...
+
+
+@runtime_checkable
+class Periodic(Protocol):
+    """A rule that does more in some updates than in others, which a CUDA graph cannot."""
+
+    def begin(self, step: int) -> None:
+        """Told by the host before update `step`, from 0; masked ones count."""
         ...
 
 

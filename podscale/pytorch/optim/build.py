@@ -1,5 +1,6 @@
 """From the document's optimizer section to the update rule and the share of the weights that it works on."""
 
+import torch
 from torch import Tensor
 
 from podscale import models
@@ -7,17 +8,24 @@ from podscale.config.optimizer import OptimizerSection
 from podscale.decay import treatments
 from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
+from podscale.pytorch.optim.adam import Adam
 from podscale.pytorch.optim.base import Optimizer
 from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
 from podscale.pytorch.optim.neumann import Neumann
 from podscale.pytorch.optim.nlcg import Nlcg
+from podscale.pytorch.optim.peers import Peers
+from podscale.pytorch.optim.rmsprop import RmsProp
 from podscale.pytorch.optim.sgd import Sgd
+from podscale.pytorch.optim.shampoo import Shampoo
 from podscale.pytorch.optim.share import Segment, Share
 
 
-def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float) -> Optimizer:
-    """The update rule of a document over this rank's share of the weights. per_epoch: updates of an epoch."""
+def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float, peers: Peers | None = None) -> Optimizer:
+    """The update rule of a document over this rank's share of the weights.
+
+    per_epoch: updates of an epoch. peers: the ranks that work may be dealt out to; default: this one is alone.
+    """
     match section.name:
         case "sgd":
             return Sgd(share, nesterov=section.nesterov, form=section.form)
@@ -39,6 +47,13 @@ def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float) -
                 clip_norm=section.clip_norm,
                 clip=section.trust_clip,
             )
+        case "adam":
+            return Adam(share, beta2=section.beta2, eps=section.added_eps, decoupled=section.adam.decoupled)
+        case "rmsprop":
+            own = section.rmsprop
+            return RmsProp(share, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
+        case "shampoo":
+            return build_shampoo(section, share, peers or Peers())
         case "nlcg":
             return Nlcg(
                 share,
@@ -52,6 +67,26 @@ def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float) -
             )
         case "neumann":
             return Neumann(share, section.neumann, per_epoch)
+
+
+def build_shampoo(section: OptimizerSection, share: Share, peers: Peers) -> Shampoo:
+    own = section.shampoo
+    return Shampoo(
+        share,
+        peers,
+        nesterov=section.nesterov,
+        beta2=own.beta2,
+        eps=own.eps,
+        block=own.block,
+        vectors=own.vectors,
+        exponent=own.exponent,
+        start=own.start_step,
+        every=own.every_steps,
+        graft=own.graft,
+        graft_eps=own.graft_eps,
+        roots=own.roots,
+        dtype={"fp32": torch.float32, "fp64": torch.float64}[own.roots_precision],
+    )
 
 
 def build_share(
@@ -72,10 +107,18 @@ def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: mode
 
     Raises InputError where a pattern of the skip list matches nothing.
     """
-    treated = treatments(section, spec)
+    treated, views = treatments(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
     norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
     return [
-        Segment(name, start, buffer.parameters[name].numel(), *treated[name], norm=name in norms)
+        Segment(
+            name,
+            start,
+            views[name].numel(),
+            *treated[name],
+            norm=name in norms,
+            shape=tuple(views[name].shape),
+            strides=views[name].stride(),
+        )
         for name, start in buffer.starts.items()
     ]
 

@@ -1,8 +1,7 @@
 """LAMB (You 2020) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
 
-With b1 the schedule's momentum, t the updates carried out so far, this one included, and moments in fp32:
-g = g / max(1, |g over all parameters| / clip_norm);  m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2
-u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay * w;  w -= rate * |w| / |u| * u
+g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
+with d what `Moments` make of g.
 The ratio |w| / |u| is 1 where a norm is zero, and for segments that do not adapt.
 """
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import Hyper, where_finite
+from podscale.pytorch.optim.moments import Moments
 from podscale.pytorch.optim.momentum import add_decay
 from podscale.pytorch.optim.norms import Norms
-from podscale.pytorch.optim.share import Group, Share
+from podscale.pytorch.optim.share import Share
 
 
 class Lamb:
@@ -22,17 +22,13 @@ class Lamb:
         self, share: Share, *, beta2: float, eps: float = 1e-6, clip_norm: float = 1.0, clip: bool = False
     ) -> None:
         self._share, self._norms = share, Norms(share)
-        self._beta2, self._eps, self._clip_norm, self._clip = beta2, eps, clip_norm, clip
-        self._updates = torch.zeros((), device=share.device)
-        self.moments = {"momentum": share.zeros(), "variance": share.zeros()}
-        self.scalars = {"updates": self._updates}
-        self._views = [share.views(values) for values in self.moments.values()]
+        self._moments, self._clip_norm, self._clip = Moments(share, beta2=beta2, eps=eps), clip_norm, clip
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
         g = [norm for group in self._share.groups for norm in torch._foreach_norm(group.gradient_pieces)]
         finite, (norms,) = self._norms(finite, g)
-        self._updates += finite
         directions = self._directions(hyper, self._shrink(norms, finite), finite)
         _, (w, u) = self._norms(finite, *directions)
         ratio = torch.where((w > 0) & (u > 0), w / u, 1.0)
@@ -52,28 +48,12 @@ class Lamb:
 
     def _directions(self, hyper: Hyper, shrink: Tensor, finite: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Updates the moments and leaves u in the gradients; the norms of weights and of u, piece by piece."""
-        beta1, count = hyper.momentum.double(), self._updates.clamp(min=1.0).double()
-        first = (1.0 / (1.0 - beta1**count)).float()
-        second = (1.0 / (1.0 - self._beta2**count)).sqrt().float()
+        corrections = self._moments.corrections(hyper.momentum, finite)
         w, u = list[Tensor](), list[Tensor]()
-        for group, *moments in zip(self._share.groups, *self._views, strict=True):
+        for number, group in enumerate(self._share.groups):
             torch._foreach_mul_(group.gradients, shrink)
-            self._average(group, moments[0], moments[1], hyper.momentum, finite)
-            torch._foreach_copy_(group.gradients, moments[1])
-            torch._foreach_sqrt_(group.gradients)
-            torch._foreach_mul_(group.gradients, second)
-            torch._foreach_add_(group.gradients, self._eps)
-            torch._foreach_reciprocal_(group.gradients)
-            torch._foreach_mul_(group.gradients, moments[0])
-            torch._foreach_mul_(group.gradients, first)
+            self._moments.direct(number, hyper.momentum, corrections, finite)
             add_decay(group, hyper.weight_decay)
             w += torch._foreach_norm(group.weight_pieces)
             u += torch._foreach_norm(group.gradient_pieces)
         return w, u
-
-    def _average(self, group: Group, m: list[Tensor], v: list[Tensor], beta1: Tensor, finite: Tensor) -> None:
-        """Takes the gradients into both moments, or leaves them to the bit where not finite."""
-        torch._foreach_mul_(m, where_finite(finite, beta1, 1.0))
-        torch._foreach_addcmul_(m, group.gradients, [1.0 - beta1] * len(m))
-        torch._foreach_mul_(v, torch.where(finite, self._beta2, 1.0))
-        torch._foreach_addcmul_(v, group.gradients, group.gradients, 1.0 - self._beta2)

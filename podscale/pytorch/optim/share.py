@@ -26,8 +26,9 @@ CACHED = 2**17
 class Segment(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
-    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether
-    it is batch norm's.
+    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether batch norm has it.
+    shape, strides: those of the parameter, which channels-last filters have in another order than their elements;
+    default: a vector's.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Segment(NamedTuple):
     decays: bool
     adapts: bool
     norm: bool = False
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Its elements of a flat buffer, in its shape."""
+        return flat.as_strided(self.shape or (self.size,), self.strides or (1,), flat.storage_offset() + self.start)
 
 
 class Piece(NamedTuple):
@@ -128,6 +135,14 @@ class Share:
             return finite, list(values)
         total = self._exchange(torch.cat([(~finite).double().view(1), *values]))
         return total[0] == 0, list(total[1:].split([len(value) for value in values]))
+
+    def agree_to_move(self, finite: Tensor) -> Tensor:
+        """Whether all ranks are finite; where one is not, gradients are zero on all of them."""
+        agreed, _ = self.agree(finite)
+        if self._exchange is not None:  # else the caller has zeroed them
+            for group in self.groups:
+                torch._foreach_mul_(group.gradients, agreed.float())
+        return agreed
 
     def _piece_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
         """Every piece as one part."""

@@ -2,6 +2,8 @@
 
 python -m tests.cluster.lab up            # Kubernetes, DNS, the training operator
 python -m tests.cluster.lab up --full     # JobSet, Trainer, Kueue, Prometheus and fake nodes as well
+python -m tests.cluster.lab up jobset     # one of them, by its name in tools/cluster/programs.yaml
+python -m tests.cluster.lab images tpu    # of Podscale's images one, or all: built here and brought into the cluster
 python -m tests.cluster.lab image NAME    # an image of podman's, docker's, or a docker-archive, into the cluster
 """
 
@@ -10,7 +12,7 @@ import fcntl
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,16 +28,16 @@ def say(text: str) -> None:
     print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
 
 
-def build(tier: str) -> list[Path]:
+def build(entries: Sequence[programs.Source]) -> list[Path]:
     """Packages of the machine, programs and their images: all that takes minutes. Returns the archives of images."""
     machine.require(machine.RUNNING, say)
-    programs.build(tier, say)
-    return images.make(tier, say)
+    programs.build(entries, say)
+    return images.make(entries, say)
 
 
-def up(tier: str) -> None:
+def up(entries: Sequence[programs.Source]) -> None:
     """Brings everything up that is not up; a second time it finds nothing to do."""
-    archives = build(tier)
+    archives = build(entries)
     pki.make()
     network.up()
     node.configure()
@@ -44,7 +46,7 @@ def up(tier: str) -> None:
     for archive in archives:
         images.load(archive)
     node.start()
-    addons.install(tier, say)
+    addons.install(entries, say)
     say(f"ready: KUBECONFIG={places.KUBECONFIG}")
 
 
@@ -63,7 +65,7 @@ def down() -> None:
 
 def status() -> None:
     """Which programs are built, which processes run, which images are there, and what the cache holds."""
-    for entry in programs.sources("full"):
+    for entry in programs.sources():
         print(f"{'built  ' if entry.built() else 'missing'}  {entry.tier}  {entry.name} {entry.version}")
     for name in processes.recorded():
         print(f"{'running' if processes.alive(name) else 'ended  '}  {name}")
@@ -99,14 +101,16 @@ def _alone() -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.lab", description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["build", "up", "down", "status", "clean", "kubeconfig", "image", "images"])
-    parser.add_argument("names", nargs="*", help="for image: names of podman or docker, or docker-archives")
+    help_of_names = "up, build: programs beyond the core; images: some of base, tools, tpu; image: of podman or docker"
+    parser.add_argument("names", nargs="*", help=help_of_names)
     parser.add_argument("--full", action="store_true", help="JobSet, Trainer, Kueue, Prometheus and fake nodes as well")
     arguments = parser.parse_args()
     try:
         match arguments.action:
             case "build" | "up":
+                entries = programs.chosen("full" if arguments.full else "core", arguments.names)
                 with _alone():
-                    (build if arguments.action == "build" else up)("full" if arguments.full else "core")
+                    (build if arguments.action == "build" else up)(entries)
             case "down":
                 with _alone():
                     down()
@@ -114,7 +118,7 @@ def main() -> int:
                 for name in arguments.names:
                     images.load_image(name)
             case "images":
-                images.build_ours(say)
+                images.build_ours(arguments.names, say)
             case "kubeconfig":
                 print(places.KUBECONFIG)
             case "status":

@@ -1,7 +1,7 @@
 """The operators, installed from the manifests and charts of their own modules, with images of our builds."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,16 @@ SMALLEST_JOB = {
 }
 
 
-def install(tier: str, say: Callable[[str], None]) -> None:
-    """Installs what is missing of the tier's operators, and waits until they are available."""
-    for name, put in ADDONS[tier].items():
-        if not _installed(name):
-            say(f"installing {name}")
-            put()
-            _mark(name).parent.mkdir(parents=True, exist_ok=True)
-            _mark(name).write_text(programs.source(name).pin())
-    if tier == "full":
-        start_fake_kubelet()
+def install(entries: Iterable[programs.Source], say: Callable[[str], None]) -> None:
+    """Installs what is missing of these operators, and waits until they are available."""
+    for entry in entries:
+        if entry.name in ADDONS and not _installed(entry):
+            say(f"installing {entry.name}")
+            ADDONS[entry.name]()
+            _mark(entry).parent.mkdir(parents=True, exist_ok=True)
+            _mark(entry).write_text(entry.pin())
+        if entry.name == "kwok":
+            start_fake_kubelet()
 
 
 def training_operator() -> None:
@@ -145,9 +145,8 @@ def available(namespace: str, deployment: str) -> None:
     kubectl("-n", namespace, "wait", "--for=condition=Available", f"deployment/{deployment}", "--timeout=180s")
 
 
-Install = Callable[[], None]
-ADDONS: dict[str, dict[str, Install]] = {"core": {"training-operator": training_operator}}
-ADDONS["full"] = ADDONS["core"] | {
+ADDONS: dict[str, Callable[[], None]] = {
+    "training-operator": training_operator,
     "jobset": jobset,
     "trainer": trainer,
     "kueue": kueue,
@@ -155,12 +154,12 @@ ADDONS["full"] = ADDONS["core"] | {
 }
 
 
-def _mark(name: str) -> Path:
-    return places.STATE / "installed" / name
+def _mark(entry: programs.Source) -> Path:
+    return places.STATE / "installed" / entry.name
 
 
-def _installed(name: str) -> bool:
-    return _mark(name).exists() and _mark(name).read_text() == programs.source(name).pin()
+def _installed(entry: programs.Source) -> bool:
+    return _mark(entry).exists() and _mark(entry).read_text() == entry.pin()
 
 
 def _copy(name: str, part: str) -> Path:

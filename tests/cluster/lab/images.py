@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.cluster.lab import archives, machine, node, places, programs
@@ -11,12 +11,11 @@ from tests.cluster.lab.commands import attempt, run, wait_for
 from tests.cluster.lab.errors import LabError, Unavailable
 from tests.support import podman
 
-OURS = ("podscale-base", "podscale-tools")
+OURS = ("base", "tools", "tpu")
 BASE_IMAGE = "localhost/debian:bookworm-slim"
 TAG = "dev"
-IN_PODS = {"core": ("training-operator",)}
-IN_PODS["full"] = (
-    *IN_PODS["core"],
+IN_PODS = (
+    "training-operator",
     "jobset",
     "trainer-controller-manager",
     "kueue",
@@ -24,7 +23,7 @@ IN_PODS["full"] = (
     "prometheus-operator",
     "prometheus-config-reloader",
 )
-"""Programs of each tier that run in pods."""
+"""Programs that run in pods."""
 
 
 def of_program(name: str) -> str:
@@ -32,39 +31,45 @@ def of_program(name: str) -> str:
     return f"localhost/{name}:{programs.source_of(name).version}"
 
 
-def make(tier: str, say: Callable[[str], None]) -> list[Path]:
-    """Writes the archives that are missing or older than their program; all archives of the tier."""
+def make(entries: Iterable[programs.Source], say: Callable[[str], None]) -> list[Path]:
+    """Writes the archives that are missing or older than their program; all archives of these."""
     places.image_dir().mkdir(parents=True, exist_ok=True)
-    return [_pause(), *(_program(name, say) for name in IN_PODS[tier])]
+    names = [name for entry in entries for name in entry.programs if name in IN_PODS]
+    return [_pause(), *(_program(name, say) for name in names)]
 
 
-def build_ours(say: Callable[[str], None]) -> None:
-    """Builds the images under test with podman, upon a Debian that needs no registry, and brings them in."""
+def build_ours(names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Builds images under test with podman, upon a Debian that needs no registry, and brings them in.
+
+    names: some of OURS; none: all of them.
+    """
+    names = names or OURS
+    if unknown := set(names) - set(OURS):
+        raise LabError(f"{', '.join(sorted(unknown))}: none of {', '.join(OURS)}")
     machine.require(machine.BUILDING, say)
     engine = {"CONTAINERS_CONF": str(podman.write(places.cache())), "BUILDAH_RUNTIME": "runc"}
     base = os.environ.get("BASE_IMAGE", BASE_IMAGE)
     if base == BASE_IMAGE and attempt("podman", "image", "exists", base, **engine).returncode:
         say(f"making {base} with debootstrap")
         run("nice", "sh", "images/debian.sh", base, cwd=places.ROOT, **engine)
-    say(f"building {' and '.join(OURS)} upon {base}")
-    names = [name.removeprefix("podscale-") for name in OURS]
+    say(f"building {', '.join(names)} upon {base}")
     archives = places.image_dir() / "built"
     options = {"ENGINE": "podman", "BASE_IMAGE": base, "TAG": TAG, "ARCHIVES": str(archives)}
     run("nice", "bash", "images/build.sh", *names, cwd=places.ROOT, **engine, **options)
-    for name in OURS:
-        archive = archives / f"{name}.tar"
+    for name in names:
+        archive = archives / f"podscale-{name}.tar"
         load(archive)
         archive.unlink()  # a GiB, and podman keeps the layers
-    names = [f"localhost/{name}:{TAG}" for name in OURS]
-    wait_for("the node to report its images", 120, lambda: node.reports(names))
-    say("the cluster has " + ", ".join(names))
+    built = [_name(name) for name in names]
+    wait_for("the node to report its images", 120, lambda: node.reports(built))
+    say("the cluster has " + ", ".join(built))
 
 
 def remove_ours() -> list[str]:
     """Removes what `build_ours` left with podman, by name; images that a container uses stay. Returns the removed."""
     if shutil.which("podman") is None:
         return []
-    names = [BASE_IMAGE, *(f"localhost/{name}:{TAG}" for name in OURS)]
+    names = [BASE_IMAGE, *map(_name, OURS)]
     there = [name for name in names if attempt("podman", "image", "exists", name).returncode == 0]
     return [name for name in reversed(there) if attempt("podman", "rmi", name).returncode == 0]
 
@@ -114,6 +119,10 @@ def _digests() -> dict[str, str]:
     """Digest by name; the kubelet's interface to containerd has a second name for each, by its content."""
     rows = [line.split() for line in node.ctr("images", "ls").stdout.splitlines()[1:]]
     return {row[0]: row[2] for row in rows}
+
+
+def _name(name: str) -> str:
+    return f"localhost/podscale-{name}:{TAG}"
 
 
 def _pause() -> Path:

@@ -5,7 +5,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Source:
     sum: str = ""
     directory: str = ""
     stamp: tuple[str, ...] = ()  # packages whose gitVersion tells clients which Kubernetes this is
+    needs: tuple[str, ...] = ()  # other entries that it does not work without
 
     def pin(self) -> str:
         """What a built program is known by: it changes exactly when the sources or the way to build them do."""
@@ -49,26 +50,32 @@ class Source:
         return all(mark.exists() and mark.read_text() == self.pin() for mark in marks)
 
 
-def sources(tier: str) -> list[Source]:
-    """Those of the core tier, and with tier "full" the others too."""
-    entries = [
-        Source(**entry | {"stamp": tuple(entry.get("stamp", ()))})
-        for entry in yaml.safe_load((TOOLS / "programs.yaml").read_text())
-    ]
-    return [entry for entry in entries if tier == "full" or entry.tier == "core"]
+def sources() -> list[Source]:
+    """All of them."""
+    entries = yaml.safe_load((TOOLS / "programs.yaml").read_text())
+    return [Source(**entry | {name: tuple(entry.get(name, ())) for name in ("stamp", "needs")}) for entry in entries]
+
+
+def chosen(tier: str, names: Iterable[str] = ()) -> list[Source]:
+    """Those of the core tier, with tier "full" the others too, else those that are named with what they need."""
+    entries = {entry.name: entry for entry in sources()}
+    if unknown := set(names) - set(entries):
+        raise LabError(f"{', '.join(sorted(unknown))}: none of {', '.join(entries)}")
+    wanted = {*names, *(need for name in names for need in entries[name].needs)}
+    return [entry for entry in entries.values() if tier == "full" or entry.tier == "core" or entry.name in wanted]
 
 
 def source(name: str) -> Source:
-    return next(entry for entry in sources("full") if entry.name == name)
+    return next(entry for entry in sources() if entry.name == name)
 
 
 def source_of(program: str) -> Source:
-    return next(entry for entry in sources("full") if program in entry.programs)
+    return next(entry for entry in sources() if program in entry.programs)
 
 
-def build(tier: str, say: Callable[[str], None]) -> None:
+def build(entries: Iterable[Source], say: Callable[[str], None]) -> None:
     """Builds what is missing or was built from other pins; Unavailable without Go or without the modules."""
-    for entry in sources(tier):
+    for entry in entries:
         if not entry.built():
             started = time.monotonic()
             say(f"building {entry.name} {entry.version} ({', '.join(entry.programs)})")

@@ -1,4 +1,4 @@
-"""What a rank of this engine finds in its environment: its place among the others, from `launch.spawner`.
+"""What a rank finds in its environment: its place among the others, from `launch.spawner`.
 
 How the pods of a JAXJob, a TrainJob, a JobSet or a TPU slice meet is read before, in each pod: see `launch.rendezvous`.
 Nothing is left for JAX's own detection to guess, which knows some of these launchers and fails in others.

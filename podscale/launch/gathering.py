@@ -1,0 +1,77 @@
+"""How the pods of a JAX run come together at the store that the first of them keeps, each time anew.
+
+A meeting begins once every pod has come, and ends with its store. A pod that died and was made again may come while
+the others still work in the meeting that it was lost from: it must not join that one, where ranks wait for processes
+that are no more. It is known by having come there before.
+"""
+
+from collections.abc import Callable
+
+from podscale.launch.rendezvous import Rendezvous
+from podscale.store import FAILED, Store, StoreError, StoreTimeout
+from podscale.text import ranks_text
+
+JOIN_SECONDS = 900.0
+"""How long the pods of a job wait for each other, as torchrun does: machines may come up minutes apart."""
+NEVER = "never"
+"""A key that nobody writes: who waits for it waits for the end of the store."""
+
+
+class NotGathered(Exception):
+    """The pods have not come together; the message says who is missing."""
+
+
+def gather(
+    meeting: Rendezvous, connect: Callable[[], Store], rank: int, *, leaving: float, seconds: float = JOIN_SECONDS
+) -> None:
+    """Returns when every pod has come to a meeting that has not begun without this one. Raises NotGathered.
+
+    connect: a new connection to the meeting place, whichever store is there. rank: the first of this pod. leaving: for
+    so long the others, and what is left of this pod's predecessor, may go on, because they may be about to save; after
+    that they are told that this rank is lost. seconds: the longest wait for another pod, and for the old meeting's end.
+    """
+    assert meeting.node_rank is not None
+    pods = [f"pod/{number}" for number in range(meeting.nodes)]
+    me = pods[meeting.node_rank]
+    try:
+        store = connect()
+        while (coming := store.add(f"came/{me}", 1)) > 1 and _has_begun(store, pods):
+            _await_end(store, rank, leaving, seconds)
+            store = connect()
+        store.set(me, str(coming))
+        store.wait(pods, seconds)
+    except StoreTimeout:
+        absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
+        told = ranks_text(absent).replace("rank", "pod", 1)
+        raise NotGathered(
+            f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why"
+        ) from None
+    except StoreError as error:
+        raise NotGathered(f"the first pod of {meeting.nodes} cannot be reached: {error}") from error
+
+
+def tell_lost(store: Store, rank: int) -> None:
+    """Lets the other ranks know of one that cannot say it itself, unless somebody has failed before."""
+    if not store.check(FAILED):
+        store.set(FAILED, str(rank))
+
+
+def _has_begun(store: Store, pods: list[str]) -> bool:
+    """Whether all have come to this meeting; one that has ended in the meantime is not to be joined either."""
+    try:
+        return all(map(store.check, pods))
+    except StoreError:
+        return True
+
+
+def _await_end(store: Store, rank: int, leaving: float, seconds: float) -> None:
+    """Returns when the store has ended, with the meeting that this pod was lost from."""
+    try:
+        for patience in (leaving, seconds):
+            try:
+                store.wait([NEVER], patience)
+            except StoreTimeout:
+                tell_lost(store, rank)
+    except StoreError:
+        return
+    raise NotGathered(f"the other pods did not end the training that this pod was lost from within {seconds:.0f} s")

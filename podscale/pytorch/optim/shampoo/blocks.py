@@ -1,0 +1,61 @@
+"""The blocks of all parameters, those of one shape together (see `podscale.blocks`)."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from podscale.blocks import cuts, dims_in_order, merged
+from podscale.pytorch.optim.share import Segment
+
+
+class Place(NamedTuple):
+    """One block: `number` counts those of its segment, `row` those of its stack."""
+
+    segment: int
+    number: int
+    row: int
+
+
+class Stack(NamedTuple):
+    """All blocks of one shape.
+
+    positions: where their elements are in the flat layout, int64 [blocks, *shape].
+    """
+
+    shape: tuple[int, ...]
+    places: list[Place]
+    positions: Tensor
+
+    def take(self, flat: Tensor) -> Tensor:
+        """A copy of the blocks, fp32 [blocks, *shape]."""
+        return flat.index_select(0, self.positions.view(-1)).view(self.positions.shape)
+
+    def put(self, flat: Tensor, blocks: Tensor) -> None:
+        """Writes the blocks to where they were taken from."""
+        flat.index_copy_(0, self.positions.view(-1), blocks.reshape(-1))
+
+
+def stack_blocks(segments: Sequence[Segment], block: int, device: torch.device, *, vectors: bool) -> tuple[Stack, ...]:
+    """The blocks of these segments by shape; `vectors`: those of segments with a single dimension too."""
+    flat = torch.arange(max((s.start + s.size for s in segments), default=0))
+    found: dict[tuple[int, ...], list[tuple[Place, Tensor]]] = {}
+    for segment, parameter in enumerate(segments):
+        view = parameter.view(flat)
+        if view.dim() > 1 or vectors:
+            for number, part in enumerate(cut(view, block)):
+                same = found.setdefault(tuple(part.shape), [])
+                same.append((Place(segment, number, len(same)), part))
+    return tuple(
+        Stack(shape, [place for place, _ in same], torch.stack([part for _, part in same]).to(device))
+        for shape, same in found.items()
+    )
+
+
+def cut(parameter: Tensor, block: int) -> Iterator[Tensor]:
+    """The blocks of a parameter, merged, in their order."""
+    turned = parameter.permute(dims_in_order(parameter.dim()))
+    tensor = turned.reshape(merged(turned.shape, block))
+    for place in cuts(tensor.shape, block):
+        yield tensor[tuple(slice(*span) for span in place)]

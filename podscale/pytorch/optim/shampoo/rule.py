@@ -1,0 +1,107 @@
+"""Distributed Shampoo (Gupta 2018; Anil 2020), as in Google's MLPerf 1.0 entry of the open division.
+
+With G a block of the gradient (see blocks) and L_i the sum over its other dimensions of G G^T along dimension i:
+
+    S_i = beta2 * S_i + (1 - beta2) * L_i           (beta2 = 1: S_i + L_i), from the first update on
+    R_i = (S_i + eps I) ^ (-1 / p)                  every `every` updates from update `start` on
+    P   = G x_1 R_1 x_2 R_2 ...                     of all blocks of a parameter, then
+    d   = P * |graft| / |P| + weight_decay * w      with the norms of whole parameters; graft: see grafting
+    m   = momentum * m + d;   w -= rate * (d + momentum * m if nesterov else m)
+
+Before update `start` the graft itself stands in the place of P. The entry keeps a second momentum buffer, of what would
+have been with grafts alone, and the preconditioned one from the first update on; ours has one for both, which differs
+in the few updates that a momentum of 0.96 remembers of the beginning of the warm-up.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.optim.base import Hyper
+from podscale.pytorch.optim.momentum import build_mover
+from podscale.pytorch.optim.norms import Norms
+from podscale.pytorch.optim.peers import Peers
+from podscale.pytorch.optim.shampoo.blocks import stack_blocks
+from podscale.pytorch.optim.shampoo.factors import Factors
+from podscale.pytorch.optim.shampoo.grafting import Graft, Grafting
+from podscale.pytorch.optim.shampoo.roots import Method
+from podscale.pytorch.optim.share import Share
+
+
+class Shampoo:
+    """See the module's text. Every rank has all gradients and weights: `share` is of a whole update.
+
+    block: most rows of a matrix. vectors: whether batch norm and biases are preconditioned too. exponent: p, or None
+    for twice the dimensions of a block. dtype: of the roots' computation.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        peers: Peers,
+        *,
+        nesterov: bool = True,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        block: int = 128,
+        vectors: bool = True,
+        exponent: int | None = None,
+        start: int = 1,
+        every: int = 1,
+        graft: Graft = "sgd",
+        graft_eps: float = 1e-10,
+        roots: Method = "eigh",
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self._share, self._norms = share, Norms(share)
+        self._beta2, self._start, self._every, self._number = beta2, start, every, 0
+        self._stacks = stack_blocks(share.segments, block, share.device, vectors=vectors)
+        self._factors = Factors(
+            share.segments, self._stacks, peers, exponent=exponent, eps=eps, method=roots, dtype=dtype
+        )
+        self._graft = Grafting(share, graft, beta2=beta2, eps=graft_eps)
+        self._momentum = build_mover(share, nesterov=nesterov)
+        self.moments, self.scalars = {"momentum": self._momentum.values, **self._graft.moments}, dict[str, Tensor]()
+
+    def begin(self, step: int) -> None:
+        self._number = step
+
+    @torch.no_grad()
+    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+        gradients, since = self._share.gradients, self._number - self._start
+        blocks = [stack.take(gradients) for stack in self._stacks]
+        self._factors.accumulate(blocks, self._beta2, finite)
+        if since >= 0 and since % self._every == 0:
+            self._factors.refresh(finite)
+        self._graft(finite)
+        if since >= 0:
+            lengths = self._lengths(finite)
+            for number, stack in enumerate(self._stacks):
+                stack.put(gradients, self._factors.precondition(number, blocks[number]))
+            self._lengthen(lengths, self._lengths(finite))
+        one = torch.ones_like(hyper.learning_rate)
+        self._momentum.step(one, hyper.learning_rate, hyper.momentum, hyper.weight_decay, finite, decayed=False)
+        return finite
+
+    def _lengths(self, finite: Tensor) -> Tensor:
+        """The norm of each parameter's direction, fp32 [segments]."""
+        pieces = [norm for group in self._share.groups for norm in torch._foreach_norm(group.gradient_pieces)]
+        _, (lengths,) = self._norms(finite, pieces)
+        return lengths
+
+    def _lengthen(self, wanted: Tensor, found: Tensor) -> None:
+        """Gives every parameter's direction the length of the grafted one."""
+        ratio = self._share.per_part(torch.where(found > 0, wanted / found, 1.0))
+        for group in self._share.groups:
+            torch._foreach_mul_(group.gradients, ratio[group.first : group.last])
+
+    @property
+    def shaped_bytes(self) -> int:
+        return self._factors.nbytes
+
+    def arrays(self) -> dict[str, Tensor]:
+        return self._factors.arrays()
+
+    def load(self, arrays: Mapping[str, Tensor]) -> None:
+        self._factors.load(arrays)

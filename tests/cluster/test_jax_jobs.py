@@ -1,0 +1,96 @@
+"""The JAX engine on a cluster, two pods with a CPU device each: as JAXJob and as JobSet, undisturbed and with a pod or
+a process that is lost. Every disturbed run ends with the same bits as the undisturbed one."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from podscale.launch.jobspec import Stage
+from tests.cluster.cluster import Cluster
+from tests.cluster.training import Result, Training
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("kubeflow.org")]
+CHANGES = ("train.engine=jax", "train.epochs=12")  # still at work when a pod is lost, on a fast machine too
+LOST_AT = 45
+
+Start = Callable[..., Training]
+JAXJOB = pytest.param("jaxjob")
+JOBSET = pytest.param("jobset", marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
+
+
+@pytest.fixture(scope="module")
+def start(cluster: Cluster, namespace: str, jax_image: str) -> Start:
+    """start(run, backend, stage="train"): a job of that kind, with the JAX engine."""
+
+    def begin(run: str, backend: str, stage: Stage = "train") -> Training:
+        return Training(cluster, namespace, jax_image, run, backend, *CHANGES, stage=stage)
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def calm(start: Start) -> Result:
+    """What a JAXJob makes of the document when nothing disturbs it, from a shard set that a Job has made."""
+    start("calm", "job", "shard").succeed()
+    training = start("calm", "jaxjob")
+    training.succeed()
+    assert [pod.status.phase for pod in training.pods()] == ["Succeeded", "Succeeded"]
+    return training.result()
+
+
+def test_a_jaxjob_trains_from_shards_on_a_volume_and_learns(calm: Result) -> None:
+    assert len(calm.losses) == 270
+    assert calm.losses[0] > 2
+    assert sum(calm.losses[-22:]) / 22 < calm.losses[0] / 2
+    assert calm.events.count("start") == 1
+
+
+def test_the_model_is_evaluated_by_a_job(
+    cluster: Cluster, namespace: str, jax_image: str, start: Start, calm: Result
+) -> None:
+    start("calm", "job", "evaluate").succeed()
+    written = cluster.run(namespace, jax_image, "cat", "/workspace/runs/calm/evaluation.json")
+    assert json.loads(written)["figures"]["top1"] > 0.8
+
+
+@pytest.mark.parametrize("backend", [JOBSET])
+def test_the_same_training_ends_with_the_same_bits(backend: str, start: Start, calm: Result) -> None:
+    training = start(f"by-{backend}", backend)
+    training.succeed()
+    assert training.result().same_bits(calm)
+
+
+@pytest.mark.parametrize("pod", [0, 1])
+@pytest.mark.parametrize("backend", [JAXJOB, JOBSET])
+def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
+    backend: str, pod: int, cluster: Cluster, namespace: str, start: Start, calm: Result
+) -> None:
+    """The first pod, where all meet and JAX's own service is, and the other one."""
+    training = start(f"lost-{pod}-{backend}", backend)
+    training.wait_for_update(LOST_AT)
+    lost = training.pods()[pod].metadata
+    cluster.kill(namespace, lost.name)
+    training.succeed()
+    assert lost.uid not in [found.metadata.uid for found in training.pods()]
+    result = training.result()
+    assert result.same_bits(calm)
+    assert "resumed" in result.events
+
+
+@pytest.mark.parametrize("pod", [0, 1])
+@pytest.mark.parametrize("backend", [JAXJOB, JOBSET])
+def test_a_killed_rank_is_started_again_and_the_run_ends_with_the_same_bits(
+    backend: str, pod: int, start: Start, calm: Result
+) -> None:
+    """In a JAXJob the containers start again, in a JobSet all pods are made anew."""
+    training = start(f"killed-{pod}-{backend}", backend)
+    training.wait_for_update(LOST_AT)
+    before = [found.metadata.uid for found in training.pods()]
+    training.kill_ranks(pod)
+    training.succeed()
+    anew = [found.metadata.uid for found in training.pods()] != before
+    assert anew if backend == "jobset" else sum(training.restarts()) > 0
+    result = training.result()
+    assert result.same_bits(calm)
+    assert "resumed" in result.events

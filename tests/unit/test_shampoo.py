@@ -1,0 +1,201 @@
+"""Shampoo's parts against definitions, and the whole rule against a float64 NumPy oracle over 50 updates.
+
+Its dealing out over ranks is tested on real processes in tests/distributed/test_sharded_update_worlds.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from podscale.blocks import matrix_elements, merged
+from podscale.pytorch.optim import Segment
+from podscale.pytorch.optim.peers import Peers
+from podscale.pytorch.optim.shampoo import Shampoo
+from podscale.pytorch.optim.shampoo.blocks import stack_blocks
+from podscale.pytorch.optim.shampoo.factors import Factor, deal, factors_of, message_layout
+from podscale.pytorch.optim.shampoo.roots import Method, inverse_root
+from tests.support.flat_share import FlatArrays, hyper
+from tests.support.shampoo_oracle import Step, shampoo_oracle
+from tests.support.updates import Values, momentum, rate
+
+SHAPES = {"conv": (12, 5, 3, 3), "gamma": (20,), "fc": (10, 17), "zero": (6, 6), "one": (1, 1)}
+DECAYS = {name: name != "gamma" for name in SHAPES}
+STEPS, DECAY = 50, 1e-2
+MASKED = (4, 9)
+
+
+def draw(seed: int) -> Values:
+    generator = np.random.default_rng(seed)
+    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def steps() -> list[Step]:
+    found = [Step(draw(1000 + n), rate(n), momentum(n), DECAY, n not in MASKED) for n in range(STEPS)]
+    for step in found:
+        step.gradients["zero"][:] = 0  # no length to give, and none to take
+    return found
+
+
+def carry_out(arrays: FlatArrays, rule: Shampoo, first: int = 0, last: int = STEPS) -> None:
+    for number, step in enumerate(steps()[first:last], first):
+        given = step.gradients if step.finite else {name: 0 * g for name, g in step.gradients.items()}
+        row = hyper(step.rate, step.momentum, step.decay)
+        assert arrays.step(rule, given, row, finite=step.finite, number=number) == step.finite
+
+
+def build(**options: Any) -> tuple[FlatArrays, Shampoo]:
+    arrays = FlatArrays(draw(0), DECAYS)
+    return arrays, Shampoo(arrays.share(), Peers(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "roots"),
+    [
+        ({"block": 8, "start": 3, "every": 1}, "eigh"),
+        ({"block": 128, "start": 5, "every": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "eigh"),
+        ({"block": 128, "start": 5, "every": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "newton"),
+        (
+            {"block": 8, "every": 4, "graft": "adagrad", "beta2": 1.0, "eps": 0.1, "vectors": False, "nesterov": False},
+            "eigh",
+        ),
+        ({"block": 5, "start": 2, "every": 9, "graft": "rmsprop", "beta2": 0.9, "exponent": 3}, "newton"),
+    ],
+)
+def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: Method) -> None:
+    options = {"eps": 1e-3, "beta2": 0.95, "start": 0} | options
+    arrays, rule = build(**options, roots=roots)
+    carry_out(arrays, rule)
+    found, want = arrays.take(arrays.weights), shampoo_oracle(draw(0), steps(), DECAYS, **options)
+    for name, value in want.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_nothing_is_left_of_what_a_masked_update_was_given() -> None:
+    arrays, rule = build(block=8, start=1, every=2, graft="rmsprop")
+    carry_out(arrays, rule, last=4)  # the next one, number 4, is masked; so is 9, in which roots would be taken
+    for number in (4, 9):
+        before = [arrays.weights.clone(), *(m.clone() for m in rule.moments.values()), *rule.arrays().values()]
+        carry_out(arrays, rule, number, number + 1)
+        for old, new in zip(before, [arrays.weights, *rule.moments.values(), *rule.arrays().values()], strict=True):
+            assert torch.equal(old, new)
+        carry_out(arrays, rule, number + 1, 9)
+
+
+def test_a_resumed_rule_goes_on_to_the_bit() -> None:
+    """In the middle between two refreshes of the roots, which are part of what is kept."""
+    options: dict[str, Any] = {"block": 8, "start": 2, "every": 7, "graft": "adagrad"}
+    whole, rule = build(**options)
+    carry_out(whole, rule, last=20)
+    resumed, again = build(**options)
+    resumed.weights.copy_(whole.weights)
+    for name, values in again.moments.items():
+        values.copy_(rule.moments[name])
+    again.load({name: values.clone() for name, values in rule.arrays().items()})
+    for arrays, each in ((whole, rule), (resumed, again)):
+        carry_out(arrays, each, first=20)
+    assert torch.equal(whole.weights, resumed.weights)
+    assert again.arrays().keys() == {f"{kind}/{name}" for kind in ("statistics", "roots") for name in SHAPES}
+
+
+def test_a_square_that_overflows_leaves_its_matrix_as_it_was() -> None:
+    arrays, rule = build(block=8)
+    carry_out(arrays, rule, last=4)
+    before = rule.arrays()
+    given = draw(3) | {"fc": np.full(SHAPES["fc"], 1e25, np.float32)}
+    assert arrays.step(rule, given, hyper(0.0), number=4)
+    after = rule.arrays()
+    for name in SHAPES:
+        assert torch.equal(before[f"statistics/{name}"], after[f"statistics/{name}"]) == (name == "fc")
+        assert after[f"roots/{name}"].isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["eigh", "newton"])
+@pytest.mark.parametrize("power", [1, 2, 3, 4, 6, 8])
+def test_an_inverse_root_to_its_power_is_the_inverse(method: Method, power: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    thin = torch.randn(5, 24, 12, generator=generator, dtype=torch.float64)
+    full = torch.randn(5, 24, 40, generator=generator, dtype=torch.float64)
+    matrices = torch.cat([thin @ thin.mT, 1e-3 * full @ full.mT, torch.zeros(1, 24, 24, dtype=torch.float64)])
+    matrices, eps = matrices.float().double(), 1e-4
+    found = inverse_root(matrices.float(), power, eps, method, torch.float64)
+    values, vectors = torch.linalg.eigh(matrices)
+    if method == "eigh":  # newton takes what rounding left below 0 as it is
+        values = values.clamp(min=0)
+    want = (vectors * (values + eps)[:, None, :] ** (-1 / power)) @ vectors.mT
+    np.testing.assert_allclose(found, want, rtol=2e-4, atol=2e-4 * want.abs().max().item())
+
+
+def test_no_root_of_what_newton_cannot_take() -> None:
+    matrices = torch.eye(3).repeat(2, 1, 1)
+    matrices[1] *= -1
+    found = inverse_root(matrices, 2, 1e-6, "newton", torch.float64)
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "want"),
+    [
+        ((3, 3, 512, 512), (9, 512, 512)),
+        ((1, 1, 64, 256), (64, 256)),
+        ((7, 7, 3, 64), (49, 3, 64)),
+        ((2, 3, 4), (24,)),
+        ((2048,), (2048,)),
+        ((1, 1), (1,)),
+    ],
+)
+def test_small_dimensions_become_one(shape: tuple[int, ...], want: tuple[int, ...]) -> None:
+    assert merged(shape, 128) == want
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last: bool) -> None:
+    """Whatever the order of the elements in memory: a checkpoint of one is taken up by the other."""
+    filters = torch.arange(20 * 10 * 9.0).view(20, 10, 3, 3)
+    memory = filters.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    segments = [
+        Segment("vector", 0, 30, True, True),
+        Segment("filters", 32, filters.numel(), True, True, (20, 10, 3, 3), memory.stride()),
+    ]
+    flat = torch.zeros(32 + filters.numel())
+    segments[1].view(flat).copy_(filters)
+    stacks = stack_blocks(segments, 16, flat.device, vectors=False)
+    assert {stack.shape: len(stack.places) for stack in stacks} == {(9, 10, 16): 1, (9, 10, 4): 1}
+    whole = filters.permute(2, 3, 1, 0).reshape(9, 10, 20)
+    for stack, want in zip(stacks, (whole[..., :16], whole[..., 16:]), strict=True):
+        assert torch.equal(stack.take(flat)[0], want)
+        stack.put(flat, -stack.take(flat))
+    assert torch.equal(segments[1].view(flat), -filters)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8, 40])
+def test_factors_are_dealt_out_evenly_and_alike_everywhere(ranks: int) -> None:
+    arrays = FlatArrays(draw(0), DECAYS)
+    factors = factors_of(stack_blocks(arrays.segments, 8, torch.device("cpu"), vectors=True))
+    owners = deal(factors, ranks)
+    assert owners == deal(factors, ranks)
+    costs = [sum(f.size**3 for f, owner in zip(factors, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    assert max(costs) - min(costs) <= max(f.size for f in factors) ** 3
+    length, starts = message_layout(factors, owners, ranks)
+    taken = np.zeros(length * ranks, int)
+    for factor, owner, start in zip(factors, owners, starts, strict=True):
+        assert owner * length <= start
+        assert start + factor.size**2 <= (owner + 1) * length
+        taken[start : start + factor.size**2] += 1
+    assert taken.max() == 1
+    assert taken.sum() == sum(f.size**2 for f in factors)
+
+
+def test_the_largest_factor_comes_first() -> None:
+    factors: list[Factor] = [Factor(0, 0, row, size) for row, size in enumerate((1, 2, 2, 3))]
+    assert deal(factors, 2) == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_what_a_rank_keeps_is_all_roots_and_its_part_of_the_statistics(ranks: int) -> None:
+    arrays = FlatArrays(draw(0), DECAYS)
+    rule = Shampoo(arrays.share(), Peers(0, ranks), block=8)
+    roots = 4 * sum(matrix_elements(shape, 8, vectors=True) for shape in SHAPES.values())
+    assert rule.shaped_bytes == pytest.approx(roots + roots / ranks, rel=0.05)
