@@ -51,8 +51,6 @@ class Neumann:
         w = [part for group in share.groups for part in group.weights]
         g = [part for group in share.groups for part in group.gradients]
         self._parts = list(zip(w, g, m, v, strict=True))
-        for weights, _, _, average in self._parts:
-            average.copy_(weights)
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
@@ -60,12 +58,13 @@ class Neumann:
         squares = [dot(w - v, w - v) for w, _, _, v in self._parts]
         own = torch.stack(squares).sum() if squares else self._share.weights.new_zeros((), dtype=torch.float64)
         finite, (square,) = self._share.agree(finite, own.view(1))
+        first = self._updates == 0
         t = self._updates - self._sgd_updates + 1.0
         sgd = t < 1.0
         reset = t == self._reset_at
         held = reset & (section.on_reset == "hold")
         mu = self._momentum(t)
-        slope = torch.where(sgd | reset, 0.0, self._slope(square[0]))
+        slope = torch.where(first | sgd | reset, 0.0, self._slope(square[0]))
         keep = torch.where(sgd, 1.0, torch.where(reset, 0.0, mu))
         push = torch.where(sgd, 0.0, eta)
         ahead = torch.where(sgd | held, 0.0, mu)
@@ -77,9 +76,9 @@ class Neumann:
             d = g + slope * (w - v)
             new = keep * m - push * d
             moved = w + ahead * (new if section.moves_by == "current" else m) - down * d
+            replace_where(finite, v, torch.lerp(torch.where(first, w, v), moved, follow))
             replace_where(finite, m, new)
             replace_where(finite, w, moved)
-            replace_where(finite, v, torch.lerp(v, moved, follow))
         self._count(t, mu, reset & finite, finite)
         return finite
 
