@@ -36,7 +36,7 @@ from podscale.stopping import CONTINUES, ECHO_SECONDS
 
 POLL_SECONDS = 0.1
 SHOWN = (*resume.STAGES, "collapse")
-"""Tasks that people see and that save when they are stopped; collapse has no outcome in the run: its members are runs."""
+"""Tasks that people see and that save when they are stopped. The collapse has no outcome here: members are runs."""
 LOG_TAIL = 20
 """Lines of the log that are shown where a stage ended without an outcome."""
 
