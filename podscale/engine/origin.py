@@ -63,9 +63,8 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
     spec = models.spec(
         config.model, len(shard_set.classes)
     )  # an option that the saving version did not know may matter
-    if {name: array.shape for name, array in arrays.items()} != {
-        p.name: p.shape for p in (*spec.parameters, *spec.buffers)
-    }:
+    wants = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
+    if {name: array.shape for name, array in arrays.items()} != wants:
         raise InputError(f"{entry.path}: these weights belong to another model: they have other names or shapes")
     return Origin(arrays, _told(start.run, snapshot))
 
