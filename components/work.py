@@ -8,10 +8,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import progress, resume, stages
+from podscale import ensemble, progress, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.model import DataSection
@@ -79,17 +80,26 @@ def train(document: str, run_id: str, shard_set: Any, model: Any) -> None:
     """Trains here, or has a job of the cluster train (launch.backend); `model` is a dsl.Model artifact: the directory
     with weights, description and model card."""
     with stage_process("train"):
-        config = _config(document, run_id)
-        outcome = _trainer(config)(config, _location(shard_set))
-        directory = RunDirectory.of(config).model
-        shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
-        model.metadata.update(
-            framework="pytorch",
-            architecture=config.model.name,
-            location=str(directory),
-            seconds=outcome.seconds,
-            reused=outcome.reused,
-        )
+        _train(_config(document, run_id), shard_set, model)
+
+
+def collapse(document: str, run_id: str, cycle: int, shard_set: Any, model: Any) -> None:
+    """As `train`, for the member of the document's ensemble that begins with the snapshot at the end of `cycle`."""
+    with stage_process("collapse"):
+        _train(ensemble.member(_config(document, run_id), cycle).config, shard_set, model)
+
+
+def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
+    outcome = _trainer(config)(config, _location(shard_set))
+    directory = RunDirectory.of(config).model
+    shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
+    model.metadata.update(
+        framework=config.train.engine,
+        architecture=config.model.name,
+        location=str(directory),
+        seconds=outcome.seconds,
+        reused=outcome.reused,
+    )
 
 
 def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
@@ -172,7 +182,7 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
 
 def summary(config: RunConfig, state: str, stopped: str = "") -> str:
     """The run in Markdown: how each stage ended, how long it took, what to do next; stopped: what became of its job."""
-    found = stages.outcomes(config)
+    found: dict[str, Outcome] = dict(stages.outcomes(config))
     state = SUCCEEDED[0] if state in SUCCEEDED else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
     for stage in resume.STAGES:
@@ -182,6 +192,12 @@ def summary(config: RunConfig, state: str, stopped: str = "") -> str:
             continue
         how = "done before" if outcome.reused else "done" if outcome.done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
+    for member in ensemble.members(config):
+        ended = stages.outcomes(member.config).get("train")
+        how = "not run" if ended is None else "done" if ended.done else f"exit code {ended.exit_code}"
+        lines.append(f"| collapse {member.config.run.id} | {how} | {f'{ended.seconds:.1f}' if ended else ''} |")
+        if ended is not None and not ended.done:
+            found[member.config.run.id] = replace(ended, stage=f"collapse {member.config.run.id}")
     for failed in found.values():
         if not failed.done:
             lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]
@@ -205,7 +221,7 @@ def _stop(config: RunConfig) -> str:
         return ""
     from podscale import launched
 
-    return launched.stop(config)
+    return "\n\n".join(launched.stop(one) for one in [config, *(m.config for m in ensemble.members(config))])
 
 
 def _config(document: str, run_id: str) -> RunConfig:

@@ -35,6 +35,8 @@ from podscale.rundir.outcome import INTERRUPTED
 from podscale.stopping import CONTINUES, ECHO_SECONDS
 
 POLL_SECONDS = 0.1
+SHOWN = (*resume.STAGES, "collapse")
+"""Tasks that people see and that save when they are stopped. The collapse has no outcome here: members are runs."""
 LOG_TAIL = 20
 """Lines of the log that are shown where a stage ended without an outcome."""
 
@@ -142,7 +144,8 @@ def _execute(launch: Launch, root: Path) -> None:
             raise_on_error=True,
         )
         try:
-            training_pipeline(_in_place(launch.config), Options(place=launch.runner.place))()
+            options = Options(place=launch.runner.place, parallel=False)
+            training_pipeline(_in_place(launch.config), options)()
         except Exception:
             launch.failed = True
             traceback.print_exc(file=sys.stdout)  # into the log
@@ -158,7 +161,7 @@ def _observe(launch: Launch, begun: datetime) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError):
         sign = json.loads(launch.signpost.read_text(encoding="utf-8"))
         launch.task, launch.pid = sign["stage"], sign["pid"]
-        launch.stage = launch.task if launch.task in resume.STAGES else launch.stage
+        launch.stage = launch.task if launch.task in SHOWN else launch.stage
     if launch.stage is not None:
         launch.last_words = process.last_words(launch.signpost, launch.stage)
     launch.outcomes = {
@@ -272,7 +275,7 @@ class _Signals:
         task, pid = self._launch.task, self._launch.pid
         if self.received is not None and pid is not None and (task, pid) not in self._told:
             self._told.add((task, pid))  # two stages in two containers may have the same pid
-            if task in resume.STAGES:
+            if task in SHOWN:
                 self._launch.runner.send(pid, signal.SIGTERM)
 
     def kill(self) -> bool:

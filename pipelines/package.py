@@ -14,7 +14,17 @@ from podscale.launch.jobspec import pod_telemetry
 from podscale.pipelines import presets
 from podscale.pipelines.kfp_quickly import compiler
 from podscale.pipelines.placement import placed
-from podscale.pipelines.training import Options, evaluate, pack, report, shard, summary, train, training_pipeline
+from podscale.pipelines.training import (
+    Options,
+    collapse,
+    evaluate,
+    pack,
+    report,
+    shard,
+    summary,
+    train,
+    training_pipeline,
+)
 
 from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip
@@ -23,12 +33,16 @@ COMPONENTS = {
     "pack": pack,
     "shard": shard,
     "train": train,
+    "collapse": collapse,
     "evaluate": evaluate,
     "report": report,
     "summary": summary,
     "cells": cells,
     "findings": findings,
 }
+
+ENSEMBLE = "digits-ensemble"
+"""The preset whose pipeline shows the collapse of snapshots."""
 
 KFP_VERSIONS = ("2.15", "2.16")
 """What packages can be made for; 2.16 means that and newer. 2.15 does not know a task's security context."""
@@ -60,6 +74,7 @@ def committed() -> dict[Path, str]:
     default = load(presets.resolve(None))
     return {
         here / f"{presets.DEFAULT}.pipeline.yaml": package(default),
+        here / f"{ENSEMBLE}.pipeline.yaml": package(load(presets.resolve(ENSEMBLE))),
         **{components / name / "component.yaml": component_package(name) for name in COMPONENTS},
     }
 

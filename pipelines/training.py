@@ -1,4 +1,5 @@
-"""The pipeline: shard -> train -> evaluate -> report, and a summary whatever happens.
+"""The pipeline: shard -> train -> evaluate -> report, and a summary whatever happens. Where the document has an
+ensemble, its snapshots are collapsed in parallel between train and evaluate, which then evaluates the members together.
 
 The same function compiles for a cluster and runs here.
 """
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
+from podscale.ensemble import members
 from podscale.pipelines.kfp_quickly import dsl
 
-from podscale.components.evaluate.component import evaluate  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.collapse.component import collapse  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.evaluate.component import evaluate  # isort: skip
 from podscale.components.pack.component import pack  # isort: skip
 from podscale.components.report.component import report  # isort: skip
 from podscale.components.shard.component import shard  # isort: skip
@@ -28,11 +31,13 @@ Place = Callable[[Any, Role], None]
 @dataclass(frozen=True)
 class Options:
     """How the pipeline is made: tasks are placed by `place`; parts: pods that share the packing; cache: whether the
-    backend may reuse the shard stage's result."""
+    backend may reuse the shard stage's result; parallel: members of an ensemble are trained at the same time, not one
+    after the other as on one machine, whose devices they would share."""
 
     place: Place = lambda task, role: None
     parts: int = 1
     cache: bool = True
+    parallel: bool = True
 
 
 def training_pipeline(config: RunConfig, options: Options = Options()) -> Any:
@@ -53,11 +58,11 @@ def training_pipeline(config: RunConfig, options: Options = Options()) -> Any:
                 "launcher" if launched else "train",
                 options,
             )
+            model = trained.outputs["model"]
+            collapsed = _collapsed(config, options, run_id=run_id, shard_set=shards, main=model)
             evaluated = _ready(
-                evaluate(document=document, run_id=run_id, shard_set=shards, model=trained.outputs["model"]),
-                "evaluate",
-                options,
-            )
+                evaluate(document=document, run_id=run_id, shard_set=shards, model=model), "evaluate", options
+            ).after(*collapsed)
             _ready(
                 report(document=document, run_id=run_id, shard_set=shards, metrics=evaluated.outputs["metrics"]),
                 "report",
@@ -77,6 +82,20 @@ def _sharded(config: RunConfig, options: Options) -> Any:
             packed.append(_ready(part, "shard", options, cached=True))
     whole = _ready(shard(data=data, workspace=workspace), "shard", options, cached=True)
     return whole.after(*packed).outputs["shard_set"]
+
+
+def _collapsed(config: RunConfig, options: Options, **given: Any) -> list[Any]:
+    """The tasks that train the members of the document's ensemble; none where it has none."""
+    role: Role = "launcher" if config.launch.backend != "local" else "train"
+    document, cycles = config.model_dump_json(), [member.cycle for member in members(config)]
+    if cycles and options.parallel:
+        with dsl.ParallelFor(items=cycles, name="collapse-snapshots", parallelism=len(cycles)) as cycle:
+            return [_ready(collapse(document=document, cycle=cycle, **given), role, options)]
+    tasks: list[Any] = []
+    for cycle in cycles:
+        task = _ready(collapse(document=document, cycle=cycle, **given), role, options)
+        tasks.append(task.after(*tasks[-1:]))
+    return tasks
 
 
 def _ready(task: Any, role: Role, options: Options, *, cached: bool = False) -> Any:

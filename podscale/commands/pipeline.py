@@ -25,7 +25,7 @@ ID_CHARACTERS = 40
 TIME_CHARACTERS = 15
 """Of a scheduled run's name: a hyphen and the time."""
 STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
-SHOWN = ("pack", *STAGES, "summary")
+SHOWN = ("pack", *STAGES, "collapse", "summary")
 MACHINERY = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
 
 

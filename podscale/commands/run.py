@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from podscale import progress, resume
+from podscale import ensemble, progress, resume
 from podscale.commands.display import pipeline_seconds, stage_seconds, stage_table
 from podscale.commands.documents import load
 from podscale.config import RunConfig
@@ -126,6 +126,10 @@ class View:
             self._bar.clear()
             number = resume.STAGES.index(stage) + 1
             _say(paint(f"[{number}/{len(resume.STAGES)}] {stage}", "bold", sys.stderr))
+        elif stage is not None:
+            self._bar.clear()
+            members = ", ".join(member.config.run.id for member in ensemble.members(self._config))
+            _say(f"      {stage}: {members}")
 
     def _tell_endpoint(self) -> None:
         """Where Prometheus can scrape the running stage; each stage that trains or evaluates has its own."""

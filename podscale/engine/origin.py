@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from podscale import models
 from podscale.checkpoint.layout import Entry, Snapshot, complete_entries, read_snapshot
 from podscale.config import RunConfig
 from podscale.config.identity import differences, result_values
@@ -44,7 +45,8 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
         )
     entry = entries[0] if start.epoch is None else _at(entries, start.epoch, start.run)
     saved = entry.manifest.identity
-    conflicts = differences(_of_model(saved.result), _of_model(result_values(config)))
+    known, wanted = _of_model(saved.result), _of_model(result_values(config))
+    conflicts = differences(known, {name: value for name, value in wanted.items() if name in known})
     if conflicts:
         listing = "\n".join(f"  {conflict}" for conflict in conflicts)
         raise InputError(f"{entry.path}: these weights belong to another model:\n{listing}")
@@ -58,6 +60,12 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
     except ValueError as error:
         raise InputError(f"{entry.path}: this checkpoint cannot be used: {error}") from None
     arrays = {name.removeprefix(MODEL): a for name, a in snapshot.arrays.items() if name.startswith(MODEL)}
+    spec = models.spec(
+        config.model, len(shard_set.classes)
+    )  # an option that the saving version did not know may matter
+    wants = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
+    if {name: array.shape for name, array in arrays.items()} != wants:
+        raise InputError(f"{entry.path}: these weights belong to another model: they have other names or shapes")
     return Origin(arrays, _told(start.run, snapshot))
 
 

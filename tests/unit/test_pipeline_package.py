@@ -236,6 +236,20 @@ def test_the_document_travels_inline_and_whole(local):
     assert loads(constant).launch.image == "registry/podscale:1"
 
 
+def test_snapshots_of_an_ensemble_are_collapsed_in_parallel_before_they_are_evaluated():
+    spec = next(yaml.safe_load_all((ROOT / "pipelines/digits-ensemble.pipeline.yaml").read_text()))
+    dags = {name: entry["dag"]["tasks"] for name, entry in spec["components"].items() if "dag" in entry}
+    loop_name = next(name for name, tasks in dags.items() if "collapse" in tasks)
+    stages = next(tasks for tasks in dags.values() if "evaluate" in tasks)
+    loop = next(name for name, task in stages.items() if task["componentRef"]["name"] == loop_name)
+    assert json.loads(stages[loop]["parameterIterator"]["items"]["raw"]) == [0, 1, 2]
+    assert stages[loop]["iteratorPolicy"]["parallelismLimit"] == 3
+    assert "train" in stages[loop]["dependentTasks"]
+    assert loop in stages["evaluate"]["dependentTasks"]
+    caching = dags[loop_name]["collapse"]["cachingOptions"]
+    assert not caching.get("enableCache")
+
+
 def test_components_declare_typed_artifacts_and_install_nothing():
     found = {}
     for name in COMPONENTS:
@@ -248,6 +262,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
         "pack": {},
         "shard": {"shard_set": "system.Dataset"},
         "train": {"model": "system.Model"},
+        "collapse": {"model": "system.Model"},
         "evaluate": {"metrics": "system.Metrics", "confusion": "system.ClassificationMetrics"},
         "report": {"page": "system.HTML", "card": "system.Markdown"},
         "summary": {"page": "system.Markdown"},
