@@ -26,6 +26,9 @@ from podscale.pipelines.training import (
     training_pipeline,
 )
 
+from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.findings.component import findings  # isort: skip
+
 COMPONENTS = {
     "pack": pack,
     "shard": shard,
@@ -34,6 +37,8 @@ COMPONENTS = {
     "evaluate": evaluate,
     "report": report,
     "summary": summary,
+    "cells": cells,
+    "findings": findings,
 }
 
 ENSEMBLE = "digits-ensemble"

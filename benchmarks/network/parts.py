@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.plots import Line, write_plot
 
 from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.network import reduce
@@ -16,7 +17,6 @@ from benchmarks.network.ranks import run_ranks
 from benchmarks.network.replay import Trace, record
 from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
-from benchmarks.plots import Line, write_plot
 from podscale.config import ModelSection
 from podscale.config.model import AllReduceSection
 from podscale.plan.collectives import ALGORITHMS, bandwidth_bound
