@@ -87,9 +87,11 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
     "mlperf-8xh100": (3264, 8, "lars", 10.7, 2, 0.9, 5e-5, 37, 408),
     "mlperf-3584xh100": (57344, 3584, "lars", 23.0, 32, 0.95, 2.5e-5, 78, 32),
     "mlperf-4096xtpuv4": (32768, 4096, "lars", 27.5, 16, 0.9321, 1e-4, 16 + 1731 * 32768 / 1281167, 64),
+    "rsb-a3": (2048, 4, "lamb", 8e-3, 5, 0.9, 0.02, 100, 512),
+    "torchvision-v2": (1024, 8, "sgd", 0.5, 5, 0.9, 2e-5, 600, 128),
 }
 # top-1, minutes, images/s as published; None where the source gives none or it was not found
-CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
+CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
     "ffcv-88epochs": (0.784, 77.2, None),
     "goyal2017-8k": (0.7626, 60, None),
     "codreanu2017-448nodes": (0.7615, 65, None),
@@ -105,6 +107,8 @@ CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
     "mlperf-8xh100": (0.759, 13.87, 54057),
     "mlperf-3584xh100": (0.759, 0.183, 9855127),
     "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
+    "rsb-a3": (0.7805, None, None),
+    "torchvision-v2": (0.8086, None, None),
 }
 
 
