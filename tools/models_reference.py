@@ -44,9 +44,7 @@ def row(name: str) -> str:
 def table() -> str:
     """The table of all networks in the catalogue."""
     columns = "| model.name | parameters | image, px | forward, GFLOP | training, GFLOP | source |"
-    head = f"{columns}
-|---|---|---|---|---|---|
-"
+    head = columns + "\n|---|---|---|---|---|---|\n"
     return head + "".join(map(row, SOURCES))
 
 
