@@ -86,6 +86,11 @@ def check_update(train: TrainSection) -> None:
             "Shampoo's statistics are of whole blocks of the gradient, and a sharded update leaves each rank parts "
             "of them; set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway",
         )
+    if train.binary_threshold is not None and train.loss != "binary_cross_entropy":
+        raise conflict(
+            "train.binary_threshold",
+            "only binary cross entropy has a threshold; set train.loss=binary_cross_entropy, or leave it out",
+        )
     if train.precision == "fp16" and train.loss_scale <= 1:
         raise conflict(
             "train.loss_scale",

@@ -49,6 +49,8 @@ def _check_jax(config: RunConfig) -> None:
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
         "train.optimizer.name": (train.optimizer.name not in ("sgd", "lars"), "has sgd and lars", "lars"),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
+        "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
+        "train.mix": (train.mix.wanted, "does not mix images", "{mixup: 0, cutmix: 0}"),
         "train.phases": (
             len(set(config.training_sizes)) > 1,
             "compiles its program for one size of training images",

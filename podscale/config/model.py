@@ -14,6 +14,7 @@ from podscale.config.ema import EmaSection
 from podscale.config.ensemble import EnsembleSection, StartSection, fill_cycles
 from podscale.config.fields import display, placement, result
 from podscale.config.launch import LaunchSection
+from podscale.config.mixing import MixSection
 from podscale.config.network import ModelSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.config.recipe import fill_recipe
@@ -151,6 +152,14 @@ class TrainSection(Section):
         None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
     )
     label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = result(
+        "cross_entropy",
+        "`binary_cross_entropy`: one yes or no for each class, the mean over images and classes (Wightman 2021).",
+    )
+    binary_threshold: float | None = result(
+        None, "Binary cross entropy: targets above this count as 1, others as 0; default: as they are.", ge=0, lt=1
+    )
+    mix: MixSection = MixSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     ema: EmaSection = EmaSection()

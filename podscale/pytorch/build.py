@@ -33,6 +33,7 @@ from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
 from podscale.pytorch.loss import build_loss
+from podscale.pytorch.mixing import Mixing
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import Displaced, Optimizer, build_optimizer, build_share
@@ -129,6 +130,8 @@ def build_step(
     extra = 1 + len(statistics)
     reducer, weights, optimizer = build_update(train, model, spec, precision, world, per_epoch, extra=extra)
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
+    mixing = Mixing(train.mix, config.run.seed, world) if train.mix.wanted else None
+    prepare = normalise if mixing is None else lambda images: mixing.images(normalise(images))
     step = Step(
         reducer,
         optimizer,
@@ -138,7 +141,8 @@ def build_step(
         schedule=torch.from_numpy(schedule).to(world.device),
         loss=build_loss(config),
         accumulation=train.accumulation,
-        forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
+        forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
+        mixing=mixing,
         randomness=Randomness(model, config.run.seed, world),
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
     )

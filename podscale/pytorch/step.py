@@ -14,6 +14,7 @@ from podscale.engine.phase import Phase
 from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import Loss
+from podscale.pytorch.mixing import Mixing
 from podscale.pytorch.optim import Hyper, Optimizer, Periodic
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.randomness import Randomness
@@ -56,10 +57,12 @@ class Step:
         accumulation: int = 1,
         forward: Forward | None = None,
         randomness: Randomness | None = None,
+        mixing: Mixing | None = None,
         norm_every: int = 0,
     ) -> None:
         """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
 
+        `mixing`: what `forward` mixes images by; the loss asks it for the targets' shares.
         `forward`: a batch's images to outputs (see compilation); default: the reducer's module as it is. `norm_every`:
         updates between two in which the norm of the gradient is taken; 0 = never.
         """
@@ -69,7 +72,7 @@ class Step:
         self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._loss, self._accumulation = loss, accumulation
         self._forward = forward or reducer.module
-        self._randomness = randomness
+        self._randomness, self._mixing = randomness, mixing
         self._norm_every, self._norm_due = norm_every, False
 
     def seek(self, number: int) -> None:
@@ -85,6 +88,8 @@ class Step:
         self._norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         if self._randomness is not None:
             self._randomness.begin(step)
+        if self._mixing is not None:
+            self._mixing.begin(step)
         if isinstance(self._optimizer, Periodic):
             self._optimizer.begin(step)
 
@@ -108,8 +113,9 @@ class Step:
             last = number == parts - 1
             with accumulating(reducer, last=last):
                 with self._precision.autocast():
-                    outputs = self._forward(batch.images[start:stop])
-                loss = self._loss(outputs, batch.labels[start:stop]) / parts
+                    outputs = self._forward(images := batch.images[start:stop])
+                share = self._mixing.share(*images.shape[1:3]) if self._mixing is not None else None
+                loss = self._loss(outputs, batch.labels[start:stop], share) / parts
                 loss_slot += loss.detach()
                 if last:
                     self._statistics.contribute(statistics_slot)

@@ -1,4 +1,7 @@
-"""Phases in the engine: they change the training, all ranks alike, and a run resumed inside one has the same bits."""
+"""Phases in the engine: they change the training, all ranks alike, and a run resumed inside one has the same bits.
+
+So does one that mixes its images.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,14 @@ COLLAPSE = {
     "crop": {"short_side": 0.875, "flip": 0.0},
     "image_size": 24,
 }
+MIX = {"mixup": 0.2, "cutmix": 1.0}
 
 
 def test_a_run_resumed_inside_a_phase_has_the_same_bits(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
-    whole = document(tmp_path, run__id="whole", train__phases=(COLLAPSE,))
+    whole = document(tmp_path, run__id="whole", train__phases=(COLLAPSE,), train__mix=MIX)
     run_world(2, lambda world: run_training(whole, shards, world))
-    parts = document(tmp_path, run__id="parts", train__phases=(COLLAPSE,))
+    parts = document(tmp_path, run__id="parts", train__phases=(COLLAPSE,), train__mix=MIX)
 
     def stopped(world: World) -> None:
         with pytest.raises(Preempted):

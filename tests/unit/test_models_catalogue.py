@@ -1,9 +1,12 @@
 """The catalogue against published figures and torchvision's own networks."""
 
+from typing import get_args
+
 import pytest
 
 from podscale import models
 from podscale.config import ModelSection
+from tools import models_reference
 
 PARAMETERS = {
     "resnet18": 11_689_512,
@@ -75,3 +78,10 @@ def test_width_and_small_stem() -> None:
     assert {p.name: p.shape for p in narrow.parameters}["conv1.weight"] == (16, 3, 3, 3)
     assert narrow.size < wide.size / 15
     assert wide.flops(32) == pytest.approx(2 * 0.5554e9, rel=0.01)  # CIFAR ResNet-18: 0.56 GMAC
+
+
+def test_the_page_has_the_catalogues_figures() -> None:
+    """After a change: python tools/models_reference.py."""
+    assert set(models_reference.SOURCES) == set(get_args(ModelSection.model_fields["name"].annotation))
+    text = models_reference.PAGE.read_text(encoding="utf-8")
+    assert models_reference.page(text) == text

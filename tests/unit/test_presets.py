@@ -99,9 +99,11 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
         1727 * 32768 / 1281167,
         256,
     ),
+    "rsb-a3": (2048, 4, "lamb", 8e-3, 5, 0.9, 0.02, 100, 512),
+    "torchvision-v2": (1024, 8, "sgd", 0.5, 5, 0.9, 2e-5, 600, 128),
 }
 # top-1, minutes, images/s as published; None where the source gives none or it was not found
-CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
+CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
     "ffcv-88epochs": (0.784, 77.2, None),
     "goyal2017-8k": (0.7626, 60, None),
     "codreanu2017-448nodes": (0.7615, 65, None),
@@ -119,6 +121,8 @@ CLAIMED: dict[str, tuple[float | None, float, float | None]] = {
     "mlperf-3584xh100": (0.759, 0.183, 9855127),
     "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
     "shampoo-mlperf-32k": (0.7595, 3.32, 357107),
+    "rsb-a3": (0.7805, None, None),
+    "torchvision-v2": (0.8086, None, None),
 }
 
 

@@ -1,0 +1,96 @@
+"""Mixed images and their targets, against NumPy; and the draws, which a resumed run repeats."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from podscale.config import loads
+from podscale.config.mixing import MixSection
+from podscale.errors import InputError
+from podscale.keyed import keyed
+from podscale.pytorch.loss import Loss
+from podscale.pytorch.mixing import Mixing, beta
+from podscale.pytorch.world import World
+
+
+def mixing(seed: int = 5, rank: int = 0, **section: float) -> Mixing:
+    return Mixing(MixSection(**section), seed, World(rank, 2, 0, 2, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
+def test_draws_are_from_the_beta_distribution(alpha: float) -> None:
+    """Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1))."""
+    draws = np.array([beta(alpha, keyed(1, number)) for number in range(4000)])
+    assert ((draws >= 0) & (draws <= 1)).all()
+    assert draws.mean() == pytest.approx(0.5, abs=0.03)
+    assert draws.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.06)
+
+
+def test_mixup_adds_an_image_and_its_counterpart() -> None:
+    mix, images = mixing(mixup=1.0), torch.randn(5, 3, 8, 6)
+    mix.begin(3)
+    share = float(mix.share(8, 6))
+    assert 0 < share < 1
+    want = share * images.numpy() + (1 - share) * images.numpy()[::-1]
+    np.testing.assert_allclose(mix.images(images).numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
+    mix = mixing(cutmix=1.0)
+    images = torch.arange(4.0)[:, None, None, None].expand(4, 3, 20, 30)
+    areas = []
+    for step in range(40):
+        mix.begin(step)
+        mixed, share = mix.images(images).numpy(), float(mix.share(20, 30))
+        other = mixed[0, 0] == 3
+        assert ((mixed[0, 0] == 0) | other).all()
+        rows, columns = np.flatnonzero(other.any(1)), np.flatnonzero(other.any(0))
+        assert other.sum() == len(rows) * len(columns), "what was put in is a rectangle"
+        assert share == pytest.approx(1 - other.mean(), abs=1e-6)
+        np.testing.assert_array_equal(mixed[3, 0] == 0, other)
+        areas.append(other.mean())
+    assert min(areas) < 0.1
+    assert max(areas) > 0.5
+
+
+def test_draws_are_keyed_by_seed_update_and_rank() -> None:
+    def drawn(step: int, **changes: int) -> list[float]:
+        mix = mixing(mixup=0.2, cutmix=1.0, **changes)
+        mix.begin(step)
+        return mix._drawn.tolist()
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert drawn(7) != drawn(7, seed=6)
+    assert drawn(7) != drawn(7, rank=1)
+    ways = [drawn(step)[0] for step in range(60)]
+    assert 15 < sum(ways) < 45, "both ways, each about half of the time"
+
+
+LABELS = torch.tensor([0, 2, 1, 2])
+SOFT = 0.7 * np.eye(3)[[0, 2, 1, 2]] + 0.3 * np.eye(3)[[2, 1, 2, 0]]
+
+
+def test_mixed_targets_give_the_cross_entropy_of_soft_targets() -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    found = Loss(0.1)(logits, LABELS, torch.tensor(0.7))
+    smooth = torch.from_numpy(0.9 * SOFT + 0.1 / 3).float()
+    torch.testing.assert_close(found, F.cross_entropy(logits, smooth))
+    torch.testing.assert_close(Loss(0.1)(logits, LABELS), F.cross_entropy(logits, LABELS, label_smoothing=0.1))
+
+
+@pytest.mark.parametrize(("threshold", "targets"), [(None, 0.9 * SOFT + 0.1 / 3), (0.2, SOFT > 0)])
+def test_binary_cross_entropy_asks_for_each_class(threshold: float | None, targets: np.ndarray) -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    chances = 1 / (1 + np.exp(-logits.double().numpy()))
+    want = -(targets * np.log(chances) + (1 - targets) * np.log(1 - chances)).mean()
+    found = Loss(0.1, binary=True, threshold=threshold)(logits, LABELS, torch.tensor(0.7))
+    assert float(found) == pytest.approx(want, rel=1e-5)
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(InputError, match="only binary cross entropy has a threshold"):
+        loads("train: {binary_threshold: 0.2}")
+    with pytest.raises(InputError, match="the JAX engine does not mix images"):
+        loads("train: {engine: jax, mix: {mixup: 0.1}}")
