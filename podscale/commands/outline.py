@@ -8,7 +8,7 @@ from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
-MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "shampoo": 1}
+MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 4, "neumann": 2, "shampoo": 1}
 """fp32 values that a rule keeps of each weight; Shampoo with a graft other than SGD keeps one more."""
 UNKNOWN = "known once the shards are made"
 

@@ -97,7 +97,7 @@ def autocast(monkeypatch: Any) -> None:
 
 
 @pytest.mark.usefixtures("autocast")
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
 def test_an_update_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
     update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))

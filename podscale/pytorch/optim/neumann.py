@@ -42,7 +42,7 @@ class Neumann:
         self.moments = {"momentum": share.zeros(), "average": share.zeros()}
         self.scalars = {
             "updates": self._updates,
-            "momentum": self._mu,
+            "mu": self._mu,
             "reset_at": self._reset_at,
             "last_reset": self._last_reset,
             "period": self._period,

@@ -193,9 +193,10 @@ class LossPace:
         else:
             compared, rise = torch.ones_like(first), loss / self._average
         compared = compared & ~first
-        row = torch.bucketize(rise, self._rises)
-        base = (self._base * self._factors[row]).clamp(LOWEST_BASE, HIGHEST_BASE)
+        row = (rise > self._rises).sum().view(1)  # indexing with a number would ask the device for it
+        factor, taken_back = self._factors.index_select(0, row)[0], self._taken_back.index_select(0, row)[0]
+        base = (self._base * factor).clamp(LOWEST_BASE, HIGHEST_BASE)
         replace_where(finite & compared, self._base, base)
         replace_where(finite & (compared | first), self._before, average)
         replace_where(finite, self._average, average)
-        return self._base, torch.where(compared, self._taken_back[row], 0.0)
+        return self._base, torch.where(compared, taken_back, 0.0)

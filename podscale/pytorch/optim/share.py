@@ -27,8 +27,7 @@ class Segment(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
     decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether it is of batch
-    norm.
-    shape, strides: those of the parameter, which channels-last filters have in another order than their elements;
+    norm. shape, strides: those of the parameter, which channels-last filters have in another order than their elements;
     default: a vector's.
     """
 
