@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.plots import Line, write_plot
 
 from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.network import reduce

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-import torchvision
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -61,6 +60,8 @@ def test_flops_are_the_published_ones() -> None:
 
 def test_inception_v3_is_torchvisions() -> None:
     """Evaluation at the smallest side; training, with the auxiliary head, at the side that this head needs."""
+    import torchvision  # here: it takes seconds, of every process that only collects this test
+
     torch.manual_seed(0)
     ours = lively(build_model(section("inception_v3", inception={"dropout": 0.0}), 10))
     theirs = torchvision.models.inception_v3(num_classes=10, init_weights=False, dropout=0.0)
