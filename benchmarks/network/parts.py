@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.plots import Line, write_plot
 
 from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.network import reduce
