@@ -4,12 +4,14 @@ import importlib.metadata
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> str:
@@ -59,3 +61,15 @@ def publish(path: Path, lines: Sequence[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     print(text)
+
+
+def code_version() -> tuple[str, str]:
+    """(commit, git tree of podscale/) of the code beside this file; ends the program where podscale/ was changed."""
+    changed = _git("status", "--porcelain", "--", "podscale")
+    if changed:
+        sys.exit(f"podscale/ has changes that no commit holds, so no record could name its code:\n{changed}")
+    return _git("rev-parse", "HEAD"), _git("rev-parse", "HEAD:podscale")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()

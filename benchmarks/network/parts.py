@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.plots import Line, write_plot
 
 from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.network import reduce
@@ -19,6 +18,8 @@ from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
 from podscale.config import ModelSection
 from podscale.config.model import AllReduceSection
+from podscale.evaluate.report.charts.lines import Series
+from podscale.evaluate.report.charts.standalone import line_file
 from podscale.plan.collectives import ALGORITHMS, bandwidth_bound
 from podscale.pytorch.allreduce.auto import settle
 from podscale.pytorch.models import build_model
@@ -91,20 +92,18 @@ def size_table(shape: Shape, found: Mapping[str, Mapping[float, Sample]], sizes:
 
 
 def plot_sizes(path: Path, shape: Shape, found: Mapping[str, Mapping[float, Sample]]) -> None:
-    drawn = [
-        Line(name, [(size, sample.median / bound(shape, size), 0.0) for size, sample in samples.items()])
-        for name, samples in found.items()
-        if name in ("flat", "tree", "hierarchical", "torus2d", reduce.DDP)
-    ]
-    write_plot(
-        path,
-        f"All-reduce on {shape.nodes} nodes x {shape.ranks} ranks, links {shape.ratio:g} : 1",
-        drawn,
-        x_name="MB",
-        y_name="x lower bound",
-        log_x=True,
-        x_ticks=list(found["flat"]),
+    shown = {name: found[name] for name in ("flat", "tree", "hierarchical", "torus2d", reduce.DDP) if name in found}
+    drawn = lines(
+        {name: [(size, one.median / bound(shape, size)) for size, one in shown[name].items()] for name in shown}
     )
+    title = f"All-reduce on {shape.nodes} nodes x {shape.ranks} ranks, links {shape.ratio:g} : 1"
+    options = {"x_unit": "MB", "log_x": True, "x_ticks": list(found["flat"])}
+    path.write_text(line_file(title, drawn, y_unit="x lower bound", **options))
+
+
+def lines(points: Mapping[str, Sequence[tuple[float, float]]]) -> list[Series]:
+    """Named lines in the colours of reports."""
+    return [Series(name, found, number + 1, dots=True) for number, (name, found) in enumerate(points.items())]
 
 
 def tensors() -> None:
@@ -242,7 +241,7 @@ def scaling_table(batch: int) -> list[str]:
         "|---:|---|---:|---:|---:|---:|",
         f"| 1 | {ALONE} | {trace.step:.3f} | 100.0 % | | |",
     ]
-    curves: dict[str, list[tuple[float, float, float]]] = {}
+    curves: dict[str, list[tuple[float, float]]] = {}
     for ranks in (1, 2, 4):
         shape = Shape(2, ranks, 2 * RANK_RATE, 4 * NODE_RATE)
         with lab(shape) as built:
@@ -253,18 +252,11 @@ def scaling_table(batch: int) -> list[str]:
             wait = "" if name in (ALONE, DDP) else f"{steps.wait:.3f}"
             lines.append(f"| {shape.size} | {name} | {steps.step:.3f} | {efficiency:.1%} | {wait} | {steps.busy:.0%} |")
             if name != ALONE:
-                curves.setdefault(name, [(1.0, 1.0, 0.0)]).append((float(shape.size), efficiency, 0.0))
+                curves.setdefault(name, [(1.0, 1.0)]).append((float(shape.size), efficiency))
     plot = f"network-scaling-{batch}.svg"
-    write_plot(
-        RESULTS / plot,
-        f"Weak scaling, batch {batch} a rank, node link half a rank link",
-        [Line(name, points) for name, points in curves.items()],
-        x_name="ranks",
-        y_name="efficiency",
-        log_x=True,
-        x_ticks=(1, 2, 4, 8),
-        y_range=(0.0, 1.0),
-    )
+    title = f"Weak scaling, batch {batch} a rank, node link half a rank link"
+    options = {"x_unit": "ranks", "log_x": True, "x_ticks": (1, 2, 4, 8), "y_range": (0.0, 1.0)}
+    (RESULTS / plot).write_text(line_file(title, lines(curves), y_unit="efficiency", **options))
     head = [
         "",
         f"## {batch} images a rank",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.conditions import RESULTS, head, publish
+from benchmarks.conditions import RESULTS, code_version, head, publish
 from benchmarks.parity.cases import (
     CASES,
     FAMILIES,
@@ -30,7 +30,6 @@ from benchmarks.parity.cases import (
 )
 from benchmarks.parity.engines import ENGINES
 from benchmarks.parity.table import table
-from benchmarks.trials import code_version
 
 
 class Records:

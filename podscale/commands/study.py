@@ -120,15 +120,21 @@ def outline(study: StudyDocument, made: Plan) -> str:
         lines.append(f"estimate: {_estimate(made)}, {count(made.jobs, 'job')} at a time")
     if made.box is not None:
         lines.append(f"time box: {duration(made.box)}" + ("" if made.left_out else ", in which all of it fits"))
-    if made.left_out:
-        seeds = sorted({cell.seed for cell in made.left_out if cell.turn}, key=str)
-        whole = [name for name, (kept, _) in made.by_chain.items() if not kept]
-        lines.append(f"LEFT OUT for the time box: {count(len(made.left_out), 'cell')}")
-        if seeds:
-            lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
-        if whole:
-            lines.append(f"  with nothing to be run of: {'; '.join(whole)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_left_out(made)])
+
+
+def _left_out(made: Plan) -> list[str]:
+    """What does not fit into the time box; nothing where all of it does."""
+    if not made.left_out:
+        return []
+    seeds = sorted({cell.seed for cell in made.left_out if cell.turn})
+    whole = [name for name, (kept, _) in made.by_chain.items() if not kept]
+    lines = [f"LEFT OUT for the time box: {count(len(made.left_out), 'cell')}"]
+    if seeds:
+        lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
+    if whole:
+        lines.append(f"  with nothing to be run of: {'; '.join(whole)}")
+    return lines
 
 
 def _estimate(made: Plan) -> str:
@@ -155,7 +161,7 @@ class _Teller:
         rest = f"about {duration(made.seconds)} left" if made.seconds else ""
         print(f"[{made.done}/{made.done + len(made.kept)}] {cell.name}: {how}  {rest}", file=sys.stderr, flush=True)
         if made.left_out and not self._warned:
-            print(outline(self._grid.study, made).partition("LEFT OUT")[2].join(["LEFT OUT", ""]), file=sys.stderr)
+            print("\n".join(_left_out(made)), file=sys.stderr, flush=True)
         self._warned = self._warned or made.measured > 0
 
 

@@ -125,11 +125,11 @@ def _charts(found: Findings) -> Iterator[Chart]:
     colours = {line: number % COLOURS + 1 for number, line in enumerate(found.lines)}
     xs = [float(x) for x in found.xs] if found.numeric else []
     axis: dict[str, Any] = {"x_unit": axis_name(found), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
-    title = found.study.title or found.study.name
+    by = f"by {axis_name(found)}"
     if found.numeric:
         lines = [_line(found, line, colours[line], lambda arm: arm.top1s, 100.0) for line in found.lines]
         if any(line.points for line in lines):
-            yield Chart("accuracy", f"{title}: last top-1", _drawn(lines), "top-1, %", axis)
+            yield Chart("accuracy", f"Last top-1 {by}", _drawn(lines), "top-1, %", axis)
     target = found.study.target
     if found.numeric and target is not None:
         for number, name in ((1, "epochs"), (0, "updates")):
@@ -140,7 +140,7 @@ def _charts(found: Findings) -> Iterator[Chart]:
             if any(line.points for line in lines):
                 options = {**axis, "log": name == "updates", "x_marks": _marks(found, colours)}
                 unit = f"{name} to {percent(target)}; dashed: critical batch size"
-                yield Chart(name, f"{title}: {name} to {percent(target)}", _drawn(lines), unit, options)
+                yield Chart(name, f"{name.capitalize()} to {percent(target)} {by}", _drawn(lines), unit, options)
     last = found.at(found.xs[-1]) if found.xs else []
     curves = [(arm, arm.curve()) for arm in last]
     if any(curve for _, curve in curves):
@@ -155,7 +155,9 @@ def _charts(found: Findings) -> Iterator[Chart]:
             for arm, curve in curves
             if curve
         ]
-        yield Chart("curves", f"{title}{where}", series, "top-1, %; bands: standard deviation over the seeds")
+        yield Chart(
+            "curves", f"Top-1 over the epochs{where}", series, "top-1, %; bands: standard deviation over the seeds"
+        )
 
 
 def _drawn(lines: Sequence[Series]) -> list[Series]:

@@ -108,12 +108,13 @@ class Findings:
         return critical_batch(means, [arm.chain.batch for arm in arms if arm.chain.batch not in whole])
 
     def holds_to(self, line: str) -> Any:
-        """The last x up to which no arm of a line is worse than its first beyond noise; None without a first."""
+        """The last x up to which no arm of a line is worse than its first beyond noise; None where seeds are too few to
+        know noise."""
         first, *others = self.of(line)
-        last = first.x if first.top1s else None
+        last = first.x if len(first.top1s) > 1 and any(len(arm.top1s) > 1 for arm in others) else None
         for arm in others:
             found = difference(first.top1s, arm.top1s)
-            if found is None or arm.diverged or (found.value < 0 and not found.noise):
+            if found is None or found.half is None or arm.diverged or (found.value < 0 and not found.noise):
                 break
             last = arm.x
         return last

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -124,7 +124,8 @@ class Runner:
                 if pid:
                     running.process.returncode = os.waitstatus_to_exitcode(status)
                     self._running.remove(running)
-                    self._settle(running, used.ru_utime + used.ru_stime)
+                    with _undisturbed():
+                        self._settle(running, used.ru_utime + used.ru_stime)
                     return
             time.sleep(POLL_SECONDS)
 
@@ -180,6 +181,16 @@ class Runner:
             assert made is not None, "all parts at once"
             self._shard_sets[name] = (made.location, made.manifest.splits["train"].count)
         return self._shard_sets[name]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Requests to stop wait until the body is done: a cell is settled whole, or not at all."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _here(config: RunConfig, jobs: int) -> RunConfig:

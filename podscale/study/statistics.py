@@ -41,8 +41,8 @@ class Difference:
 
     @property
     def noise(self) -> bool:
-        """Whether the interval holds 0."""
-        return self.half is None or abs(self.value) <= self.half
+        """Whether there is an interval and it holds 0."""
+        return self.half is not None and abs(self.value) <= self.half
 
     def __str__(self) -> str:
         points = f"{100 * self.value:+.2f}"

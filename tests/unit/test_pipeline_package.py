@@ -266,6 +266,8 @@ def test_components_declare_typed_artifacts_and_install_nothing():
         "evaluate": {"metrics": "system.Metrics", "confusion": "system.ClassificationMetrics"},
         "report": {"page": "system.HTML", "card": "system.Markdown"},
         "summary": {"page": "system.Markdown"},
+        "cells": {},
+        "findings": {"page": "system.HTML", "text": "system.Markdown"},
     }
 
 

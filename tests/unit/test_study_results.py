@@ -137,6 +137,11 @@ class TestFindings:
         assert found.holds_to("one") == 256
         assert found.holds_to("two") == 256, "a training that diverged is no noise"
 
+    def test_one_seed_tells_nothing_of_noise(self) -> None:
+        found = found_in(seeds=[1])
+        assert found.holds_to("one") is None
+        assert not any("keeps" in line or "noise" in line for line in at_a_glance(found))
+
     def test_the_critical_batch_counts_what_reached_the_target_with_every_seed(self) -> None:
         found = found_in()
         one, two = found.critical("one"), found.critical("two")

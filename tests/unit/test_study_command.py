@@ -1,0 +1,76 @@
+"""`podscale study` from outside: what it says before it starts, and the package it compiles for KFP."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.cli import main
+from podscale.errors import ExitCode
+from podscale.study import StudyDocument
+from podscale.study.cells import Grid
+from tests.support.kfp_api import check_package
+
+
+def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--set", f"run.workspace={tmp_path}", "--dry-run", "--jobs", "1"]
+    assert main(["study", "digits-large-batch", *options]) == ExitCode.DONE
+    said = capsys.readouterr().out
+    assert "study digits-large-batch: 0 cells done, 23 to run, and up to 1 more" in said
+    assert "LEFT OUT" not in said
+    assert main(["study", "digits-large-batch", *options, "--time-box", "2"]) == ExitCode.DONE
+    said = capsys.readouterr().out
+    assert "estimate: 2:00 (by the document's guess), 1 job at a time" in said
+    assert "LEFT OUT for the time box: 13 cells" in said
+    assert "of the further seeds 2, 3" in said
+    assert not list(tmp_path.iterdir()), "a plan writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["digits-larg-batch"], "did you mean digits-large-batch? (studies: "),
+        (["digits-nlcg", "--backend", "kpf"], "--backend kpf: cells run `here`"),
+        (["digits-nlcg", "--out", "/not/there"], "--out /not/there: the folder does not exist"),
+        (["digits-nlcg", "--set", "train.epochs"], "write it as section.key=value"),
+        (["digits-nlcg", "--dry-run", "--set", "train.epoch=1"], "did you mean train.epochs?"),
+        (["digits-nlcg", "--backend", "kfp", "-o", "study.json"], "a pipeline package ends in .yaml"),
+    ],
+)
+def test_bad_input_is_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", *words]) == ExitCode.BAD_INPUT
+    assert told in capsys.readouterr().err
+
+
+class TestPackage:
+    @pytest.fixture(scope="class")
+    def pipeline(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+        path = tmp_path_factory.mktemp("package") / "study.yaml"
+        options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1", "--parallel", "5"]
+        assert main(["study", "digits-large-batch", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
+        pipeline, _ = check_package(path.read_text())
+        return pipeline
+
+    def test_small_jobs_over_the_chains_in_waves(self, pipeline: dict[str, Any]) -> None:
+        tasks = pipeline["root"]["dag"]["tasks"]
+        loops = [tasks[name] for name in tasks if name.startswith("for-loop")]
+        items = [json.loads(loop["parameterIterator"]["items"]["raw"]) for loop in loops]
+        assert items == [[0], [1, 2, 3, 4, 5, 6]], "chains that follow another's rate come after it"
+        assert [loop["iteratorPolicy"]["parallelismLimit"] for loop in loops] == [5, 5]
+        first, second = (name for name in tasks if name.startswith("for-loop"))
+        assert tasks[first]["dependentTasks"] == ["shard"]
+        assert tasks[second]["dependentTasks"] == [first]
+        assert tasks["findings"]["dependentTasks"] == [second]
+
+    def test_the_study_travels_inside(self, pipeline: dict[str, Any]) -> None:
+        given = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
+        study = StudyDocument.model_validate_json(given["runtimeValue"]["constant"])
+        chains = Grid(study).chains
+        assert [chain.name for chain in chains][:2] == ["the whole recipe", "no label smoothing"]
+        assert chains[0].config.run.workspace == "/workspace"
+
+    def test_pods_are_those_of_the_run_document(self, pipeline: dict[str, Any]) -> None:
+        executors = pipeline["deploymentSpec"]["executors"]
+        for name in ("exec-shard", "exec-cells", "exec-findings"):
+            assert executors[name]["container"]["image"] == "registry/podscale:1"
