@@ -22,8 +22,7 @@ GOAL = 0.10
 IMPORTS = {
     "podscale run": "podscale.commands.run",
     "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.work",
-    "torchrun": "torch.distributed.run",
-    "a rank": "podscale.pytorch.rank",
+    "a rank, or the parent of several": "podscale.pytorch.rank",
 }
 
 

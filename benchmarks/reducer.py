@@ -19,7 +19,8 @@ from conditions import RESULTS, head, publish
 from torch import Tensor, nn
 from world import run_world
 
-from podscale.config.model import AllReduceSection, ModelSection
+from podscale.config import ModelSection
+from podscale.config.model import AllReduceSection
 from podscale.pytorch.models import build_model
 from podscale.pytorch.reducer import Reducer, accumulating, build_reducer
 from podscale.pytorch.world import World

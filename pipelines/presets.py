@@ -1,4 +1,4 @@
-"""The run documents that come with Podscale: every .yaml in runs/, by its name."""
+"""The documents that come with Podscale, by their names: run documents in runs/, studies in studies/."""
 
 import difflib
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from podscale.errors import InputError
 
 DIRECTORY = Path(__file__).parent / "runs"
+STUDIES = Path(__file__).parent / "studies"
 DEFAULT = "digits"
 
 
@@ -21,14 +22,34 @@ def resolve(argument: str | None) -> Path:
     """
     if argument is None:
         return DIRECTORY / f"{DEFAULT}.yaml"
-    if argument in names() and not Path(argument).is_file():
-        return DIRECTORY / f"{argument}.yaml"
+    return _resolve(argument, DIRECTORY, names(), "preset")
+
+
+def studies() -> list[str]:
+    """The study documents that come with Podscale, in alphabetical order."""
+    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
+
+
+def resolve_study(argument: str) -> Path:
+    """The study document that a person means: a path, or the bare name of one that comes with Podscale.
+
+    Raises InputError, with the nearest name, where there is neither.
+    """
+    return _resolve(argument, STUDIES, studies(), "study")
+
+
+def _resolve(argument: str, folder: Path, known: list[str], kind: str) -> Path:
+    if argument in known and not Path(argument).is_file():
+        return folder / f"{argument}.yaml"
     path = Path(argument)
     if path.exists() or path.suffix in (".yaml", ".yml", ".json"):
         return path
-    close = difflib.get_close_matches(argument, names(), n=1)
+    close = difflib.get_close_matches(argument, known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise InputError(f"{argument}: neither a file nor a preset{hint} (presets: {', '.join(names())})")
+    raise InputError(f"{argument}: neither a file nor a {kind}{hint} ({_PLURALS[kind]}: {', '.join(known)})")
+
+
+_PLURALS = {"preset": "presets", "study": "studies"}
 
 
 def claim_line(name: str) -> str:

@@ -6,12 +6,12 @@ because the sample order is one continuous stream. A schedule follows the positi
 
 A run is a row of phases. The first one is the document's own schedule and begins at 0; each entry of `train.phases`
 begins with the first update whose images all lie at or after its epoch. What a phase does not set goes on as before:
-its schedule, weight decay, momentum and crop. A phase with a schedule of its own counts its steps from its own
-beginning; a schedule lasts until the next phase that brings one, or until the end of the run.
+its schedule, weight decay, momentum, crop and size of images. A phase with a schedule of its own counts its steps from
+its own beginning; a schedule lasts until the next phase that brings one, or until the end of the run.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ Values = npt.NDArray[np.float64]
 class Phase:
     """One stretch of a run with all its values, those that go on from the phase before included.
 
-    start: epoch at which it begins. crop: None where the document's own augmentation holds. schedule_start,
+    start: epoch at which it begins. crop, image_size: None where the document's own hold. schedule_start,
     schedule_end: the epochs between which its schedule runs, which may have begun in an earlier phase. reset: whether
     the momentum of its first update is 0, which empties the buffer.
     """
@@ -42,6 +42,7 @@ class Phase:
     momentum: float
     weight_decay: float
     crop: CropSection | None
+    image_size: int | None
     reset: bool = False
 
 
@@ -64,7 +65,7 @@ def phases(train: TrainSection) -> list[Phase]:
     """The phases of a run in order; the first begins at epoch 0."""
     own = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
     optimizer = train.optimizer
-    current = Phase(0.0, train.schedule, 0.0, own[1], optimizer.momentum, optimizer.weight_decay, None)
+    current = Phase(0.0, train.schedule, 0.0, own[1], optimizer.momentum, optimizer.weight_decay, None, None)
     found = [current]
     for section in train.phases:
         renewed = section.schedule is not None
@@ -76,6 +77,7 @@ def phases(train: TrainSection) -> list[Phase]:
             momentum=current.momentum if section.momentum is None else section.momentum,
             weight_decay=current.weight_decay if section.weight_decay is None else section.weight_decay,
             crop=section.crop or current.crop,
+            image_size=section.image_size or current.image_size,
             reset=section.reset_momentum,
         )
         found.append(current)
@@ -86,6 +88,12 @@ def crops(train: TrainSection, samples: int) -> Iterator[tuple[int, CropSection 
     """(first update, augmentation) of each phase in order; None stands for the document's own (`input.crop`)."""
     per_epoch = steps_per_epoch(train, samples)
     return ((first_step(phase.start, per_epoch), phase.crop) for phase in phases(train))
+
+
+def image_sizes(train: TrainSection, samples: int) -> Iterator[tuple[int, int | None]]:
+    """(first update, side of the images) of each phase in order; None stands for `input.image_size`."""
+    per_epoch = steps_per_epoch(train, samples)
+    return ((first_step(phase.start, per_epoch), phase.image_size) for phase in phases(train))
 
 
 def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:
@@ -128,6 +136,11 @@ def sketch(train: TrainSection, samples: int, points: int = 240) -> tuple[Values
     even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
     steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
     return steps / per_epoch, values(train, steps, per_epoch)
+
+
+def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -> set[int]:
+    """The numbers of updates after which these epochs are over: phases that begin there have not changed anything."""
+    return {first_step(epoch, steps_per_epoch(train, samples)) for epoch in epochs}
 
 
 def crosses(step: int, period: float) -> bool:

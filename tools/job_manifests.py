@@ -95,7 +95,12 @@ def _tpus() -> list[Case]:
         "tpu-v5e-16x16.slices.jobset": ("launch.hardware=tpu-v5e-16x16", "launch.cluster.slices=4"),
     }
     return [
-        Case(f"hardware/{name}.yaml", "mlperf-4096xtpuv4", name.rpartition(".")[2], (*changes, *ONE_RANK, *JAX, "input.loader=auto"))
+        Case(
+            f"hardware/{name}.yaml",
+            "mlperf-4096xtpuv4",
+            name.rpartition(".")[2],
+            (*changes, *ONE_RANK, *JAX, "input.loader=auto"),
+        )
         for name, changes in chosen.items()
     ]
 

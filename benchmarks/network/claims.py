@@ -12,7 +12,7 @@ from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.network.lab import Shape, lab
 from benchmarks.network.ranks import run_ranks
 from podscale import models
-from podscale.config.model import ModelSection
+from podscale.config import ModelSection
 from podscale.plan import nccl
 from podscale.plan.collectives import Axis, Fabric, crossing, flat, hierarchical, tree
 from podscale.pytorch.allreduce.auto import measure

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.plots import Line, write_plot
 
 from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.network import reduce
@@ -16,8 +17,8 @@ from benchmarks.network.ranks import run_ranks
 from benchmarks.network.replay import Trace, record
 from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
-from benchmarks.plots import Line, write_plot
-from podscale.config.model import AllReduceSection, ModelSection
+from podscale.config import ModelSection
+from podscale.config.model import AllReduceSection
 from podscale.plan.collectives import ALGORITHMS, bandwidth_bound
 from podscale.pytorch.allreduce.auto import settle
 from podscale.pytorch.models import build_model

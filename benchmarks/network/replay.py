@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podscale.config.model import ModelSection
+from podscale.config import ModelSection
 from podscale.pytorch.models import build_model
 
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks.network.lab import Lab
 from benchmarks.network.meter import measure
 from podscale import models
-from podscale.config.model import ModelSection, TrainSection
+from podscale.config import ModelSection, TrainSection
 from podscale.pytorch.build import build_update
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import Hyper

@@ -14,9 +14,8 @@ from typing import Any
 
 from podscale.bench.ranks import run_ranks
 from podscale.errors import InputError, PodscaleError
-from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
-from podscale.evaluate.report.charts.standalone import standalone
-from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluate.report.charts.lines import Series
+from podscale.evaluate.report.charts.standalone import line_file
 
 CHILD = "podscale.pytorch.linkspeed"
 
@@ -108,19 +107,5 @@ def drawing(found: Mapping[str, Any]) -> str:
         rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
         points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
     series = [Series(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
-    names = [_key(one, 60.0 + 95 * (number % 4), 34.0 + 16 * (number // 4)) for number, one in enumerate(series)]
     title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
-    return standalone(
-        tag("text", title, x=16.0, y=16.0, class_="title"),
-        names,
-        tag("g", line_drawing(series, x_unit=f"doublings of {smallest:,} bytes"), transform="translate(16 60)"),
-        width=WIDTH + 32,
-        height=HEIGHT + 68,
-    )
-
-
-def _key(series: Series, x: float, y: float) -> list[Markup]:
-    return [
-        tag("circle", cx=x, cy=y - 4, r=3.6, class_=f"spot c{series.colour}"),
-        tag("text", series.name, x=x + 8, y=y),
-    ]
+    return line_file(title, series, x_unit=f"doublings of {smallest:,} bytes")

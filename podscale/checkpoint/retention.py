@@ -1,17 +1,18 @@
 """Which checkpoints stay."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from podscale.checkpoint.layout import Entry
 
 
-def kept_steps(entries: Sequence[Entry], keep_last: int, keep_best: int) -> set[int]:
-    """Steps to keep: the `keep_last` newest and the `keep_best` highest by top-1 (the later one where equal).
+def kept_steps(entries: Sequence[Entry], keep_last: int, keep_best: int, snapshots: Collection[int] = ()) -> set[int]:
+    """Steps to keep: the `keep_last` newest, the `keep_best` highest by top-1 (the later one where equal), and those
+    of `snapshots`, for good.
 
     keep_last >= 1, so the newest complete checkpoint always stays.
     """
     newest = sorted((entry.step for entry in entries), reverse=True)[:keep_last]
-    return {*newest, *(entry.step for entry in best_entries(entries)[:keep_best])}
+    return {*newest, *snapshots, *(entry.step for entry in best_entries(entries)[:keep_best])}
 
 
 def best_entries(entries: Sequence[Entry]) -> list[Entry]:

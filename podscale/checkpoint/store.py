@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,6 +83,7 @@ class Checkpoints:
         *,
         keep_last: int,
         keep_best: int,
+        snapshots: Collection[int] = (),
         asynchronous: bool,
         fence: Callable[[], None] | None,
         listener: Callable[[Report], None] | None = None,
@@ -91,6 +92,7 @@ class Checkpoints:
         self._identity = identity
         self._keep_last = keep_last
         self._keep_best = keep_best
+        self._snapshots = frozenset(snapshots)
         self._asynchronous = asynchronous
         self._fence = fence or (lambda: None)
         self._listener = listener or (lambda event: None)
@@ -201,7 +203,7 @@ class Checkpoints:
     def _prune(self) -> tuple[int, ...]:
         """Removes what retention does not keep, and leftovers of writers that died: the lease makes us the only one."""
         self._fence()
-        kept = kept_steps(self.entries(), self._keep_last, self._keep_best)
+        kept = kept_steps(self.entries(), self._keep_last, self._keep_best, self._snapshots)
         surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept}
         for path in surplus.values():
             remove_checkpoint(path)

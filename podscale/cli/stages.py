@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from podscale.cli.options import Json, Run, Set, ShardSetLocation
+from podscale.cli.options import Json, Run, Set, ShardSetLocation, complete_run
 from podscale.errors import InputError
 
 app = typer.Typer()
@@ -78,11 +78,37 @@ def train(
 
 
 @app.command()
-def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:
-    """Stage 3: evaluate the trained model on every validation image."""
+def collapse(
+    document: Run = None,
+    changes: Set = [],
+    cycle: Annotated[
+        list[int], typer.Option(metavar="K", help="The snapshot of this cycle alone, from 0; may be repeated.", min=0)
+    ] = [],
+    shard_set: ShardSetLocation = None,
+) -> None:
+    """Train the members of an ensemble from the snapshots that its run kept, each a run of its own."""
     from podscale.commands import stage
 
-    stage.evaluate(document, changes, shard_set)
+    stage.collapse(document, changes, shard_set, cycle)
+
+
+@app.command()
+def evaluate(
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|MODEL...",
+            help="A run document; or two models and more, as directories of runs or of models, to evaluate together.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    changes: Set = [],
+    shard_set: ShardSetLocation = None,
+) -> None:
+    """Stage 3: evaluate the trained model on every validation image, or several models together."""
+    from podscale.commands import stage
+
+    stage.evaluate(documents or [], changes, shard_set)
 
 
 @app.command()

@@ -1,14 +1,15 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
 from podscale import devices, models, resume, schedules
+from podscale.blocks import matrix_elements
 from podscale.config import RunConfig, TrainSection
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
-MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2}
-"""fp32 values that a rule keeps of each weight."""
+MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 4, "neumann": 2, "shampoo": 1}
+"""fp32 values that a rule keeps of each weight; Shampoo with a graft other than SGD keeps one more."""
 UNKNOWN = "known once the shards are made"
 
 
@@ -59,7 +60,7 @@ def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
 
 
 def _model_row(config: RunConfig, classes: int | None) -> str:
-    stem = "" if config.model.name == models.ALEXNET else f", {config.model.stem} stem"
+    stem = f", {'small' if config.model.small_stem else 'imagenet'} stem" if config.model.is_residual else ""
     name = f"{config.model.name} (width {config.model.width}{stem})"
     if classes is None:
         return f"{name}, number of classes {UNKNOWN}"
@@ -103,8 +104,9 @@ def _memory_row(config: RunConfig, classes: int | None) -> str:
     per_node = processes_per_node(config)
     ranks = per_node * config.launch.nodes
     weights, kept_beside = _state_bytes(config.train, spec.size, ranks, per_node)
+    kept_beside += _matrix_bytes(config.train, spec, ranks)
     per_rank = config.train.global_batch // (ranks * config.train.accumulation)
-    kept = 2 * spec.activations(config.input.image_size) * per_rank * FLOAT_BYTES[config.train.precision]
+    kept = 2 * spec.activations(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
     text = (
         f"about {human_bytes(weights + kept_beside + kept)} per process: weights and gradients {human_bytes(weights)}, "
         f"optimizer {human_bytes(kept_beside)}, activations {human_bytes(kept)}"
@@ -121,8 +123,18 @@ def _state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> t
     pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
     weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
     row = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
-    kept = 4 * rounded + 4 * MOMENTS[train.optimizer.name] + 4 * (train.ema.decay is not None)
+    moments = MOMENTS[train.optimizer.name] + (train.optimizer.shampoo.graft != "sgd")
+    kept = 4 * rounded + 4 * moments + 4 * (train.ema.decay is not None)
     return (4 + weights) * size, kept * size // (row if sharded else 1)
+
+
+def _matrix_bytes(train: TrainSection, spec: models.ModelSpec, ranks: int) -> int:
+    """Bytes of Shampoo's matrices on a rank: all inverse roots, and its part of the statistics."""
+    if train.optimizer.name != "shampoo":
+        return 0
+    own = train.optimizer.shampoo
+    elements = sum(matrix_elements(p.shape, own.block, vectors=own.vectors) for p in spec.parameters)
+    return 4 * elements + 4 * elements // ranks
 
 
 def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podscale import resume, stages
+from podscale import ensemble, resume, stages
 from podscale.commands.documents import load
+from podscale.commands.several import several
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
@@ -86,14 +87,41 @@ def train(document: str | None, changes: Sequence[str], shard_set: str | None = 
     _tell(config, stages.train(config, location), RunDirectory.of(config).model)
 
 
-@termination.told("evaluate")
-def evaluate(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
-    """Evaluates the trained model and prints its figures."""
-    from podscale.evaluate import evaluation as evaluations
+@termination.told("train")
+def collapse(document: str | None, changes: Sequence[str], shard_set: str | None, cycles: Sequence[int]) -> None:
+    """Trains the members of a document's ensemble, each from its snapshot; cycles: those alone, default all."""
+    config = load(document, changes)
+    chosen = [ensemble.member(config, cycle) for cycle in cycles] or ensemble.members(config)
+    if not chosen:
+        raise InputError(
+            f"run {config.run.id} has no ensemble section, so there is nothing to collapse; give it cycles"
+        )
+    location = shard_set or dataset_directory(config.run.workspace, config.data)
+    for member in chosen:
+        resume.refuse_other_document(member.config)
+        _tell(member.config, stages.train(member.config, location), member.model)
 
-    config, location = _ready(document, changes, shard_set)
+
+@termination.told("evaluate")
+def evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | None = None) -> None:
+    """Evaluates the trained model, or several together, and prints the figures."""
+    from podscale.evaluate import evaluation as evaluations
+    from podscale.evaluate.report.sections.together import as_text
+
+    if any(Path(name).is_dir() for name in documents):
+        config = several(documents, changes, shard_set)
+        location = shard_set or dataset_directory(config.run.workspace, config.data)
+        resume.refuse_other_document(config)
+    elif len(documents) > 1:
+        missing = next(name for name in documents if not Path(name).is_dir())
+        raise InputError(f"{missing}: there is no such directory; models are named by theirs, or that of their run")
+    else:
+        config, location = _ready(documents[0] if documents else None, changes, shard_set)
     outcome = stages.evaluate(config, location)
-    for name, value in _figures(evaluations.read(RunDirectory.of(config).evaluation)).items():
+    found = evaluations.read(RunDirectory.of(config).evaluation)
+    if found.ensemble is not None:
+        print(as_text(found.ensemble), end="\n\n")
+    for name, value in _figures(found).items():
         print(f"{name:<10} {value}")
     _tell(config, outcome, RunDirectory.of(config).evaluation)
 

@@ -6,10 +6,10 @@ from podscale.config.model import (
     ClaimSection,
     DataSection,
     InputSection,
-    ModelSection,
     RunConfig,
     TrainSection,
 )
+from podscale.config.network import ModelSection
 
 __all__ = [
     "ClaimSection",

@@ -5,21 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from podscale.config.architecture import check_network
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
-from podscale.config.optimizer import check_options
+from podscale.config.ensemble import check_ensemble
+from podscale.config.optimizer import check_options, rules_with
 from podscale.config.spans import batch_norm_span, check_span, sharers
+from podscale.text import listed
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig, TrainSection
 
-SMALLEST_IMAGENET_STEM = 32  # five halvings: below this the last stage of the network would see less than one pixel
-SMALLEST_ALEXNET = 63  # below this pool5 would see less than one of its windows
-
 
 def check_sections(config: RunConfig) -> None:
     """Raises where two fields, each valid alone, cannot both hold."""
-    train, launch, model = config.train, config.launch, config.model
+    train, launch = config.train, config.launch
     check_engine(config)
     ranks = launch.processes * launch.nodes if launch.processes else None
     if ranks is not None and not wants_tpus(config):  # of which a process drives several
@@ -34,6 +34,13 @@ def check_sections(config: RunConfig) -> None:
     check_span(config)
     check_phases(train)
     check_update(train)
+    check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
+    if train.start_from.epoch is not None and train.start_from.run is None:
+        raise conflict("train.start_from.epoch", "of which run? set train.start_from.run too")
+    if len(config.evaluate.models) == 1:
+        raise conflict(
+            "evaluate.models", "an ensemble of one is a single model: name two or more, or evaluate it as its own run"
+        )
     if config.evaluate.weights == "ema" and train.ema.decay is None:
         raise conflict(
             "evaluate.weights", "no running average of the weights is kept; set train.ema.decay, such as 0.9999"
@@ -43,15 +50,7 @@ def check_sections(config: RunConfig) -> None:
             "telemetry.mlperf_log",
             "MLPerf times a run to a target accuracy; set train.target_top1 (0.759 for ResNet-50 on ImageNet)",
         )
-    smallest = min(config.input.image_size, config.eval_image_size)
-    if model.name == "alexnet":
-        check_alexnet(config, smallest)
-    elif model.stem == "imagenet" and smallest < SMALLEST_IMAGENET_STEM:
-        raise conflict(
-            "model.stem",
-            f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
-            "use model.stem=small",
-        )
+    check_network(config)
     if config.input.decoded_cache_bytes and config.input.loader in ("dali", "nvjpeg"):
         raise conflict(
             "input.decoded_cache_bytes",
@@ -70,6 +69,9 @@ def check_update(train: TrainSection) -> None:
     """Raises where optimizer, precision and the way of updating do not go together."""
     optimizer = train.optimizer
     check_options(optimizer)
+    check_momentum(train)
+    if optimizer.name == "neumann":
+        check_neumann(train)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict("train.optimizer.nesterov", "Nesterov's form needs train.optimizer.momentum above 0")
     if optimizer.name in ("adam", "rmsprop") and optimizer.added_eps == 0:
@@ -108,6 +110,42 @@ def check_update(train: TrainSection) -> None:
         )
 
 
+def check_momentum(train: TrainSection) -> None:
+    """Raises where schedules or phases set a momentum that the update rule does not take from them."""
+    name, have = train.optimizer.name, rules_with("momentum")
+    if name in have:
+        return
+    given = [("train.schedule", train.schedule)]
+    given += [(f"train.phases.{i}.schedule", phase.schedule) for i, phase in enumerate(train.phases) if phase.schedule]
+    keys = [
+        f"{key}.{option}"
+        for key, schedule in given
+        for option in ("momentum_start", "momentum_end", "momentum_correction")
+        if getattr(schedule, option)
+    ]
+    keys += [f"train.phases.{i}.momentum" for i, phase in enumerate(train.phases) if phase.momentum is not None]
+    keys += [f"train.phases.{i}.reset_momentum" for i, phase in enumerate(train.phases) if phase.reset_momentum]
+    if keys:
+        raise conflict(keys[0], f"{keys[0]} is for {listed(have)}; {name} has no such momentum: leave it out")
+
+
+def check_neumann(train: TrainSection) -> None:
+    """Raises where a part of the Neumann optimizer would not begin before the run ends."""
+    section = train.optimizer.neumann
+    if section.sgd_epochs >= train.epochs:
+        raise conflict(
+            "train.optimizer.neumann.sgd_epochs",
+            f"{section.sgd_epochs:g} epochs of plain SGD do not end within a run of {train.epochs:g}; lower "
+            "train.optimizer.neumann.sgd_epochs, or set train.optimizer.name=sgd",
+        )
+    if section.reset_epochs >= train.epochs:
+        raise conflict(
+            "train.optimizer.neumann.reset_epochs",
+            f"the first reset after {section.reset_epochs:g} epochs never comes in a run of {train.epochs:g}; lower "
+            "train.optimizer.neumann.reset_epochs",
+        )
+
+
 def check_step(config: RunConfig) -> None:
     """Raises where the ways to carry out an update exclude each other."""
     train = config.train
@@ -129,20 +167,15 @@ def check_step(config: RunConfig) -> None:
             f"train.compile={train.compile} records CUDA graphs of its own, which cannot be recorded again; set "
             "train.compile to default or max-autotune-no-cudagraphs, or train.cuda_graph=false",
         )
-    if train.stem_compute == "space_to_depth" and config.model.stem == "small":
-        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
-
-
-def check_alexnet(config: RunConfig, smallest: int) -> None:
-    """Raises where the document asks of AlexNet what it does not have."""
-    if config.model.stem != "imagenet":
-        raise conflict("model.stem", f"alexnet has no {config.model.stem} stem: set model.stem=imagenet, or a resnet")
-    if smallest < SMALLEST_ALEXNET:
+    if train.cuda_graph and len(set(config.training_sizes)) > 1:
+        sides = ", ".join(map(str, config.training_sizes))
         raise conflict(
-            "input.image_size",
-            f"images of {smallest} px are too small for alexnet (at least {SMALLEST_ALEXNET}); "
-            "raise input.image_size and evaluate.image_size, or take a resnet",
+            "train.cuda_graph",
+            f"a CUDA graph is of one shape, and the training images have sides of {sides} px by the phases; set "
+            "train.cuda_graph=false, or leave image_size out of train.phases",
         )
+    if train.stem_compute == "space_to_depth" and config.model.small_stem:
+        raise conflict("train.stem_compute", "the small stem has no stride to fold into channels; set it to plain")
 
 
 def check_phases(train: TrainSection) -> None:

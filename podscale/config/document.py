@@ -7,16 +7,19 @@ YAML 1.2 (so that `1e-4` is a number).
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from podscale.config.model import RunConfig
+from podscale.config.optimizer import RULES, rules_with
 from podscale.errors import InputError
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 MAX_DOCUMENT_BYTES = 2**20
 RUN_DOCUMENT = "PODSCALE_RUN_DOCUMENT"
@@ -135,10 +138,43 @@ def loads(
         values = _over(_parse(defaults.text, origins.below), values)
     for override in overrides:
         _apply_override(values, override, origins)
+    _leave_behind(values, origins)
+    return _validated(RunConfig, values, origins)
+
+
+def read_as(model: type[Kind], text: str, name: str) -> Kind:
+    """Another kind of document, `model`, from text, under the same rules and with the same errors as a run document."""
+    origins = _Origins(name)
+    return _validated(model, _parse(text, origins), origins)
+
+
+def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings of `a.b=c` overrides, by dotted name. Raises InputError for one that is written otherwise."""
+    found: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {override}: write it as section.key=value")
+        found[key.strip()] = _override_value(text, override)
+    return found
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as overrides for `load`: {"train.optimizer": {"name": "sgd"}} -> ['train.optimizer.name="sgd"']."""
+    found = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found += overrides_of({f"{name}.{inner}": below for inner, below in value.items()})
+        else:
+            found.append(f"{name}={json.dumps(value)}")
+    return found
+
+
+def _validated(model: type[Kind], values: dict[str, Any], origins: _Origins) -> Kind:
     try:
-        return RunConfig.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(_explain(error, origins)) from None
+        raise InputError(_explain(error, origins, model)) from None
 
 
 def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
@@ -173,7 +209,7 @@ def _parse(text: str, origins: _Origins) -> dict[str, Any]:
         if node is None:
             return {}
         if not isinstance(node, yaml.MappingNode):
-            raise InputError(f"{origins.name}: a run document is a mapping of sections, not a {_kind(node)}")
+            raise InputError(f"{origins.name}: a document is a mapping of sections, not a {_kind(node)}")
         _record(node, "", origins)
         values: dict[str, Any] = loader.construct_document(node)
         return values
@@ -242,6 +278,19 @@ def _apply_override(values: dict[str, Any], override: str, origins: _Origins) ->
     target[last] = value
 
 
+def _leave_behind(values: dict[str, Any], origins: _Origins) -> None:
+    """Where `--set` names the update rule, takes out what the document said of options that this rule does not have."""
+    if "train.optimizer.name" not in origins.overrides:
+        return
+    section = values["train"]["optimizer"]
+    if section["name"] not in RULES:
+        return  # for the model to refuse
+    for option in [name for name in section if section["name"] not in rules_with(name)]:
+        key = f"train.optimizer.{option}"
+        if not any(name == key or name.startswith(f"{key}.") for name in origins.overrides):
+            del section[option]
+
+
 def _override_value(text: str, override: str) -> Any:
     """The value of `a.b=<text>` as in a document; what only looks like YAML (a URL with a colon, say) is text."""
     if not text.strip():
@@ -254,40 +303,41 @@ def _override_value(text: str, override: str) -> Any:
         raise
 
 
-def _explain(error: ValidationError, origins: _Origins) -> str:
+def _explain(error: ValidationError, origins: _Origins, model: type[BaseModel]) -> str:
     messages = []
     for item in error.errors(include_url=False):
         context = item.get("ctx", {})
         key = context["key"] if item["type"] == "conflict" else ".".join(str(part) for part in item["loc"])
-        messages.append(f"{origins.of(key)}: {_sentence(item['type'], key, item)}")
+        messages.append(f"{origins.of(key)}: {_sentence(item['type'], key, item, model)}")
     return "\n".join(messages)
 
 
-def _sentence(kind: str, key: str, item: Any) -> str:
+def _sentence(kind: str, key: str, item: Any, model: type[BaseModel]) -> str:
     if kind == "conflict":
         return str(item["ctx"]["message"])
     if kind == "extra_forbidden":
-        return f"unknown key {key}{_suggestion(key)}"
+        return f"unknown key {key}{_suggestion(key, model)}"
     message = str(item["msg"]).removeprefix("Value error, ")
+    if not key:
+        return message
     shown = json.dumps(item["input"], default=str)
     return f"{key}: {message[:1].lower()}{message[1:]} (got {shown if len(shown) < 80 else shown[:77] + '...'})"
 
 
-def _suggestion(key: str) -> str:
+def _suggestion(key: str, model: type[BaseModel]) -> str:
     parent, _, last = key.rpartition(".")
-    names = _keys_under(parent)
+    names = _keys_under(parent, model)
     close = difflib.get_close_matches(last, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {parent + '.' if parent else ''}{close[0]}?"
-    elsewhere = [name for name in options() if name.rpartition(".")[2] == last]
+    elsewhere = [name for name in _walk(model, "") if name.rpartition(".")[2] == last]
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"
     return f"; valid here: {', '.join(names)}" if names else ""
 
 
-def _keys_under(section: str) -> list[str]:
+def _keys_under(section: str, model: type[BaseModel]) -> list[str]:
     """The keys of a section; the number of an entry in a list of sections is passed over."""
-    model: type[BaseModel] = RunConfig
     for part in section.split(".") if section else ():
         if part.isdigit():
             continue

@@ -49,6 +49,12 @@ def _check_jax(config: RunConfig) -> None:
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
         "train.optimizer.name": (train.optimizer.name not in ("sgd", "lars"), "has sgd and lars", "lars"),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
+        "train.phases": (
+            len(set(config.training_sizes)) > 1,
+            "compiles its program for one size of training images",
+            "[] or phases without image_size",
+        ),
+        "model.name": (config.model.name.startswith("inception"), "has residual networks and AlexNet", "resnet50"),
         "train.all_reduce.algorithm": (
             reduce.algorithm not in ("flat", "torus2d"),
             "has flat (XLA's own) and torus2d",

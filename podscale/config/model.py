@@ -11,8 +11,10 @@ from pydantic import Field, model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.ema import EmaSection
+from podscale.config.ensemble import EnsembleSection, StartSection, fill_cycles
 from podscale.config.fields import display, placement, result
 from podscale.config.launch import LaunchSection
+from podscale.config.network import ModelSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.config.recipe import fill_recipe
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
@@ -98,62 +100,6 @@ class InputSection(Section):
     )
 
 
-class BatchNormSection(Section):
-    momentum: float = result(
-        0.1, "Weight of the new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
-    )
-    eps: float = result(1e-5, "Added to the variance.", gt=0)
-    span: int | None = result(
-        None,
-        "Images that share batch statistics (`model_bn_span` in MLPerf's logs), at any number of ranks: parts of a "
-        "rank's batch, or groups of ranks. Default: what `group` says.",
-        ge=2,
-    )
-    group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
-    running: Literal["mean", "first"] = result(
-        "mean", "Running statistics of the model: `mean` of all ranks', or those of the `first` rank alone."
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> "BatchNormSection":
-        if self.span is not None and self.group != 1:
-            raise ValueError(
-                f"span: {self.span} images and group: {self.group} ranks both say who shares statistics; give one"
-            )
-        return self
-
-
-class AlexNetSection(Section):
-    """Read where model.name is alexnet. What stands in the place of local response normalisation is batch norm or
-    nothing; the published network's own is not offered.
-
-    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two
-    the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
-    """
-
-    groups: Literal[1, 2] = result(
-        2, "Groups of convolutions 2, 4 and 5: 2 = the two towers of Krizhevsky 2012, 1 = whole convolutions."
-    )
-    convolution_norm: bool = result(True, "Batch norm after each convolution, in the place of its bias (You 2017).")
-    pool5_norm: bool = result(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
-    dropout: float = result(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
-
-
-class ModelSection(Section):
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet"] = result(
-        "resnet50", "Architecture, by its name in the catalogue."
-    )
-    stem: Literal["imagenet", "small"] = result(
-        "imagenet", "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px."
-    )
-    width: int = result(
-        64, "Channels of the first stage; 64 is the published network (of AlexNet too).", ge=4, multiple_of=4
-    )
-    zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
-    batch_norm: BatchNormSection = BatchNormSection()
-    alexnet: AlexNetSection = AlexNetSection()
-
-
 class AllReduceSection(Section):
     """How gradients are averaged over the ranks (docs/all-reduce.md)."""
 
@@ -208,10 +154,12 @@ class TrainSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     ema: EmaSection = EmaSection()
+    start_from: StartSection = StartSection()
     phases: tuple[PhaseSection, ...] = result(
         (),
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
-        "`reset_momentum`, `weight_decay`, `crop`). The part before the first is what the other options say.",
+        "`reset_momentum`, `weight_decay`, `crop`, `image_size`). The part before the first is what the other options "
+        "say.",
     )
     weight_update: Literal["replicated", "sharded"] = placement(
         "replicated",
@@ -260,13 +208,32 @@ class TrainSection(Section):
 
 class EvaluateSection(Section):
     batch: int = placement(256, "Images per rank and step.", ge=1)
-    image_size: int | None = result(None, "Side of the evaluation image in pixels; default: input.image_size.", ge=4)
+    image_size: int | None = result(
+        None, "Side of the evaluation image in pixels; default: that of the last training images.", ge=4
+    )
     crop_fraction: float = result(0.875, "Centre crop side over resized short side.", gt=0, le=1)
+    flip: bool = result(False, "Average the logits of each image and of its mirror image, at twice the cost.")
     every_epochs: float = result(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
     weights: Literal["trained", "ema"] = result(
         "trained",
         "Which weights are the model: those of the last update, or their running average (train.ema). They are what "
         "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
+    )
+    models: tuple[str, ...] = result(
+        (),
+        "Evaluate these models together in place of the run's own: directories of runs or of models, or run ids of the "
+        "same workspace. Default: where the document has an `ensemble`, its members.",
+    )
+    combine: Literal["probabilities", "logits", "weights"] = display(
+        "probabilities",
+        "Which way of combining several models the headline figures are of; all are computed: mean of the "
+        "probabilities, mean of the logits, one model of the mean weights (Izmailov 2018).",
+    )
+    statistics_images: int = result(
+        16384, "Training images over which batch norm's statistics of the mean weights are estimated anew.", ge=1
+    )
+    baseline: str | None = display(
+        None, "A single model to set beside several, named as in `models`; at best one of as many epochs in all."
     )
 
 
@@ -278,6 +245,7 @@ class CheckpointSection(Section):
     resume: str = placement(
         "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
     )
+    snapshots: tuple[float, ...] = placement((), "Epochs whose states are saved and kept for good besides.")
     asynchronous: bool = placement(True, "Write while training goes on.")
 
 
@@ -300,6 +268,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
+    ensemble: EnsembleSection = EnsembleSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
     launch: LaunchSection = LaunchSection()
@@ -308,7 +277,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, values: Any) -> Any:
-        return fill_recipe(values)
+        return fill_cycles(fill_recipe(values))
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
@@ -318,4 +287,10 @@ class RunConfig(Section):
     @property
     def eval_image_size(self) -> int:
         """Side of the evaluation image in pixels."""
-        return self.evaluate.image_size or self.input.image_size
+        return self.evaluate.image_size or self.training_sizes[-1]
+
+    @property
+    def training_sizes(self) -> tuple[int, ...]:
+        """Sides of the training images in pixels, in the order in which the run comes to them."""
+        later = (phase.image_size for phase in self.train.phases if phase.image_size is not None)
+        return (self.input.image_size, *later)

@@ -12,11 +12,13 @@ from pydantic import BaseModel
 from podscale.config.baselines import AdamSection, RmspropSection
 from podscale.config.conflict import conflict
 from podscale.config.fields import result
+from podscale.config.neumann import NeumannSection
+from podscale.config.nlcg import NlcgSection
 from podscale.config.section import Section
 from podscale.config.shampoo import ShampooSection
 from podscale.text import listed
 
-Rule = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"]
+Rule = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
@@ -31,7 +33,10 @@ class OptimizerSection(Section):
     nesterov: bool = result(False, "Nesterov's look-ahead form of momentum; SGD, LARS and Shampoo.")
     weight_decay: float = result(1e-4, "L2 decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
-    adapt_all: bool = result(False, "LARS and LAMB: scale batch norm and biases too, although they do not decay.")
+    adapt_all: bool = result(
+        False,
+        "LARS, LAMB and NLCG with `lars_coefficient`: scale batch norm and biases too, although they do not decay.",
+    )
     skip: tuple[str, ...] = result(
         (), "Further parameters that neither decay nor are scaled, by name or pattern (such as `fc.*`)."
     )
@@ -53,6 +58,8 @@ class OptimizerSection(Section):
     adam: AdamSection = AdamSection()
     rmsprop: RmspropSection = RmspropSection()
     shampoo: ShampooSection = ShampooSection()
+    nlcg: NlcgSection = NlcgSection()
+    neumann: NeumannSection = NeumannSection()
 
     @property
     def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
@@ -72,7 +79,7 @@ HAVE: dict[str, tuple[Rule, ...]] = {
     "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
     "momentum_form": ("sgd", "lars", "rmsprop"),
     "nesterov": ("sgd", "lars", "shampoo"),
-    "adapt_all": ("lars", "lamb"),
+    "adapt_all": ("lars", "lamb", "nlcg"),
     "trust": ("lars",),
     "trust_coefficient": ("lars",),
     "trust_clip": ("lars", "lamb"),

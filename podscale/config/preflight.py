@@ -316,7 +316,7 @@ def shared_memory_needed(document: RunConfig, processes: int) -> int:
     if section.loader == "synthetic":
         return 0
     per_rank = document.train.global_batch // (processes * document.launch.nodes * document.train.accumulation)
-    return processes * (section.prefetch + section.workers) * per_rank * 3 * section.image_size**2
+    return processes * (section.prefetch + section.workers) * per_rank * 3 * max(document.training_sizes) ** 2
 
 
 def _port_problems(document: RunConfig) -> Iterator[str]:

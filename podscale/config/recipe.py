@@ -35,7 +35,7 @@ def fill_recipe(values: Any) -> Any:
     skipped = {"model.batch_norm.span"} if given_group else set()
     for key, value in {**setting.values, WRITTEN_BY_RECIPE: setting.origin}.items():
         if key not in skipped:
-            _put(filled, key, value)
+            put(filled, key, value)
     return filled
 
 
@@ -48,7 +48,7 @@ def _at(values: Any, key: str, default: Any = None) -> Any:
     return values
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Sets a dotted key unless it is given; a section that is no mapping is left for the model to refuse."""
     *parents, last = key.split(".")
     for parent in parents:

@@ -86,3 +86,6 @@ class PhaseSection(Section):
         False, "Begin with an empty momentum buffer, as a run started from saved weights alone does."
     )
     crop: CropSection | None = result(None, "Training augmentation from here on (options of input.crop).")
+    image_size: int | None = result(
+        None, "Side of the square training image in pixels from here on (progressive resizing).", ge=4
+    )

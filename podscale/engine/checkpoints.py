@@ -5,6 +5,7 @@ from collections.abc import Callable
 from podscale.checkpoint import Checkpoints, Identity, Report
 from podscale.config import RunConfig, result_values
 from podscale.rundir import RunDirectory
+from podscale.schedules import snapshot_steps
 from podscale.shards.shardset import ShardSet
 
 
@@ -22,6 +23,7 @@ def open_checkpoints(
         Identity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
+        snapshots=snapshot_steps(config.checkpoint.snapshots, config.train, len(shard_set.split("train"))),
         asynchronous=config.checkpoint.asynchronous,
         fence=fence,
         listener=listener,

@@ -1,8 +1,18 @@
-"""How the ranks of a run find each other before anything is built: one small key-value store that all of them reach."""
+"""How the ranks of a run find each other before anything is built: one small key-value store that all of them reach.
 
+Frameworks have stores of their own, which live in rank 0 and end with it. This one names who is missing and outlives
+every rank, so it is where ranks agree, where they tell how they are, and where a failure looks for the culprit.
+"""
+
+from contextlib import suppress
 from dataclasses import dataclass
 
-from podscale.store import Store
+from podscale.engine.seat import Seat
+from podscale.store import Store, StoreError
+from podscale.store.client import OwnStore, RemoteStore
+
+LAST_SECONDS = 10.0
+"""How long rank 0, in which the framework's own store lives, stays for the others at the end."""
 
 
 @dataclass(frozen=True)
@@ -20,3 +30,18 @@ class Meeting:
     def own_store(self, seconds: float) -> Store:
         """The store for another thread; its operations give up after `seconds`."""
         return self.store.own(seconds)
+
+
+def meet(seat: Seat, timeout_seconds: float) -> Meeting:
+    """The meeting of this rank with the others, if there are any, by the spawner's store; nothing is waited for yet."""
+    store = RemoteStore(seat.address, seat.port, timeout_seconds) if seat.size > 1 else OwnStore()
+    return Meeting(seat.rank, seat.size, store, timeout_seconds)
+
+
+def part(meeting: Meeting) -> None:
+    """Lets the others know that this rank is done; rank 0 stays for the last of them."""
+    with suppress(StoreError):  # nothing is left to lose
+        if meeting.rank:
+            meeting.store.set(f"left/{meeting.rank}", "")
+        else:
+            meeting.store.wait([f"left/{rank}" for rank in range(1, meeting.size)], LAST_SECONDS)

@@ -164,6 +164,10 @@ class Monitor:
         """Has `meters` set up what the metrics look up by themselves whenever they are written."""
         meters(self._metrics)
 
+    def image_cost(self, flops: float) -> None:
+        """What the model costs for each image from here on, forward and backward."""
+        self._metrics.image_cost(flops)
+
     def evaluated_images(self, images: int) -> None:
         """Counts images of this rank in an evaluation."""
         self._metrics.evaluating(images)

@@ -1,7 +1,7 @@
 """What one rank of a training does between updates: agree, evaluate, save, end. What computes is the engine's."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,16 @@ from podscale.engine.evaluation import Evaluation
 from podscale.engine.export import Trained, export
 from podscale.engine.meters import Meters
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import EPOCH, Origin
 from podscale.engine.progress import Progress
 from podscale.engine.stop import StopRequest
 from podscale.engine.word import Control, Word
 from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
 from podscale.input import Loader
+
+DIVERGED = "had a loss or gradient that is not finite"
+"""What the error of a training says whose weights or loss left the numbers."""
 
 
 class State(Protocol):
@@ -60,9 +64,13 @@ class Session(ABC):
     monitor: Monitor
     checkpoints: Checkpoints
     stop: StopRequest
+    origin: Callable[[], Origin | None]
+    """What the run begins with where it has no checkpoint of its own; rank 0 asks."""
     training_images: int
     stopping: bool = False
     """All ranks have agreed to stop."""
+    side: int = 0
+    """Of the newest training images, in pixels; 0 before the first."""
 
     @abstractmethod
     def restore(self) -> bool:
@@ -123,6 +131,11 @@ class Session(ABC):
         return schedules.total_steps(self.config.train, self.training_images)
 
     @cached_property
+    def _snapshots(self) -> set[int]:
+        """After how many updates a checkpoint is kept for good."""
+        return schedules.snapshot_steps(self.config.checkpoint.snapshots, self.config.train, self.training_images)
+
+    @cached_property
     def rates(self) -> npt.NDArray[np.float64]:
         """The learning rate of every update, for the log."""
         return schedules.values(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
@@ -145,8 +158,15 @@ class Session(ABC):
             validation_images=self.evaluator.count,
             parameters=self.spec.size,
             training_flops_per_image=flops,
+            **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
+
+    def meet(self, side: int) -> None:
+        """Tells the monitor what images cost that have another side than those before."""
+        if side != self.side:
+            self.side = side
+            self.monitor.image_cost(self.spec.training_flops(side))
 
     def heed(self, words: list[Word]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
@@ -164,8 +184,8 @@ class Session(ABC):
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
-                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) had a loss or gradient "
-                    f"that is not finite (train.max_nonfinite is {limit}). They were masked, so the weights are "
+                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) {DIVERGED} "
+                    f"(train.max_nonfinite is {limit}). They were masked, so the weights are "
                     "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
                 )
             self.stopping = self.stopping or word.stop
@@ -201,6 +221,8 @@ class Session(ABC):
         """Whether the document asks for a checkpoint after so many updates."""
         settings = self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
+        if step in self._snapshots:
+            return True
         return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
 
     def interrupts(self, step: int) -> bool:
@@ -255,6 +277,7 @@ class Session(ABC):
             self.heed(self.control.drain())  # what is known of every update so far belongs to the state
             snapshot = self.capture()
             if snapshot is not None:
+                snapshot.meta[EPOCH] = round(self.progress.step / self.steps_per_epoch, 6)
                 self.checkpoints.save(snapshot, top1=self.progress.top1)
                 if wait:
                     self.checkpoints.wait()

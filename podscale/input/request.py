@@ -11,7 +11,7 @@ import numpy.typing as npt
 from podscale.input.batch import Batch
 from podscale.input.crop import Views, evaluation_views, training_views
 from podscale.order import SampleOrder, evaluation_slots
-from podscale.schedules import crops
+from podscale.schedules import crops, image_sizes
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig
@@ -46,7 +46,14 @@ class Requests(Protocol):
     """Training or evaluation, as a loader sees it."""
 
     split: Split
-    size: int
+
+    def size_at(self, step: int) -> int:
+        """Side of the images of a step, in pixels."""
+        ...
+
+    def stretch(self, start: int, stop: int) -> int:
+        """Where the run of steps from `start` on ends whose images have one size: at `stop` or before."""
+        ...
 
     def at(self, step: int) -> Request: ...
 
@@ -61,7 +68,10 @@ class TrainingRequests:
     def __init__(
         self, config: RunConfig, split: Split, order: SampleOrder, guard: Guard, *, ranks: range, world: int
     ) -> None:
-        self.split, self.size = split, config.input.image_size
+        self.split = split
+        self._sizes = [
+            (first, size or config.input.image_size) for first, size in image_sizes(config.train, len(split))
+        ]
         self._seed = config.run.seed
         self._crops = [(first, crop or config.input.crop) for first, crop in crops(config.train, len(split))]
         self._order, self._guard, self._ranks, self._world = order, guard, ranks, world
@@ -74,7 +84,14 @@ class TrainingRequests:
 
     def views(self, step: int, rows: Rows, epochs: Rows) -> Views:
         keys, sizes = self.split.keys[rows], _sizes(self.split, rows)
-        return training_views(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size)
+        return training_views(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size_at(step))
+
+    def size_at(self, step: int) -> int:
+        return next(size for first, size in reversed(self._sizes) if step >= first)
+
+    def stretch(self, start: int, stop: int) -> int:
+        size = self.size_at(start)
+        return min((first for first, other in self._sizes if start < first < stop and other != size), default=stop)
 
     def crop_at(self, step: int) -> CropSection:
         """The augmentation of global batch `step`: that of the phase which the whole batch belongs to."""
@@ -89,7 +106,7 @@ class EvaluationRequests:
     """Every sample of a split once over all ranks, in centre crops; a bad record weighs nothing."""
 
     def __init__(self, config: RunConfig, split: Split, guard: Guard, *, ranks: range, world: int) -> None:
-        self.split, self.size = split, config.eval_image_size
+        self.split, self._size = split, config.eval_image_size
         self._fraction, self._length = config.evaluate.crop_fraction, config.evaluate.batch
         self._guard, self._ranks, self._world = guard, ranks, world
 
@@ -101,7 +118,13 @@ class EvaluationRequests:
         return Request(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
 
     def views(self, step: int, rows: Rows, epochs: Rows) -> Views:
-        return evaluation_views(*_sizes(self.split, rows), size=self.size, fraction=self._fraction)
+        return evaluation_views(*_sizes(self.split, rows), size=self._size, fraction=self._fraction)
+
+    def size_at(self, step: int) -> int:
+        return self._size
+
+    def stretch(self, start: int, stop: int) -> int:
+        return stop
 
     def answer(self, request: Request, images: Any) -> Batch:
         good = request.rows == request.asked

@@ -1,6 +1,7 @@
 """What puts together the parts of a training that the run document chooses."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from jax.sharding import Mesh
@@ -10,6 +11,7 @@ from podscale.checkpoint import Checkpoints
 from podscale.config import RunConfig
 from podscale.engine.fit import check_fit
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import find_origin
 from podscale.engine.stop import StopRequest
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.jax.checkpoints import State
@@ -68,6 +70,7 @@ def build_session(
         monitor=monitor,
         checkpoints=checkpoints,
         stop=stop,
+        origin=partial(find_origin, config, shard_set),
         training_images=len(training_split),
     )
 

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from podscale import models
 from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.config import RunConfig
+from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
 from podscale.jax.gradients import Buckets
@@ -67,6 +68,14 @@ class State:
                 f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
                 f"(first difference: {different[0]}); it was written by another version of Podscale: start a new run"
             )
+
+    def first_of(self, origin: Origin) -> Snapshot:
+        """The state of a new run that begins with the weights and statistics of another one."""
+        parameters = [parameter.name for parameter in models.spec(self.config.model, self.classes).parameters]
+        arrays = {f"model/{name}": values for name, values in origin.arrays.items()}
+        for slot in self.step.specs.moments:
+            arrays |= {f"optimizer/{slot}/{name}": np.zeros_like(origin.arrays[name]) for name in parameters}
+        return Snapshot(0, arrays, {"progress": asdict(Progress(origin=origin.told))})
 
     def begin(self, snapshot: Snapshot | None) -> None:
         """The state of `snapshot`, which process 0 alone has, on all devices; without one that of a new run."""
@@ -132,12 +141,16 @@ class State:
         return jax.jit(lambda buckets: buckets, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
 
-def restore_or_start(checkpoints: Checkpoints, resume: str, state: State) -> bool:
+def restore_or_start(
+    checkpoints: Checkpoints, resume: str, state: State, origin: Callable[[], Origin | None] = lambda: None
+) -> bool:
     """Continues from the newest whole checkpoint, read and verified by process 0; whether there was one.
 
-    Raises InputError on every process where process 0's checkpoints conflict with the run.
+    origin: what a new run begins with. Raises InputError on every process where process 0's checkpoints, or that
+    origin, conflict with the run.
     """
     snapshot: Snapshot | None = None
+    first: Snapshot | None = None
     answer: Any = None
     if state.world.first:
         refusal = ""
@@ -145,9 +158,12 @@ def restore_or_start(checkpoints: Checkpoints, resume: str, state: State) -> boo
             snapshot = checkpoints.restore(resume)
             if snapshot is not None:
                 state.check(snapshot)
+            elif (begun := origin()) is not None:
+                first = state.first_of(begun)
         except InputError as error:
             refusal = str(error)
         answer = {"found": snapshot is not None, "refusal": refusal}
+        snapshot = snapshot or first
     answer = state.world.broadcast(answer)
     if answer["refusal"]:
         raise InputError(answer["refusal"])

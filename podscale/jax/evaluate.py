@@ -147,7 +147,10 @@ def build_answers(config: RunConfig, mesh: Mesh) -> Callable[..., Answers]:
 
     def answers(parameters: Arrays, statistics: Arrays, images: Array, labels: Array, stops: Array) -> Answers:
         with exact_products(config.train):
-            logits, _ = apply(parameters, statistics, normalise(images[0], config.input), train=False)
+            floats = normalise(images[0], config.input)
+            ways = [floats, floats[:, :, ::-1]] if config.evaluate.flip else [floats]
+            logits, _ = apply(parameters, statistics, jnp.concatenate(ways), train=False)
+            logits = logits.reshape(len(ways), len(floats), -1).mean(0)
         return Answers(*answers_of(logits, labels[0]), lax.pmax(stops, RANKS))
 
     ranks = PartitionSpec(RANKS)

@@ -1,6 +1,6 @@
 """The process of one rank: `python -m podscale.jax.rank`, started by our spawner under the supervisor.
 
-Reads the run document and its place from the environment (see `Place` and `environment`), makes sure that all ranks are
+Reads the run document and its place from the environment (see `Place` and `Seat`), makes sure that all ranks are
 about to do the same, and carries out one stage. How it ended is recorded by launch.rankprocess, in whose process this
 runs.
 """
@@ -9,17 +9,16 @@ import logging
 import os
 
 from podscale import devices
-from podscale.engine.meeting import Meeting
+from podscale.engine.meeting import Meeting, meet
 from podscale.engine.notes import Whereabouts
 from podscale.engine.place import Place
+from podscale.engine.seat import read_seat
 from podscale.engine.stage import carry_out
 from podscale.engine.start import agreed_shard_set
 from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
-from podscale.jax.environment import read_seat
 from podscale.jax.failure import watched
 from podscale.jax.libraries import library_facts
-from podscale.jax.meeting import meet
 from podscale.rundir import RunDirectory
 
 

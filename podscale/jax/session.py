@@ -43,7 +43,7 @@ class Session(SharedSession):
     feed: Feed
 
     def restore(self) -> bool:
-        return restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state)
+        return restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.origin)
 
     def updates(self) -> Iterator[list[Word]]:
         monitor, progress, state = self.monitor, self.progress, self.state

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -12,18 +11,15 @@ from typing import Any
 import jax
 
 from podscale.deadline import within
-from podscale.engine.meeting import Meeting
+from podscale.engine.meeting import Meeting, meet, part
+from podscale.engine.seat import Seat, read_seat
 from podscale.errors import HangDetected, InputError
 from podscale.jax.abort import outlived
-from podscale.jax.environment import Seat, read_seat
-from podscale.jax.meeting import meet
-from podscale.store import StoreError, StoreTimeout
+from podscale.store import StoreTimeout
 from podscale.text import ranks_text
 
 NEVER = 2**30
 """Seconds after which JAX itself would find a process missing: the pulse does, and says who and where."""
-LAST_SECONDS = 10.0
-"""How long process 0, in which JAX's own service lives, stays for the others at the end."""
 COORDINATOR = "jax/coordinator"
 
 
@@ -131,12 +127,7 @@ def leave(world: World) -> None:
 
     JAX's own farewell is left out: it ends a process whose peer does not say it in time.
     """
-    store = world.meeting.store
-    with suppress(StoreError):  # nothing is left to lose
-        if not world.first:
-            store.set(f"left/{world.rank}", "")
-        else:
-            store.wait([f"left/{rank}" for rank in range(1, world.size)], LAST_SECONDS)
+    part(world.meeting)
 
 
 def _meet_in_jax(meeting: Meeting, seat: Seat) -> None:

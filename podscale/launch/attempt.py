@@ -130,8 +130,8 @@ class Attempt:
             orphans.end_all(self._rank_dir)
 
     def _end_aftermath(self) -> None:
-        if self._task.engine == "pytorch" and self._task.rendezvous.nodes > 1 and self._task.max_restarts:
-            return  # torchrun starts the ranks again itself
+        if self._task.by_torchrun and self._task.max_restarts:
+            return  # it starts the ranks again itself
         if self._failed_since is None and (self._first_lost is not None or self._has_failed()):
             self._failed_since = time.monotonic()
         since = self._failed_since

@@ -1,4 +1,4 @@
-"""Starts the ranks of this pod: torchrun or our own spawner, or the one rank itself where it is alone."""
+"""Starts the ranks of this pod: our own spawner, torchrun for PyTorch on several pods, or the rank itself if alone."""
 
 import math
 import os
@@ -19,12 +19,12 @@ LOG_DIR = "PODSCALE_LOG_DIR"
 
 def command(task: PodTask, rank_dir: Path) -> list[str]:
     """The command line of this pod's child; torchrun keeps its own files in `rank_dir`, which is temporary."""
-    rank = ["podscale.launch.rankprocess", task.entry]
+    rank = ["-m", "podscale.launch.rankprocess", task.entry]
     if task.alone:
-        return [sys.executable, "-m", *rank]
-    if task.engine == "jax":
-        return [sys.executable, "-m", "podscale.launch.spawner", *_spawner_options(task), "--", *rank]
-    return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(task, rank_dir), "-m", *rank]
+        return [sys.executable, *rank]
+    if task.by_torchrun:
+        return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(task, rank_dir), *rank]
+    return [sys.executable, "-m", "podscale.launch.spawner", *_spawner_options(task), task.entry]
 
 
 def environment(
@@ -79,7 +79,7 @@ def start(arguments: list[str], variables: dict[str, str], log: Path) -> subproc
 
 def _spawner_options(task: PodTask) -> list[str]:
     meeting = task.rendezvous
-    options = {
+    options: dict[str, object] = {
         "processes": task.processes,
         "nodes": meeting.nodes,
         "node-rank": meeting.node_rank,
@@ -88,17 +88,19 @@ def _spawner_options(task: PodTask) -> list[str]:
         "port": meeting.port if meeting.nodes > 1 else 0,
         "leaving": task.grace_seconds,
     }
+    if not task.rank_module:
+        options["preload"] = task.entry
     return [f"--{name}={value}" for name, value in options.items()]
 
 
 def _torchrun_options(task: PodTask, rank_dir: Path) -> list[str]:
     """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
-    options = [f"--nproc-per-node={task.processes}", f"--log-dir={rank_dir / 'torchrun'}"]
     meeting = task.rendezvous
-    if meeting.nodes == 1:
-        # A free port that torchrun itself listens on, and no look-up of this machine's name.
-        return [*options, "--standalone", "--local-addr=127.0.0.1", "--max-restarts=0"]
-    options.append(f"--max-restarts={task.max_restarts}")
+    options = [
+        f"--nproc-per-node={task.processes}",
+        f"--log-dir={rank_dir / 'torchrun'}",
+        f"--max-restarts={task.max_restarts}",
+    ]
     if meeting.node_rank is not None:
         options += [
             f"--nnodes={meeting.nodes}",

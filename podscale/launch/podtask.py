@@ -45,6 +45,11 @@ class PodTask:
         return self.world_size == 1
 
     @property
+    def by_torchrun(self) -> bool:
+        """Whether torchrun starts the ranks: PyTorch's on several pods, of which it may make a new world."""
+        return self.engine == "pytorch" and self.rendezvous.nodes > 1
+
+    @property
     def leads(self) -> bool | None:
         """As the rendezvous' own."""
         return self.rendezvous.leads

@@ -17,6 +17,7 @@ from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
 from podscale.engine.fit import check_fit
 from podscale.engine.monitor import Monitor
+from podscale.engine.origin import find_origin
 from podscale.engine.progress import Progress
 from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
@@ -31,6 +32,7 @@ from podscale.pytorch.ema import build_ema
 from podscale.pytorch.evaluate import Evaluator
 from podscale.pytorch.feed import Feed
 from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.loss import build_loss
 from podscale.pytorch.models import build_model, choose_stem
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import Displaced, Optimizer, build_optimizer, build_share
@@ -96,6 +98,7 @@ def build_session(
         monitor=monitor,
         checkpoints=checkpoints,
         stop=stop,
+        origin=partial(find_origin, config, shard_set),
         training_images=len(training_split),
     )
 
@@ -133,7 +136,7 @@ def build_step(
         precision,
         statistics,
         schedule=torch.from_numpy(schedule).to(world.device),
-        label_smoothing=train.label_smoothing,
+        loss=build_loss(config),
         accumulation=train.accumulation,
         forward=build_forward(normalise, reducer.module, train.compile, ranks=world.size),
         randomness=Randomness(model, config.run.seed, world),
@@ -196,7 +199,18 @@ def build_evaluator(
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, ranks=world.ranks, world=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
-    return loader, Evaluator(loader, len(split), config.evaluate.batch, feed, normalise, precision, world, counted)
+    evaluator = Evaluator(
+        loader,
+        len(split),
+        config.evaluate.batch,
+        feed,
+        normalise,
+        precision,
+        world,
+        counted,
+        flip=config.evaluate.flip,
+    )
+    return loader, evaluator
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:

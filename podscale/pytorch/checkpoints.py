@@ -1,6 +1,6 @@
 """Between the engine's state and the engine-neutral arrays of a checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from podscale.checkpoint import Checkpoints, Snapshot
+from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
@@ -92,12 +93,14 @@ class State:
         arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
-    def share(self, snapshot: Snapshot | None, world: World) -> None:
-        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, if there is one."""
+    def share(self, snapshot: Snapshot | None, world: World, origin: Origin | None = None) -> None:
+        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
         flat, arrays = self._flat(), self._arrays()
         named = self._named(flat, arrays)
         if snapshot is not None:
             self._load(snapshot, named)
+        elif origin is not None:
+            self._begin_with(origin, named)
         meta: list[Any] = [self._meta() if world.first else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
@@ -150,22 +153,39 @@ class State:
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
         self._load_meta(snapshot.meta)
 
+    def _begin_with(self, origin: Origin, tensors: dict[str, Tensor]) -> None:
+        """The weights and statistics of another run; all else stays as in a new one."""
+        for name, values in origin.arrays.items():
+            for kind in ("model", "ema"):
+                if f"{kind}/{name}" in tensors:
+                    tensors[f"{kind}/{name}"].copy_(torch.from_numpy(np.array(values)))
+        self.progress.origin = origin.told
+
     def _load_meta(self, meta: dict[str, Any]) -> None:
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
         self.precision.restore(meta["precision"])
 
 
-def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world: World) -> bool:
+def restore_or_start(
+    checkpoints: Checkpoints,
+    resume: str,
+    state: State,
+    world: World,
+    origin: Callable[[], Origin | None] = lambda: None,
+) -> bool:
     """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
 
-    Raises InputError on every rank where rank 0's checkpoints conflict with the run.
+    origin: what a new run begins with. Raises InputError on every rank where rank 0's checkpoints, or that origin,
+    conflict with the run.
     """
     snapshot: Snapshot | None = None
+    begun: Origin | None = None
     refusal = ""
     if world.first:
         try:
             snapshot = checkpoints.restore(resume)
+            begun = origin() if snapshot is None else None
         except InputError as error:
             refusal = str(error)
     answer: list[Any] = [(snapshot is not None, refusal)]
@@ -173,7 +193,7 @@ def restore_or_start(checkpoints: Checkpoints, resume: str, state: State, world:
     found, refusal = answer[0]
     if refusal:
         raise InputError(refusal)
-    state.share(snapshot, world)
+    state.share(snapshot, world, begun)
     return bool(found)
 
 

@@ -5,21 +5,23 @@ gradients of a graph all arrive at its end: as one graph, no bucket could be on 
 The reducer's hooks stay outside; gradients are accumulated into its buffer as ever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from podscale.pytorch.models import AlexNet, ResNet
+from podscale.pytorch.models import AlexNet, Inception, Outputs, ResNet
 
-Forward = Callable[[Tensor], Tensor]
+Prepare = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Outputs]
+Region = Callable[[Any], Any]
 CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def build_forward(
-    prepare: Forward,
+    prepare: Prepare,
     module: nn.Module,
     mode: CompileMode,
     *,
@@ -28,18 +30,18 @@ def build_forward(
 ) -> Forward:
     """What a step calls with a batch's images: `prepare`, then `module` (the network, or its DDP wrapper)."""
     if mode == "off":
-        return lambda images: cast(Tensor, module(prepare(images)))
-    parts: list[Forward] = [module]
-    if ranks > 1 and isinstance(module, ResNet | AlexNet):
+        return lambda images: cast(Outputs, module(prepare(images)))
+    parts: Sequence[Region] = [module]
+    if ranks > 1 and isinstance(module, ResNet | AlexNet | Inception):
         parts = module.regions()
     first, *rest = parts
     dtype = next(module.parameters()).dtype  # a region sees nothing of the network's own hooks
 
-    def begin(images: Tensor) -> Tensor:
-        return first(prepare(images).to(dtype))
+    def begin(images: Tensor) -> Outputs:
+        return cast(Outputs, first(prepare(images).to(dtype)))
 
     chosen: dict[str, Any] = {"mode": mode} if backend == "inductor" else {}
-    compiler = cast(Callable[[Forward], Forward], partial(torch.compile, backend=backend, dynamic=False, **chosen))
+    compiler = cast(Callable[[Region], Region], partial(torch.compile, backend=backend, dynamic=False, **chosen))
     regions = [compiler(region) for region in (begin, *rest)]
     return lambda images: reduce(lambda x, region: region(x), regions, images)
 

@@ -1,16 +1,22 @@
-"""The store by which PyTorch's ranks meet: torchrun's, before there is a process group."""
+"""The store by which PyTorch's ranks meet before there is a process group: our spawner's, or torchrun's."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
+from podscale.engine import meeting as meetings
 from podscale.engine.meeting import Meeting
+from podscale.engine.seat import read_seat
+from podscale.launch.spawner import STORE
 from podscale.store import StoreError, StoreTimeout
+
+PORT = "torch/port"
+"""Key: where rank 0 keeps torch's store, beside ours."""
 
 
 class TorchStore:
@@ -58,21 +64,32 @@ def _translated() -> Iterator[None]:
 
 
 def meet(timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> Meeting:
-    """Reaches the store that torchrun's variables name; a store of its own where there are none.
+    """Reaches the store of our spawner, or the one that torchrun's variables name; alone where there is neither.
 
-    Under torchrun it lives in the launcher of the first node and so outlives rank 0.
+    Both live in the launcher of the first pod and so outlive rank 0.
     """
+    if STORE in environment:
+        return meetings.meet(read_seat(environment), timeout_seconds)
     rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     if size == 1:
         return Meeting(rank, size, TorchStore(HashStore()), timeout_seconds)
-    assert "MASTER_ADDR" in environment, "a world of several ranks is started by torchrun"
+    assert "MASTER_ADDR" in environment, "a world of several ranks is started by our spawner or by torchrun"
     timeout = timedelta(seconds=timeout_seconds)
     store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)
     return Meeting(rank, size, TorchStore(store), timeout_seconds)
 
 
-def store_of(meeting: Meeting) -> Store:
-    """torch's own store of a meeting of this engine."""
-    assert isinstance(meeting.store, TorchStore)
-    return meeting.store.store
+def store_of(meeting: Meeting, environment: Mapping[str, str] = os.environ) -> Store:
+    """torch's own store, which its process groups need: the meeting's, or one that rank 0 keeps while it lives.
+
+    Every rank must call this at the same time.
+    """
+    if isinstance(meeting.store, TorchStore):
+        return meeting.store.store
+    address, timeout = read_seat(environment).address, timedelta(seconds=meeting.timeout_seconds)
+    if meeting.rank == 0:
+        kept = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        meeting.store.set(PORT, str(kept.port))
+        return kept
+    return TCPStore(address, int(meeting.store.get([PORT])[0]), is_master=False, timeout=timeout)

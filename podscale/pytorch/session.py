@@ -43,7 +43,7 @@ class Session(SharedSession):
     feed: Feed
 
     def restore(self) -> bool:
-        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world)
+        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world, self.origin)
         self.step.seek(self.progress.step)
         return resumed
 
@@ -51,6 +51,7 @@ class Session(SharedSession):
         monitor, progress, ema = self.monitor, self.progress, self.state.ema
         batches = self.loader.batches(progress.step, self.end)
         for batch in self.feed(batches, monitor.phase):
+            self.meet(batch.images.shape[1])
             result = self.step(batch, monitor.phase)
             progress.step += 1
             if ema is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from podscale.engine.phase import Phase
 from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.loss import smoothed_cross_entropy
+from podscale.pytorch.loss import Loss
 from podscale.pytorch.optim import Hyper, Optimizer, Periodic
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.randomness import Randomness
@@ -52,7 +52,7 @@ class Step:
         statistics: RunningStatistics,
         *,
         schedule: Tensor,
-        label_smoothing: float,
+        loss: Loss,
         accumulation: int = 1,
         forward: Forward | None = None,
         randomness: Randomness | None = None,
@@ -60,14 +60,14 @@ class Step:
     ) -> None:
         """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
 
-        `forward`: a batch's images to logits (see compilation); default: the reducer's module as it is. `norm_every`:
+        `forward`: a batch's images to outputs (see compilation); default: the reducer's module as it is. `norm_every`:
         updates between two in which the norm of the gradient is taken; 0 = never.
         """
         assert len(reducer.buffer.extra) == 1 + len(statistics)
         self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
         self._precision, self._statistics = precision, statistics
         self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
-        self._label_smoothing, self._accumulation = label_smoothing, accumulation
+        self._loss, self._accumulation = loss, accumulation
         self._forward = forward or reducer.module
         self._randomness = randomness
         self._norm_every, self._norm_due = norm_every, False
@@ -108,8 +108,8 @@ class Step:
             last = number == parts - 1
             with accumulating(reducer, last=last):
                 with self._precision.autocast():
-                    logits = self._forward(batch.images[start:stop])
-                loss = smoothed_cross_entropy(logits, batch.labels[start:stop], self._label_smoothing) / parts
+                    outputs = self._forward(batch.images[start:stop])
+                loss = self._loss(outputs, batch.labels[start:stop]) / parts
                 loss_slot += loss.detach()
                 if last:
                     self._statistics.contribute(statistics_slot)

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from podscale.engine.meeting import Meeting
+from podscale.engine.meeting import Meeting, part
 from podscale.pytorch.meeting import meet, store_of
 from podscale.pytorch.mesh import Axis, Mesh, build_line, build_mesh
 
@@ -97,7 +97,7 @@ class World:
 
 
 def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, meeting: Meeting | None = None) -> World:
-    """Joins the process group that torchrun's variables describe; alone where there are none.
+    """Joins the process group that our spawner's or torchrun's variables describe; alone where there are none.
 
     NCCL between GPUs, gloo between CPUs (and for small host-side messages in both cases). `timeout_seconds` is the
     longest that a rank waits for its peers, in forming the group and in every collective. meeting: where the ranks
@@ -114,7 +114,7 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, me
     patience = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
     dist.init_process_group(
         backend,
-        store=store_of(meeting),
+        store=store_of(meeting, environment),
         rank=meeting.rank,
         world_size=meeting.size,
         timeout=timedelta(seconds=patience),
@@ -135,8 +135,10 @@ def current(device: torch.device, timeout_seconds: float, environment: Mapping[s
     return World(rank, size, local_rank, local_size, device, node, timeout_seconds)
 
 
-def leave() -> None:
-    """Leaves the process group, if one was joined."""
+def leave(meeting: Meeting | None = None) -> None:
+    """Leaves the process group, if one was joined, and with it the others of the meeting."""
     if dist.is_initialized():
         with suppress(RuntimeError):  # a peer that left first closes the connection under us; nothing is lost by it
             dist.destroy_process_group()
+    if meeting is not None:
+        part(meeting)

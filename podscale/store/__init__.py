@@ -18,8 +18,8 @@ class StoreTimeout(StoreError):
 class Store(Protocol):
     """Texts by their names, the same for every rank.
 
-    PyTorch's ranks have torchrun's (pytorch.meeting), JAX's that of `server`. Every call raises StoreError where the
-    store is gone, after the store's patience at the latest.
+    It is that of `server`, or torchrun's where that has started the ranks (pytorch.meeting). Every call raises
+    StoreError where the store is gone, after the store's patience at the latest.
     """
 
     def set(self, key: str, value: str) -> None:

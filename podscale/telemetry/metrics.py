@@ -68,7 +68,7 @@ class TrainMetrics(Collector):
         self._buckets = [0] * (len(STEP_BUCKETS) + 1)
         self._step_seconds = 0.0
         self._images = 0
-        self._flops_per_image = 0.0
+        self._flops, self._flops_per_image = 0.0, 0.0
         self._lap = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
         self.readings.before_collecting(self._copy)
         registry.register(self)
@@ -80,6 +80,7 @@ class TrainMetrics(Collector):
     def step(self, images: int, seconds: float) -> None:
         """Counts one update: this rank's images and the wall time since the update before, in seconds."""
         self._images += images
+        self._flops += images * self._flops_per_image
         self._step_seconds += seconds
         self._buckets[bisect_left(STEP_BUCKETS, seconds)] += 1
         self.readings.set("train_last_step_timestamp_seconds", time())
@@ -109,8 +110,12 @@ class TrainMetrics(Collector):
 
     def arithmetic(self, flops_per_image: float, peak: float) -> None:
         """What the model costs for an image, forward and backward, and the device's peak a second; 0 = not known."""
-        self._flops_per_image = flops_per_image
+        self.image_cost(flops_per_image)
         self._set(train_peak_flops=peak or None)
+
+    def image_cost(self, flops: float) -> None:
+        """What the model costs for each image from here on, forward and backward."""
+        self._flops_per_image = flops
 
     def all_reduce(self, info: Mapping[str, str]) -> None:
         """Says what `auto` measured and chose."""
@@ -169,7 +174,7 @@ class TrainMetrics(Collector):
         readings = self.readings
         readings.set("train_images", self._images)
         readings.set("train_steps", sum(self._buckets))
-        readings.set("train_model_flops", self._images * self._flops_per_image)
+        readings.set("train_model_flops", self._flops)
         for name, seconds in self._clock.seconds().items():  # a counter never falls, not even by a torn read
             readings.set("train_phase_seconds", max(readings.get("train_phase_seconds", name), seconds), name)
 

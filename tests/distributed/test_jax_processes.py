@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             options = {"processes": processes, "nodes": pods, "node-rank": pod, "slices": 1}
             options |= {"address": "127.0.0.1", "port": port}
             command = [sys.executable, "-m", "podscale.launch.spawner", *(f"--{k}={v}" for k, v in options.items())]
-            command += ["--", "podscale.launch.rankprocess", module]
+            command.append(module)
             spawners.append(
                 subprocess.Popen(
                     command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

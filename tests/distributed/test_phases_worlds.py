@@ -22,6 +22,7 @@ COLLAPSE = {
     "weight_decay": 0.01,
     "reset_momentum": True,
     "crop": {"short_side": 0.875, "flip": 0.0},
+    "image_size": 24,
 }
 
 
@@ -46,6 +47,7 @@ CHANGES = {
     "momentum": {"momentum": 0.5},
     "reset": {"reset_momentum": True},
     "crop": {"crop": COLLAPSE["crop"]},
+    "size": {"image_size": 24},
 }
 
 
@@ -65,6 +67,6 @@ def test_each_part_of_a_phase_reaches_the_update(run_world: Any, make_shard_set:
     run_world(1, body)
     before = losses_of(plain)
     for name, config in phased.items():
-        first = 7 if name == "crop" else 8  # updates are counted from 1; another update shows in the loss after it
+        first = 7 if name in ("crop", "size") else 8  # counted from 1; another update shows in the loss after it
         after = losses_of(config)
         assert [before[step] == after[step] for step in range(1, 13)] == [step < first for step in range(1, 13)], name

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from podscale.config.model import BatchNormSection
+from podscale.config.network import BatchNormSection
 from podscale.input.batch import Batch
 from podscale.pytorch.allreduce import Flat
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DeviceBatch
+from podscale.pytorch.loss import Loss
 from podscale.pytorch.optim import Segment, Sgd, Share
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import FlatReducer
@@ -57,7 +58,7 @@ def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_ev
         precision,
         statistics,
         schedule=schedule,
-        label_smoothing=SMOOTHING,
+        loss=Loss(SMOOTHING),
         accumulation=PARTS,
         norm_every=norm_every,
     )

@@ -16,6 +16,7 @@ from podscale.engine.trainer import TrainResult
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
 from podscale.pytorch.feed import Feed
+from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.session import Session
 from podscale.pytorch.world import World
@@ -330,6 +331,33 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
     assert expected[0] == pytest.approx(np.mean(alone.topk[:, 0] == alone.labels))
     assert expected[2] == pytest.approx(alone.losses.mean())
     assert expected[3] == 20
+
+
+def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
+    run_world: Any, make_shard_set: Any, tmp_path: Path
+) -> None:
+    shards, config = make_shard_set(), document(tmp_path, evaluate__flip=True)
+
+    def body(world: World) -> Any:
+        shard_set = ShardSet.open(shards)
+        model = build_placed_model(config, world, len(shard_set.classes))
+        torch.nn.init.normal_(model.get_submodule("fc").weight)
+        loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), Precision("fp32", world.device))
+        found = evaluator.predict(model, untimed)
+        normalise = Normalise(config.input, world, channels_last=True)
+        losses = []
+        with torch.inference_mode():
+            for batch in loader.batches(0, 5):
+                images = torch.from_numpy(np.concatenate([batch.images, batch.images[:, :, ::-1]]))
+                logits = model.eval()(normalise(images)).chunk(2)
+                mean = (logits[0] + logits[1]) / 2
+                losses.append(torch.nn.functional.cross_entropy(mean, torch.from_numpy(batch.labels), reduction="none"))
+        loader.close()
+        assert found is not None
+        return found.losses, torch.cat(losses).numpy()
+
+    ((found, want),) = run_world(1, body)
+    np.testing.assert_allclose(found, want, rtol=1e-4)
 
 
 def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from podscale.config import RunConfig
 from podscale.engine.phase import untimed
 from podscale.evaluate.predictions import Predictions
 from podscale.jax.build import build_evaluator
-from podscale.jax.evaluate import Evaluator, answers_of
+from podscale.jax.evaluate import Evaluator, answers_of, build_answers
 from podscale.jax.mesh import mesh_of
 from podscale.jax.models import initialise
 from podscale.jax.placing import replicate
@@ -42,6 +42,22 @@ class Evaluating:
         found = self.evaluator.predict(*self.network, untimed)
         assert found is not None
         return found.sorted_by_key()
+
+
+def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
+    """The logits of an image and of its mirror image are averaged, so it does not matter which of them came."""
+    config = document(tmp_path, evaluate__flip=True)
+    parameters, statistics = initialise(config.model, 3, seed=2)
+    parameters["fc.weight"] = np.random.default_rng(0).standard_normal(parameters["fc.weight"].shape, np.float32)
+    answers = build_answers(config, mesh_of(config, jax_world(1).devices))
+    images = np.random.default_rng(1).integers(0, 256, (1, 4, 16, 16, 3), dtype=np.uint8)
+    labels, quiet = np.array([[0, 1, 2, 0]]), np.zeros(1, np.int32)
+    found, mirrored = (
+        np.asarray(answers(parameters, statistics, seen, labels, quiet).losses)
+        for seen in (images, images[..., ::-1, :])
+    )
+    np.testing.assert_allclose(found, mirrored, rtol=1e-4)
+    assert len(set(found.tolist())) == 4
 
 
 def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:

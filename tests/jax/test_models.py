@@ -65,10 +65,11 @@ def save_torch(network: torch.nn.Module, directory: Path) -> Path:
     [
         (section("resnet18"), 33),
         (section("resnet50", stem="small"), 8),
+        (section("resnet20", width=64, blurpool=True), 9),
         (section("alexnet", alexnet={"groups": 2, "dropout": 0.0}), 63),
         (section("alexnet", alexnet={"groups": 1, "dropout": 0.0, "convolution_norm": False}), 224),
     ],
-    ids=["resnet18", "resnet50 with small stem", "alexnet", "alexnet of one tower"],
+    ids=["resnet18", "resnet50 with small stem", "resnet20 with blur", "alexnet", "alexnet of one tower"],
 )
 def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side: int, tmp_path: Path) -> None:
     """Outputs in fp32; gradients and running statistics in fp64, where rounding does not hide a difference."""
@@ -122,7 +123,7 @@ def test_what_jax_writes_torch_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("resnet18", 11_689_512), ("resnet50", 25_557_032), ("alexnet", 60_967_112)],
+    [("resnet18", 11_689_512), ("resnet50", 25_557_032), ("resnet32", 528_504), ("alexnet", 60_967_112)],
 )
 def test_parameter_counts(name: str, count: int) -> None:
     """torchvision's, and the published AlexNet with two values a channel for the bias of each convolution."""

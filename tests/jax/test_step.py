@@ -234,7 +234,7 @@ def halos(config: RunConfig, images: int) -> Counter[str]:
     sent((1,), side // 2, model.width)
     layers = models.spec(model, CLASSES).layers
     for before, layer in pairwise(layers):
-        if layer.kernel == 3:
+        if layer.kernel == (3, 3):
             strided = len(layer.path) > max(len(before.path), 2)  # the first two halvings: stem and max pool
             sent((1,) if strided else (1, 1), side // 2 ** (len(layer.path) - strided), layer.inputs)
     return counted

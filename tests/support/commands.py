@@ -30,7 +30,7 @@ train: {epochs: 3, global_batch: 64, schedule: {learning_rate: 0.1, warmup_epoch
 evaluate: {crop_fraction: 1.0, every_epochs: 0}
 checkpoint: {every_epochs: 0, every_steps: 5}
 telemetry: {log_every: 1}
-launch: {processes: 2, grace_seconds: 60, timeout_seconds: 120}
+launch: {processes: 2, threads: 1, grace_seconds: 60, timeout_seconds: 120}
 """
 )
 """67 updates of a tiny network on two processes; a checkpoint every 5, so that a kill finds work to do again."""
@@ -150,6 +150,11 @@ def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
     }
     assert list(losses) == list(range(1, len(losses) + 1))
     return {**load_file(run / "model" / "model.safetensors"), "losses": np.array(list(losses.values()))}
+
+
+def programs(run: Path) -> dict[str, int]:
+    """The kept programs of a run with the JAX engine, and when each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (run / "programs").rglob("*-cache")}
 
 
 def different(found: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> list[str]:

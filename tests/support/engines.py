@@ -76,8 +76,8 @@ def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s:
 def jax_world(devices: int) -> Any:
     import jax
 
-    from podscale.jax.environment import Seat
-    from podscale.jax.meeting import meet
+    from podscale.engine.meeting import meet
+    from podscale.engine.seat import Seat
     from podscale.jax.world import World
 
     chosen = tuple(jax.devices()[:devices])

@@ -1,13 +1,17 @@
 """Update rules over a few named arrays: the share of one rank, or of several that exchange their sums in memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.layout import plan_layout
+from podscale.layout import ALIGNMENT, plan_layout
 from podscale.pytorch.optim import Hyper, Optimizer, Periodic, Segment, Share
 from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
 
@@ -15,10 +19,16 @@ from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, ra
 class FlatArrays:
     """Flat weights and gradients of these arrays; `share()` is what a rank that owns everything updates."""
 
-    def __init__(self, weights: Arrays, decays: Mapping[str, bool], adapts: Mapping[str, bool] | None = None) -> None:
+    def __init__(
+        self,
+        weights: Arrays,
+        decays: Mapping[str, bool],
+        adapts: Mapping[str, bool] | None = None,
+        norms: Collection[str] = (),
+    ) -> None:
         layout = plan_layout([w.size for w in weights.values()], 10**9, 1)
         self.segments = [
-            Segment(name, start, w.size, decays[name], (adapts or decays)[name], w.shape, strides_of(w))
+            Segment(name, start, w.size, decays[name], (adapts or decays)[name], name in norms, w.shape, strides_of(w))
             for (name, w), start in zip(weights.items(), layout.starts, strict=True)
         ]
         self.shapes = {name: w.shape for name, w in weights.items()}
@@ -28,6 +38,16 @@ class FlatArrays:
     def share(self, owned: Sequence[tuple[int, int]] = (), exchange: Callable[[Tensor], Tensor] | None = None) -> Share:
         whole = [(0, len(self.weights))]
         return Share(self.segments, owned or whole, self.weights, self.gradients, exchange)
+
+    def shares(self, ranks: int) -> list[Share]:
+        """Those of so many ranks that each update an equal part of the same weights, to be stepped `in_turns`."""
+        length = len(self.weights)
+        bounds = [rank * length // ranks // ALIGNMENT * ALIGNMENT for rank in range(ranks)] + [length]
+        meeting = Meeting(ranks)
+        return [
+            self.share([(start, stop)], partial(meeting.add, rank) if ranks > 1 else None)
+            for rank, (start, stop) in enumerate(pairwise(bounds))
+        ]
 
     def put(self, flat: Tensor, arrays: Arrays) -> None:
         for segment in self.segments:
@@ -62,6 +82,29 @@ class FlatArrays:
 def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """In elements, of the array laid out row by row."""
     return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
+
+
+class Meeting:
+    """Adds what every rank brings, in the same order for each."""
+
+    def __init__(self, ranks: int) -> None:
+        self._brought: list[Tensor] = [torch.zeros(0)] * ranks
+        self._barrier = Barrier(ranks)
+
+    def add(self, rank: int, values: Tensor) -> Tensor:
+        self._brought[rank] = values
+        self._barrier.wait(60)
+        total = torch.stack(self._brought).sum(0)
+        self._barrier.wait(60)
+        return total
+
+
+def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    """One update of each rank; where there are several, in threads, since they wait for each other's sums."""
+    if len(steps) == 1:
+        return [steps[0]()]
+    with ThreadPoolExecutor(len(steps)) as pool:
+        return [future.result() for future in [pool.submit(step) for step in steps]]
 
 
 def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> Hyper:

@@ -9,10 +9,10 @@ import json
 import os
 from pathlib import Path
 
+from podscale.engine.meeting import meet
+from podscale.engine.seat import read_seat
 from podscale.errors import PodscaleError
-from podscale.jax.environment import read_seat
 from podscale.jax.failure import watched
-from podscale.jax.meeting import meet
 from podscale.launch.outcomes import RankOutcome, end_process
 
 BODY, TIMEOUT = "PODSCALE_TEST_BODY", "PODSCALE_TEST_TIMEOUT"

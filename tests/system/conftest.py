@@ -1,9 +1,12 @@
 """One undisturbed run of the digits, which tests of the whole pipeline compare with or copy; supervisors to start."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support.commands import SMALL_DIGITS, podscale
 from tests.support.supervised import Launch, launching
@@ -11,14 +14,21 @@ from tests.support.supervised import Launch, launching
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with run.yaml, the digits' shard set and the finished run runs/calm. Copy it before changing them;
-    other runs may be made in it."""
-    place = tmp_path_factory.mktemp("digits")
-    (place / "run.yaml").write_text(SMALL_DIGITS)
-    ended = podscale(place, "run", "run.yaml", "--set", "run.id=calm")
-    assert ended.code == 0, ended.err
-    (place / "calm.out").write_text(ended.out)
-    (place / "calm.err").write_text(ended.err)
+    """A workspace with run.yaml, the digits' shard set, the finished run runs/calm and what it left in tmp/. Copy it
+    before changing them; other runs may be made in it, and are, by all processes of pytest: they share it."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    place = folder / "digits"
+    with FileLock(folder / "digits.lock"):
+        if not (place / "calm.err").exists():
+            shutil.rmtree(place, ignore_errors=True)  # of an attempt that failed
+            (place / "tmp").mkdir(parents=True)
+            (place / "run.yaml").write_text(SMALL_DIGITS)
+            variables = {"TMPDIR": str(place / "tmp")}
+            ended = podscale(place, "run", "run.yaml", "--set", "run.id=calm", variables=variables)
+            assert ended.code == 0, ended.err
+            (place / "calm.out").write_text(ended.out)
+            (place / "calm.err").write_text(ended.err)
     return place
 
 

@@ -118,7 +118,7 @@ def test_a_pod_waits_for_the_one_that_it_replaces(launch: Launch, tmp_path: Path
 def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "hidden" / "torch").mkdir(parents=True)
     (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ImportError('no torch on this machine')")
-    run = launch("launch.processes=2", python_path=tmp_path / "hidden", all="train")
+    run = launch("launch.processes=2", module="", python_path=tmp_path / "hidden")
     code, _, err = run.end()
     assert code == 1
     assert "the ranks could not be started" in err

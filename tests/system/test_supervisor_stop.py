@@ -53,7 +53,7 @@ def test_a_second_interrupt_does_not_wait(launch: Launch) -> None:
     assert code == 1
 
 
-def test_two_ranks_under_torchrun_stop_on_request(launch: Launch) -> None:
+def test_two_ranks_stop_on_request(launch: Launch) -> None:
     run = launch("launch.processes=2", all="long")
     run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
     run.process.terminate()
@@ -65,7 +65,7 @@ def test_two_ranks_under_torchrun_stop_on_request(launch: Launch) -> None:
 def test_kill_9_of_the_supervisor_leaves_no_rank(launch: Launch) -> None:
     run = launch("launch.processes=2", all="stubborn")
     run.wait_for_ranks(2)
-    assert len(run.members()) >= 4  # supervisor, torchrun, two ranks
+    assert len(run.members()) >= 4  # supervisor, spawner, two ranks
     run.process.kill()
     run.process.communicate()  # returns only when nobody holds our pipes any more
     deadline = time.monotonic() + 10

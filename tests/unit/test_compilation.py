@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from podscale.config import InputSection, ModelSection
+from podscale.models.resnet import BASIC, ResNetPlan
 from podscale.pytorch.allreduce import Flat
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.models import ResNet, Stem, build_model
-from podscale.pytorch.models.resnet import BasicBlock
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.reducer import FlatReducer
 from podscale.pytorch.statistics import RunningStatistics
@@ -30,7 +29,7 @@ def norm(channels: int) -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    return ResNet(BasicBlock, (1, 1, 1, 1), 5, norm, width=4, small_stem=True)
+    return ResNet(ResNetPlan(BASIC, (1, 1, 1, 1), 4, True, "projection", False), 5, norm)
 
 
 def small() -> nn.Module:
@@ -83,6 +82,8 @@ def assert_alike(found: tuple[list[float], nn.Module], want: tuple[list[float], 
 
 
 def test_alone_it_is_one_graph_and_with_others_one_a_region(world: World) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # here: it takes seconds of all who only collect
+
     plain = updates(resnet, world, 16, mode="off", backend="inductor", ranks=1)
     for ranks, graphs in ((1, 1), (4, 6)):
         torch._dynamo.reset()

@@ -52,8 +52,8 @@ def test_values_arrive_and_the_document_is_frozen():
         ("train: 3\n", "run.yaml:1: train: input should be a valid dictionary"),
         ("a: &x 1\nb: *x\n", "run.yaml:1: YAML aliases are not allowed; write the value out"),
         ("train: &x {epochs: 3}\ninput: *x\n", "YAML aliases are not allowed"),
-        ("- 1\n", "run.yaml: a run document is a mapping of sections, not a list"),
-        ("just words\n", "run.yaml: a run document is a mapping of sections, not a single value"),
+        ("- 1\n", "run.yaml: a document is a mapping of sections, not a list"),
+        ("just words\n", "run.yaml: a document is a mapping of sections, not a single value"),
         ("train: [1, 2\n", "run.yaml:2: not valid YAML"),
         ("train: !!python/object/apply:os.system [ls]\n", "run.yaml:1: not valid YAML: could not determine a "
          "constructor"),

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from podscale.config import RunConfig
+from podscale.config import RunConfig, dumps, loads
+from podscale.config.optimizer import RULES
+from podscale.errors import InputError
 
 TORUS = {"algorithm": "torus2d"}
 
@@ -21,12 +23,33 @@ TORUS = {"algorithm": "torus2d"}
         (
             {"optimizer": {"name": "lamb", "nesterov": True}},
             "train.optimizer.nesterov",
-            "is an option of sgd and lars, and",
+            "and train.optimizer.name is lamb",
         ),
-        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "sgd and lars"),
-        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "an option of lamb"),
-        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "an option of lars and lamb"),
+        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "leave it out"),
+        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "and train.optimizer.name is lars"),
+        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "and train.optimizer.name is sgd"),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "momentum above 0"),
+        ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
+        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "an option of shampoo"),
+        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "of whole blocks"),
+        ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
+        ({"optimizer": {"nlcg": {"beta": "polak_ribiere"}}}, "train.optimizer.nlcg.beta", "an option of nlcg"),
+        ({"optimizer": {"name": "nlcg", "momentum": 0.8}}, "train.optimizer.momentum", "which has none"),
+        (
+            {"optimizer": {"name": "nlcg", "neumann": {"alpha": 0}}},
+            "train.optimizer.neumann.alpha",
+            "option of neumann",
+        ),
+        ({"optimizer": {"name": "nlcg"}, "schedule": {"momentum_start": 0.5}}, "train.schedule.momentum_start", "nlcg"),
+        (
+            {"optimizer": {"name": "neumann"}, "phases": [{"start": 50, "reset_momentum": True}]},
+            "train.phases.0.reset_momentum",
+            "neumann has no such momentum",
+        ),
+        ({"optimizer": {"name": "neumann"}, "epochs": 4}, "train.optimizer.neumann.sgd_epochs", "do not end within"),
+        ({"optimizer": {"name": "neumann"}, "epochs": 9}, "train.optimizer.neumann.reset_epochs", "never comes"),
+        ({"optimizer": {"name": "nlcg"}, "engine": "jax"}, "train.optimizer.name", "has sgd and lars"),
+        ({"optimizer": {"name": "neumann"}, "engine": "jax"}, "train.optimizer.name", "has sgd and lars"),
         ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "only the JAX engine cuts images"),
         ({"steps_per_call": 4}, "train.steps_per_call", "one update a call"),
     ],
@@ -52,10 +75,37 @@ def test_what_goes_together(train: dict[str, Any]) -> None:
     RunConfig.model_validate({"train": train})
 
 
+@pytest.mark.parametrize(
+    ("neumann", "words"),
+    [
+        ({"sgd_epochs": 0}, "set sgd_epochs above 0, or beta to 0"),
+        ({"momentum_start": 0.95}, "is above momentum_end"),
+    ],
+)
+def test_what_the_neumann_optimizer_cannot_begin_with(neumann: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        RunConfig.model_validate({"train": {"optimizer": {"name": "neumann", "neumann": neumann}}})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_resolved_document_of_any_rule_is_taken_back(name: str) -> None:
+    """It writes every option, those of other rules at their defaults."""
+    config = RunConfig.model_validate({"train": {"optimizer": {"name": name}}})
+    assert loads(dumps(config)) == config
+
+
+def test_a_rule_named_by_an_override_comes_without_the_options_of_the_one_before() -> None:
+    text = "train: {optimizer: {name: sgd, nesterov: true, weight_decay: 0.5}}"
+    optimizer = loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nlcg.step=none"]).train.optimizer
+    assert (optimizer.nesterov, optimizer.weight_decay, optimizer.nlcg.step) == (False, 0.5, "none")
+    with pytest.raises(InputError, match=r"train\.optimizer\.nesterov is an option of sgd, lars and shampoo"):
+        loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nesterov=true"])
+    with pytest.raises(InputError, match=r"train\.optimizer\.name: input should be"):
+        loads(text, overrides=["train.optimizer.name=nlgc"])
+
+
 def test_every_rule_has_its_own_form_and_epsilon() -> None:
-    rules = {
-        name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer
-        for name in ("sgd", "lars", "lamb")
-    }
-    assert {name: rule.form for name, rule in rules.items()} == {"sgd": "scaled", "lars": "unscaled", "lamb": "scaled"}
-    assert {name: rule.added_eps for name, rule in rules.items()} == {"sgd": 0.0, "lars": 0.0, "lamb": 1e-6}
+    rules = {name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer for name in RULES}
+    assert {name for name, rule in rules.items() if rule.form == "unscaled"} == {"lars"}
+    found = {name: rule.added_eps for name, rule in rules.items() if rule.added_eps}
+    assert found == {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from podscale.config import loads
+from podscale.errors import InputError
 from tests.support.loading import document, loaders, train
 
 PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}], "epochs": 4}
@@ -47,3 +49,56 @@ def test_the_synthetic_loader_goes_through_phases(make_shard_set) -> None:
     for mine, theirs in zip(train(phased, directory, 6, 12), train(plain, directory, 6, 12), strict=True):
         assert np.array_equal(mine.keys, theirs.keys)
         assert np.array_equal(mine.labels, theirs.labels)
+
+
+RESIZED = {"phases": [{"start": 1.3, "image_size": 48}, {"start": 2.0, "crop": {"flip": 0.0}}], "epochs": 4}
+
+
+@loaders
+def test_a_phase_brings_its_size_in_the_middle_of_an_epoch(loader, make_shard_set) -> None:
+    """Updates 0 to 7 are those of a run at 32 px, from 8 on those of one at 48; the next phase keeps the size."""
+    directory = make_shard_set()
+    resized = document(loader, train={"global_batch": 8, **RESIZED})
+    crop = {"train": {"global_batch": 8, "phases": RESIZED["phases"][1:], "epochs": 4}}
+    before = train(document(loader, size=32, **crop), directory, 0, 8)
+    after = train(document(loader, size=48, **crop), directory, 8, 14)
+    got = train(resized, directory, 0, 14)
+    assert [batch.images.shape[1:3] for batch in got] == 8 * [(32, 32)] + 6 * [(48, 48)]
+    for mine, theirs in zip(got, [*before, *after], strict=True):
+        assert np.array_equal(mine.keys, theirs.keys)
+        assert np.array_equal(np.asarray(mine.images), np.asarray(theirs.images))
+
+
+@loaders
+def test_sizes_change_at_the_same_sample_on_all_ranks_and_after_a_resume(loader, make_shard_set) -> None:
+    directory = make_shard_set()
+    config = document(loader, train={"global_batch": 8, **RESIZED})
+    whole = train(config, directory, 6, 12)
+    for start in (7, 8, 9):
+        for mine, theirs in zip(train(config, directory, start, 12), whole[start - 6 :], strict=True):
+            assert np.array_equal(np.asarray(mine.images), np.asarray(theirs.images))
+    for rank in range(2):
+        part = train(config, directory, 6, 12, ranks=range(rank, rank + 1), world=2)
+        for mine, theirs in zip(part, whole, strict=True):
+            assert np.array_equal(np.asarray(mine.images), np.asarray(theirs.images)[rank::2])
+
+
+def test_the_synthetic_loader_changes_its_size(make_shard_set) -> None:
+    config = document("synthetic", train={"global_batch": 8, **RESIZED})
+    assert [batch.images.shape[1] for batch in train(config, make_shard_set(), 6, 10)] == [32, 32, 48, 48]
+
+
+def test_what_goes_with_several_sizes() -> None:
+    config = loads(DOCUMENT)
+    assert config.training_sizes == (160, 192)
+    assert config.eval_image_size == 192
+    assert loads(DOCUMENT, overrides=["evaluate.image_size=256"]).eval_image_size == 256
+    with pytest.raises(InputError, match="a CUDA graph is of one shape"):
+        loads(DOCUMENT, overrides=["train.cuda_graph=true"])
+    with pytest.raises(InputError, match="compiles its program for one size of training images"):
+        loads(DOCUMENT, overrides=["train.engine=jax"])
+    with pytest.raises(InputError, match="31 px are too small for the imagenet stem"):
+        loads(DOCUMENT, overrides=["train.phases=[{start: 2, image_size: 31}]"])
+
+
+DOCUMENT = "{input: {image_size: 160}, train: {epochs: 4, phases: [{start: 2, image_size: 192}]}}"

@@ -1,13 +1,14 @@
 """What is started: counts, meeting places, commands and environments, without starting anything."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from podscale.config import load
+from podscale.engine.seat import Seat, read_seat
 from podscale.errors import InputError
-from podscale.jax.environment import Seat, read_seat
 from podscale.launch import local, spawner
 from podscale.launch.environment import describe
 from podscale.launch.podtask import PodTask, pod_task
@@ -89,19 +90,20 @@ def environment(of: PodTask) -> dict[str, str]:
     return local.environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
 
 
-def test_several_ranks_go_through_torchrun() -> None:
-    command = local.command(task("launch.processes=4"), Path("/r"))
-    assert command[1:3] == ["-m", "torch.distributed.run"]
-    assert {"--nproc-per-node=4", "--standalone", "--max-restarts=0", "--log-dir=/r/torchrun"} <= set(command)
-    assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
-    assert "RANK" not in environment(task("launch.processes=4"))
-
-
-def test_ranks_of_jax_go_through_our_spawner() -> None:
-    command = local.command(task("launch.processes=4", "train.engine=jax"), Path("/r"))
+@pytest.mark.parametrize("engine", ["pytorch", "jax"])
+def test_several_ranks_go_through_our_spawner(engine: str) -> None:
+    ranks = task("launch.processes=4", f"train.engine={engine}")
+    command = local.command(ranks, Path("/r"))
     assert command[1:3] == ["-m", "podscale.launch.spawner"]
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
-    assert command[-3:] == ["--", "podscale.launch.rankprocess", "podscale.jax.rank"]
+    assert command[-2:] == [f"--preload=podscale.{engine}.rank", f"podscale.{engine}.rank"]
+    assert "RANK" not in environment(ranks)
+    other = local.command(replace(ranks, rank_module="other"), Path("/r"))
+    assert other[-1] == "other"
+    assert not any(option.startswith("--preload") for option in other), "it may do at its import what a rank does"
+
+
+def test_several_pods_of_jax_go_through_our_spawner() -> None:
     assert local.command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.rank"
     jobset = {"PET_NNODES": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     slices = {"PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
@@ -141,10 +143,13 @@ def test_the_contract_of_a_rank() -> None:
     assert {name: variables[name] for name in expected} == expected
 
 
-def test_torchrun_restarts_itself_only_across_nodes() -> None:
+def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     command = local.command(task("launch.max_restarts=3", **variables), Path("/r"))
-    assert {"--max-restarts=3", "--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"} <= set(command)
+    meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
+    assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
 
 
 def test_the_environment_is_described_without_importing_it() -> None:

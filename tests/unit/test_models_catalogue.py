@@ -13,6 +13,26 @@ PARAMETERS = {
     "resnet152": 60_192_808,
 }
 
+CIFAR_PARAMETERS = {
+    "resnet20": 269_722,
+    "resnet32": 464_154,
+    "resnet44": 658_586,
+    "resnet56": 853_018,
+    "resnet110": 1_727_962,
+}
+"""He 2015, table 6: 0.27 M, 0.46 M, 0.66 M, 0.85 M and 1.7 M."""
+
+
+@pytest.mark.parametrize(("name", "count"), CIFAR_PARAMETERS.items())
+def test_the_cifar_family_has_the_published_parameters(name: str, count: int) -> None:
+    assert models.spec(ModelSection(name=name), 10).size == count
+    projected = models.spec(ModelSection(name=name, shortcut="projection"), 10)
+    assert projected.size == count + (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64), "two projections with their batch norms"
+
+
+def test_resnet20_costs_41_million_multiply_adds_an_image() -> None:
+    assert models.spec(ModelSection(name="resnet20"), 10).flops(32) / 2e6 == pytest.approx(40.6, abs=0.1)
+
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
 def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import ModelSection
+from podscale.config.neumann import NeumannSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.errors import InputError
 from podscale.models import spec
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Lamb, Lars, Optimizer, Segment, Sgd
+from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, RmsProp, Segment, Sgd
 from podscale.pytorch.optim.build import build_segments
 from podscale.pytorch.optim.share import PIECE, cut
 from tests.support.flat_share import FlatArrays, hyper
@@ -91,6 +92,11 @@ def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
             arrays.share(**share), nesterov=False, trust_coefficient=0.02, form="scaled", trust="norm_of_sum"
         ),
         "lamb": Lamb(arrays.share(**share), beta2=0.99),
+        "adam": Adam(arrays.share(**share)),
+        "adam decoupled": Adam(arrays.share(**share), decoupled=True),
+        "rmsprop": RmsProp(arrays.share(**share)),
+        "nlcg": Nlcg(arrays.share(**share), beta="polak_ribiere", lars_coefficient=0.01),
+        "neumann": Neumann(arrays.share(**share), NeumannSection(sgd_epochs=0, beta=0), 10.0),
     }
 
 
@@ -158,6 +164,7 @@ def test_batch_norm_and_biases_neither_decay_nor_scale() -> None:
     assert list(plain) == [p.name for p in spec(SECTION, 10).parameters]
     assert {name for name, s in plain.items() if s.decays} == weights
     assert {name for name, s in plain.items() if s.adapts} == weights
+    assert {n for n, s in plain.items() if s.norm} == {n for n in plain if "bn" in n or "downsample.1" in n}
     assert all(s.decays and s.adapts for s in segments_of(decay_all=True).values())
     adapting = segments_of(adapt_all=True)
     assert all(s.adapts for s in adapting.values())

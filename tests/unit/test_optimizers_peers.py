@@ -1,4 +1,4 @@
-"""SGD, LARS and LAMB against the libraries that define their variants (torch, optax, timm), at a rate that changes."""
+"""The rules against the libraries that define their variants (torch, optax, timm), at a rate that changes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.pytorch.optim import Lamb, Lars, Sgd
+from podscale.pytorch.optim import Adam, Lamb, Lars, RmsProp, Sgd
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.updates import DECAYS, EVERYTHING, STEPS, Values, compare, gradients, momentum, rate, start
 
@@ -75,3 +75,29 @@ def test_lamb_of_timm(clip: bool) -> None:
     optimizer = Lamb(arrays.share(), beta2=0.99, eps=1e-6, clip_norm=1.0, clip=clip)
     want = of_torch(rule, times=0.1, betas=(BETA, 0.99), eps=1e-6, max_grad_norm=1.0, trust_clip=clip)
     compare(arrays.train(optimizer, DECAY, first=1, times=0.1, beta=BETA), want)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_of_torch(decoupled: bool) -> None:
+    arrays = FlatArrays(start(), DECAYS)
+    optimizer = Adam(arrays.share(), beta2=0.99, eps=1e-6, decoupled=decoupled)
+    rule = torch.optim.AdamW if decoupled else torch.optim.Adam
+    want = of_torch(rule, times=0.1, betas=(BETA, 0.99), eps=1e-6)
+    compare(arrays.train(optimizer, DECAY, first=1, times=0.1, beta=BETA), want)
+    assert optimizer.scalars["updates"] == STEPS - 1
+
+
+def test_rmsprop_of_torch() -> None:
+    arrays = FlatArrays(start(), DECAYS)
+    want = of_torch(torch.optim.RMSprop, times=0.1, momentum=BETA, alpha=0.95, eps=1e-6)
+    compare(arrays.train(RmsProp(arrays.share(), decay=0.95, eps=1e-6), DECAY, first=1, times=0.1), want)
+
+
+@pytest.mark.parametrize("form", ["scaled", "unscaled"])
+def test_rmsprop_of_tensorflow(form: Any) -> None:
+    """As timm has it, with the epsilon of Inception's training."""
+    rule = pytest.importorskip("timm.optim").RMSpropTF
+    arrays = FlatArrays(start(), DECAYS)
+    want = of_torch(rule, momentum=BETA, alpha=0.95, eps=1.0, lr_in_momentum=form == "unscaled")
+    optimizer = RmsProp(arrays.share(), decay=0.95, eps=1.0, variant="tensorflow", form=form)
+    compare(arrays.train(optimizer, DECAY, first=1), want)

@@ -1,12 +1,16 @@
 """Our residual networks against torchvision's: the same weights give the same outputs, in both directions."""
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
-import torchvision
+from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
 from podscale.config import ModelSection
 from podscale.pytorch.models import build_model
+from podscale.pytorch.models.blur import BlurredConv, blur
 
 torch.set_num_threads(1)
 
@@ -16,11 +20,19 @@ def exported(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
+def peer(name: str) -> Callable[..., torch.nn.Module]:
+    """torchvision's network of the same name."""
+    import torchvision  # here: it takes seconds, of every process that only collects these tests
+
+    network: Callable[..., torch.nn.Module] = getattr(torchvision.models, name)
+    return network
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_same_weights_give_torchvisions_outputs(name: str) -> None:
     torch.manual_seed(1)
     ours = build_model(ModelSection(name=name, zero_init_last_gamma=False), 10)
-    theirs = getattr(torchvision.models, name)(num_classes=10)
+    theirs = peer(name)(num_classes=10)
     for module in ours.modules():
         if hasattr(module, "running_var"):
             module.running_mean.normal_()
@@ -43,22 +55,97 @@ def test_same_weights_give_torchvisions_outputs(name: str) -> None:
 def test_the_family_has_torchvisions_arrays(name: str) -> None:
     with torch.device("meta"):
         ours = build_model(ModelSection(name=name), 1000)
-        theirs = getattr(torchvision.models, name)()
+        theirs = peer(name)()
     kept = {k: tuple(v.shape) for k, v in theirs.state_dict().items() if not k.endswith("num_batches_tracked")}
     assert {k: tuple(v.shape) for k, v in ours.state_dict().items()} == kept
 
 
-@pytest.mark.parametrize("section", [ModelSection(name="resnet18", stem="small", width=8), ModelSection(width=16)])
+class OptionA(torch.nn.Module):
+    """He 2015's shortcut without parameters, written another way than ours: pooling of one pixel, zeros behind."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.avg_pool2d(x, 1, stride=2)
+        return torch.cat([x, torch.zeros_like(x)], dim=1)
+
+
+def cifar_of_torchvisions_blocks(blocks: int, classes: int) -> torch.nn.Module:
+    from torchvision.models.resnet import BasicBlock
+
+    network, inputs = torch.nn.Module(), 16
+    network.conv1 = torch.nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    network.bn1 = torch.nn.BatchNorm2d(16)
+    for stage, channels in enumerate((16, 32, 64), start=1):
+        row = []
+        for number in range(blocks):
+            halves = stage > 1 and number == 0
+            row.append(BasicBlock(inputs, channels, 2 if halves else 1, OptionA() if halves else None))
+            inputs = channels
+        network.add_module(f"layer{stage}", torch.nn.Sequential(*row))
+    network.fc = torch.nn.Linear(64, classes)
+    return network
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet32"])
+def test_the_cifar_family_is_that_of_torchvisions_blocks(name: str) -> None:
+    torch.manual_seed(1)
+    ours = build_model(ModelSection(name=name, zero_init_last_gamma=False), 10).double().eval()
+    theirs = cifar_of_torchvisions_blocks((int(name[6:]) - 2) // 6, 10).double().eval()
+    theirs.load_state_dict(exported(ours), strict=False)
+    assert {n for n, _ in theirs.named_parameters()} == {n for n, _ in ours.named_parameters()}
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    x = theirs.bn1(theirs.conv1(images)).relu()
+    x = theirs.layer3(theirs.layer2(theirs.layer1(x)))
+    torch.testing.assert_close(ours(images), theirs.fc(x.mean((2, 3))), rtol=1e-12, atol=1e-12)
+
+
+def test_a_blur_is_the_binomial_filter_with_zeros_outside() -> None:
+    """Against plain NumPy, over batches in both memory orders."""
+    images = np.random.default_rng(0).normal(size=(2, 5, 6, 7))
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
+    want = sum(weights[i, j] * padded[:, :, i : i + 6, j : j + 7] for i in range(3) for j in range(3))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = blur(torch.from_numpy(images).to(memory_format=layout))
+        np.testing.assert_allclose(found.numpy(), want, rtol=1e-13, atol=1e-13)
+
+
+def test_what_strides_sees_blurred_images_but_not_the_first_convolution() -> None:
+    """As FFCV has it; the weights are those of the network without."""
+    section = ModelSection(name="resnet50", width=16, blurpool=True)
+    network = build_model(section, 10)
+    blurred = {name for name, module in network.named_modules() if isinstance(module, BlurredConv)}
+    assert blurred == {f"layer{stage}.0.{part}" for stage in (2, 3, 4) for part in ("conv2", "downsample.0")}
+    plain = build_model(ModelSection(name="resnet50", width=16), 10)
+    plain.load_state_dict(network.state_dict())
+    images, conv = torch.randn(2, 32, 8, 8), network.layer2[0].conv2
+    assert torch.equal(conv(images), plain.layer2[0].conv2(blur(images)))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        ModelSection(name="resnet18", stem="small", width=8),
+        ModelSection(width=16),
+        ModelSection(name="resnet20", shortcut="projection", width=128),
+        ModelSection(name="resnet34", shortcut="padding", width=16, blurpool=True),
+    ],
+)
 def test_the_catalogue_names_what_the_network_has(section: ModelSection) -> None:
     network, spec = build_model(section, 7), models.spec(section, 7)
     assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
     assert {b.name: b.shape for b in spec.buffers} == {n: tuple(b.shape) for n, b in network.named_buffers()}
 
 
-def test_flops_are_those_torch_counts() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    section = ModelSection(name="resnet50", stem="small", width=16)
+@pytest.mark.parametrize(
+    "section",
+    [
+        ModelSection(name="resnet50", stem="small", width=16),
+        ModelSection(name="resnet50", width=16, blurpool=True),
+        ModelSection(name="resnet20", width=128, blurpool=True),
+    ],
+    ids=["small stem", "blurpool", "CIFAR"],
+)
+def test_flops_are_those_torch_counts(section: ModelSection) -> None:
     with torch.device("meta"):
         network = build_model(section, 10)
         images = torch.empty(1, 3, 37, 37)

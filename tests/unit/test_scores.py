@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    balanced_accuracy_score,
-    confusion_matrix,
-    precision_score,
-    recall_score,
-    top_k_accuracy_score,
-)
 
 from podscale.errors import InputError
 from podscale.evaluate.predictions import Predictions
@@ -45,20 +38,26 @@ def random_case(n: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize(("n", "classes"), [(500, 10), (300, 3), (5000, 1000), (40, 2)])
 def test_against_scikit_learn(n: int, classes: int) -> None:
+    from sklearn import metrics  # here: it takes seconds, of every process that only collects this test
+
     logits, labels, predictions = random_case(n, classes, seed=classes)
     scores = score(predictions, classes)
     predicted = logits.argmax(axis=1)
     everything = np.arange(classes)
     assert scores.top1 == pytest.approx((predicted == labels).mean(), abs=1e-15)
     if classes > 5:
-        assert scores.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=everything), abs=1e-15)
-    np.testing.assert_array_equal(scores.confusion.matrix(), confusion_matrix(labels, predicted, labels=everything))
-    recall = recall_score(labels, predicted, labels=everything, average=None, zero_division=np.nan)
-    precision = precision_score(labels, predicted, labels=everything, average=None, zero_division=np.nan)
+        assert scores.top5 == pytest.approx(
+            metrics.top_k_accuracy_score(labels, logits, k=5, labels=everything), abs=1e-15
+        )
+    np.testing.assert_array_equal(
+        scores.confusion.matrix(), metrics.confusion_matrix(labels, predicted, labels=everything)
+    )
+    recall = metrics.recall_score(labels, predicted, labels=everything, average=None, zero_division=np.nan)
+    precision = metrics.precision_score(labels, predicted, labels=everything, average=None, zero_division=np.nan)
     np.testing.assert_allclose(scores.per_class.accuracy, recall, rtol=1e-15)
     np.testing.assert_allclose(scores.per_class.precision, precision, rtol=1e-15)
     with np.errstate(all="ignore"):
-        assert scores.balanced == pytest.approx(balanced_accuracy_score(labels, predicted), rel=1e-12)
+        assert scores.balanced == pytest.approx(metrics.balanced_accuracy_score(labels, predicted), rel=1e-12)
 
 
 def exact_ece(confidences: list[float], right: list[bool], bins: int) -> Fraction:

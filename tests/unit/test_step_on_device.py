@@ -20,6 +20,7 @@ from podscale.config import InputSection, ModelSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.input.batch import Batch
 from podscale.pytorch.feed import DeviceBatch
+from podscale.pytorch.loss import Loss
 from podscale.pytorch.models import build_model
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import build_optimizer, build_share
@@ -78,7 +79,7 @@ def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[],
         policy,
         statistics,
         schedule=schedule,
-        label_smoothing=0.1,
+        loss=Loss(0.1, 0.4),
         accumulation=2,
         forward=lambda images: network(normalise(images)),
     )
@@ -96,7 +97,7 @@ def autocast(monkeypatch: Any) -> None:
 
 
 @pytest.mark.usefixtures("autocast")
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
 def test_an_update_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
     update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))

@@ -1,6 +1,7 @@
 """report.html: all sections on one self-contained page, without a script and without a remote asset."""
 
 from importlib import resources
+from typing import Any
 
 from podscale.evaluate.report import sections
 from podscale.evaluate.report.gather import ReportData
@@ -13,6 +14,12 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def page(data: ReportData) -> str:
     """The whole document."""
+    body = [section(data) for section in sections.ALL]
+    return framed(f"{data.name}: Podscale report", body, "Everything on this page was read from the run directory.")
+
+
+def framed(title: str, body: Any, origin: str) -> str:
+    """A whole document in the style of reports; origin: a sentence for its foot."""
     style = Markup((resources.files(__package__) / "style.css").read_text(encoding="utf-8"))
     head = tag(
         "head",
@@ -20,9 +27,8 @@ def page(data: ReportData) -> str:
         void("meta", http_equiv="Content-Security-Policy", content=POLICY),
         void("meta", name="viewport", content="width=device-width, initial-scale=1"),
         void("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{data.name}: Podscale report"),
+        tag("title", title),
         tag("style", style),
     )
-    footer = tag("footer", f"Podscale {VERSION}. Everything on this page was read from the run directory.")
-    body = tag("body", tag("main", [section(data) for section in sections.ALL], footer))
-    return text(Markup("<!doctype html>\n"), tag("html", head, body, lang="en")) + "\n"
+    main = tag("body", tag("main", body, tag("footer", f"Podscale {VERSION}. {origin}")))
+    return text(Markup("<!doctype html>\n"), tag("html", head, main, lang="en")) + "\n"

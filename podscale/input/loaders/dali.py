@@ -62,7 +62,7 @@ class DaliLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         while start < stop:
             try:
-                for batch in self._run(start, stop):
+                for batch in self._run(start, self._requests.stretch(start, stop)):
                     start = batch.step + 1
                     yield batch
             except _BrokenPipeline:
@@ -73,12 +73,13 @@ class DaliLoader:
         self._pipeline = None
 
     def _run(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches up to the end, or up to one that breaks the pipeline."""
+        """The batches up to the end, or up to one that breaks the pipeline. Their images are of one size."""
         steps = iter(range(start, stop))
         window = deque(self._feed(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
         filled = [feed for feed in window if feed.records]
         if filled:  # a batch of padding alone never enters the pipeline
-            self._pipeline = self._build(max(len(feed.records) for feed in filled), depth=len(filled))
+            side = self._requests.size_at(start)
+            self._pipeline = self._build(max(len(feed.records) for feed in filled), side, depth=len(filled))
             for feed in filled:
                 _feed(self._pipeline, feed)
             self._pipeline.schedule_run()  # the first call runs as many batches as the pipeline is deep
@@ -108,7 +109,8 @@ class DaliLoader:
 
     def _images(self, feed: Feed, in_flight: Sequence[Feed]) -> Any:
         """The images of the oldest batch in the pipeline, with zeros for the padding."""
-        shape = (len(feed.request.rows), self._requests.size, self._requests.size, 3)
+        size = self._requests.size_at(feed.request.step)
+        shape = (len(feed.request.rows), size, size, 3)
         if not feed.records:
             return self._empty(shape)
         try:
@@ -155,7 +157,7 @@ class DaliLoader:
         probe, found = None, False
         for feed in in_flight:
             for slot in range(len(feed.records)):
-                probe = probe or self._build(1, depth=1)
+                probe = probe or self._build(1, self._requests.size_at(feed.request.step), depth=1)
                 try:
                     _feed(probe, feed[slot])
                     probe.schedule_run()
@@ -169,7 +171,7 @@ class DaliLoader:
                 return
         raise error
 
-    def _build(self, batch: int, *, depth: int) -> Pipeline:
+    def _build(self, batch: int, side: int, *, depth: int) -> Pipeline:
         on_gpu = self._device != "cpu"
         gpu_options: Any = {"jpeg_fancy_upsampling": True} if on_gpu else {}  # as libjpeg does on the CPU
         pipeline = Pipeline(
@@ -199,7 +201,6 @@ class DaliLoader:
                 **gpu_options,
             )
             images = fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-            side = self._requests.size
             images = fn.slice(
                 images, corner, [side, side], axes=[0, 1], normalized_anchor=False, normalized_shape=False
             )

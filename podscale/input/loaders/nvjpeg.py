@@ -85,7 +85,7 @@ class NvjpegLoader:
 
     @torch.no_grad()
     def _fill(self, request: Request) -> tuple[Request, Tensor]:
-        size, rows = self._requests.size, request.rows.copy()
+        size, rows = self._requests.size_at(request.step), request.rows.copy()
         images = torch.zeros(len(rows), size, size, 3, dtype=torch.uint8, device=self._device)
         decoded = self._decode(rows[: request.real])
         for slot, pixels in enumerate(decoded):

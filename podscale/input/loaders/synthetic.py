@@ -14,7 +14,7 @@ _PURPOSE = 0x73796E7468  # "synth"
 
 
 class SyntheticLoader:
-    """The same random pixels in every batch; the label of a sample is drawn by its key, for ever the same."""
+    """The same random pixels in every batch of a size; the label of a sample is drawn by its key, for ever the same."""
 
     bad_records = 0
     ready = None
@@ -28,16 +28,15 @@ class SyntheticLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         for step in range(start, stop):
             request = self._requests.at(step)
-            batch = self._requests.answer(request, self._pixels(len(request.rows)))
+            batch = self._requests.answer(request, self._pixels(len(request.rows), self._requests.size_at(step)))
             labels = (keyed(self._seed, _PURPOSE, batch.keys) % np.uint64(self._classes)).astype(np.int64)
             yield replace(batch, labels=labels)
 
     def close(self) -> None:
         self._images = None
 
-    def _pixels(self, length: int) -> Any:
-        if self._images is None or len(self._images) != length:
-            size = self._requests.size
+    def _pixels(self, length: int, size: int) -> Any:
+        if self._images is None or self._images.shape[:2] != (length, size):
             generator = np.random.Generator(np.random.Philox(self._seed))
             self._images = generator.integers(0, 256, (length, size, size, 3), dtype=np.uint8)
             if self._device != "cpu":

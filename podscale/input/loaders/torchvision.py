@@ -28,7 +28,7 @@ class _Pending:
     """A batch being filled."""
 
     def __init__(self, request: Request, views: Views, size: int) -> None:
-        self.request, self.views = request, views
+        self.request, self.views, self.size = request, views, size
         self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
         self.images[request.real :] = 0
         self.rows: npt.NDArray[np.int64] = request.rows.copy()
@@ -76,7 +76,7 @@ class TorchvisionLoader:
     def _begin(self, step: int) -> _Pending:
         request = self._requests.at(step)
         views = self._requests.views(step, request.rows, request.epochs)
-        pending = _Pending(request, views, self._requests.size)
+        pending = _Pending(request, views, self._requests.size_at(step))
         for begin in range(0, pending.request.real, _CHUNK):
             part = range(begin, min(begin + _CHUNK, pending.request.real))
             pending.tasks.append(self._pool.submit(self._fill, pending, part))
@@ -90,7 +90,7 @@ class TorchvisionLoader:
     def _fill(self, pending: _Pending, part: range) -> None:
         for slot in part:
             pixels, view = self._usable(pending, slot)
-            pending.images[slot] = cut(pixels, view, self._requests.size)
+            pending.images[slot] = cut(pixels, view, pending.size)
 
     def _usable(self, pending: _Pending, slot: int) -> tuple[Pixels, View]:
         """The pixels of a slot's sample, or of the one that takes its place, and what to make of them."""

@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array, nn, random
 
-from podscale import models
 from podscale.config import ModelSection
 from podscale.jax.models.layers import Layers
-
-POOL, FIRST = models.ALEXNET_POOL, models.ALEXNET_FIRST
+from podscale.models.alexnet import CELLS, FIRST, GROUPED, POOL, POOLED
 
 
 def alexnet(layers: Layers, images: Array, model: ModelSection, key: Array | None = None) -> Array:
@@ -21,16 +19,16 @@ def alexnet(layers: Layers, images: Array, model: ModelSection, key: Array | Non
     x = layers.stem("conv1", images, stride=FIRST.stride, padding=FIRST.padding)
     for number in range(1, 6):
         if number > 1:
-            groups = options.groups if number in models.ALEXNET_GROUPED else 1
+            groups = options.groups if number in GROUPED else 1
             x = layers.convolution(f"conv{number}", x, groups=groups)
         if options.convolution_norm:
             x = layers.norm(f"bn{number}", x)
         x = nn.relu(x)
-        if number in models.ALEXNET_POOLED:
+        if number in POOLED:
             x = layers.max_pool(x, *POOL)
     if options.pool5_norm:
         x = layers.norm("bn_pool5", x)
-    x = average_to(layers.whole(x), models.ALEXNET_CELLS)
+    x = average_to(layers.whole(x), CELLS)
     x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # fc6 counts its inputs channel by channel
     for number, name in enumerate(("fc6", "fc7")):
         x = dropout(nn.relu(layers.linear(name, x)), options.dropout, key, number)

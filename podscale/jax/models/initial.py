@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from podscale import models
 from podscale.config import ModelSection
+from podscale.models.resnet import BASIC, BOTTLENECK, plan
 
 Values = npt.NDArray[Any]
-LAST_GAMMA = {models.BASIC: ".bn2.weight", models.BOTTLENECK: ".bn3.weight"}
+LAST_GAMMA = {BASIC: ".bn2.weight", BOTTLENECK: ".bn3.weight"}
 
 
 def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, Values], dict[str, Values]]:
@@ -54,5 +55,5 @@ def _deviation(parameter: models.Parameter, model: ModelSection) -> float:
 def _is_last_gamma(parameter: models.Parameter, model: ModelSection) -> bool:
     if model.name == models.ALEXNET or not model.zero_init_last_gamma:
         return False
-    last = LAST_GAMMA[models.RESNETS[model.name][0]]
+    last = LAST_GAMMA[plan(model).block]
     return parameter.name.startswith("layer") and parameter.name.endswith(last)

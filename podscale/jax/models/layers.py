@@ -53,6 +53,18 @@ class Layers:
         x, padding = spatial.surrounded(x, Window(kernel, stride, kernel // 2), self._tiles(x))
         return self._biased(name, self._convolve(x, weight, stride, padding, groups))
 
+    def blur(self, x: Array) -> Array:
+        """Each channel with [1, 2, 1] / 4 along both directions, zeros outside (Zhang 2019)."""
+        x, padding = spatial.surrounded(x, Window(3, 1, 1), self._tiles(x))
+        x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+        x = (x[:, :-2] + x[:, 2:]) / 4 + x[:, 1:-1] / 2
+        return (x[:, :, :-2] + x[:, :, 2:]) / 4 + x[:, :, 1:-1] / 2
+
+    def subsample(self, x: Array, stride: int) -> Array:
+        """Every `stride`-th pixel along both directions."""
+        x, _ = spatial.surrounded(x, Window(1, stride, 0), self._tiles(x))
+        return x[:, ::stride, ::stride]
+
     def norm(self, name: str, x: Array) -> Array:
         """Batch norm, in training by the batch's statistics, which also move the running ones."""
         weight, bias = (self._parameters[f"{name}.{part}"] for part in ("weight", "bias"))

@@ -1,47 +1,71 @@
-"""Residual networks 18 to 152 (He 2015), the bottleneck in version 1.5: it strides in its 3x3 convolution."""
+"""Residual networks 18 to 152 and the CIFAR family (He 2015), the bottleneck in version 1.5: it strides in its 3x3."""
 
+from abc import ABC, abstractmethod
+
+import jax.numpy as jnp
 from jax import Array, nn
 
 from podscale.config import ModelSection
 from podscale.jax.models.layers import Layers
-from podscale.models import BASIC, BOTTLENECK, EXPANSION, RESNETS
+from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetPlan, plan
 
 
 def resnet(layers: Layers, images: Array, model: ModelSection) -> Array:
     """images float [n, height, width, 3] -> logits fp32 [n, classes]."""
-    block, depths = RESNETS[model.name]
-    small = model.stem == "small"
-    x = layers.stem("conv1", images, stride=1 if small else 2, padding=1 if small else 3)
+    network = plan(model)
+    x = layers.stem("conv1", images, stride=network.stem.stride, padding=network.stem.padding)
     x = nn.relu(layers.norm("bn1", x))
-    if not small:
+    if not network.small_stem:
         x = layers.max_pool(x, 3, stride=2, padding=1)
-    for stage, depth in enumerate(depths, start=1):
+    block = BLOCKS[network.block](layers, network)
+    for stage, depth in enumerate(network.depths, start=1):
         for number in range(depth):
             stride = 2 if stage > 1 and number == 0 else 1
-            x = BLOCKS[block](layers, f"layer{stage}.{number}", x, model.width * 2 ** (stage - 1), stride)
+            x = block(f"layer{stage}.{number}", x, network.channels * 2 ** (stage - 1), stride)
     return layers.linear("fc", layers.average(x))
 
 
-def basic(layers: Layers, name: str, x: Array, inner: int, stride: int) -> Array:
-    """Two 3x3 convolutions and the shortcut."""
-    y = nn.relu(layers.norm(f"{name}.bn1", layers.convolution(f"{name}.conv1", x, stride=stride)))
-    y = layers.norm(f"{name}.bn2", layers.convolution(f"{name}.conv2", y))
-    return nn.relu(y + shortcut(layers, name, x, inner * EXPANSION[BASIC], stride))
+class Block(ABC):
+    """What the blocks of one network have in common."""
+
+    def __init__(self, layers: Layers, network: ResNetPlan) -> None:
+        self.layers, self.plan = layers, network
+
+    @abstractmethod
+    def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
+        """The block of this name."""
+
+    def conv(self, name: str, norm: str, x: Array, stride: int = 1) -> Array:
+        """A convolution, of blurred images where the plan says so, and its batch norm."""
+        if self.plan.blurs(x.shape[-1], stride):
+            x = self.layers.blur(x)
+        return self.layers.norm(norm, self.layers.convolution(name, x, stride=stride))
+
+    def shortcut(self, name: str, x: Array, outputs: int, stride: int) -> Array:
+        """The identity where shapes agree, else what the plan says."""
+        if stride == 1 and x.shape[-1] == outputs:
+            return x
+        if self.plan.shortcut == "padding":
+            more = outputs - x.shape[-1]
+            return jnp.pad(self.layers.subsample(x, stride), ((0, 0), (0, 0), (0, 0), (0, more)))
+        return self.conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride)
 
 
-def bottleneck(layers: Layers, name: str, x: Array, inner: int, stride: int) -> Array:
-    """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
-    y = nn.relu(layers.norm(f"{name}.bn1", layers.convolution(f"{name}.conv1", x)))
-    y = nn.relu(layers.norm(f"{name}.bn2", layers.convolution(f"{name}.conv2", y, stride=stride)))
-    y = layers.norm(f"{name}.bn3", layers.convolution(f"{name}.conv3", y))
-    return nn.relu(y + shortcut(layers, name, x, inner * EXPANSION[BOTTLENECK], stride))
+class Basic(Block):
+    def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
+        """Two 3x3 convolutions and the shortcut."""
+        y = nn.relu(self.conv(f"{name}.conv1", f"{name}.bn1", x, stride))
+        y = self.conv(f"{name}.conv2", f"{name}.bn2", y)
+        return nn.relu(y + self.shortcut(name, x, inner * EXPANSION[BASIC], stride))
 
 
-def shortcut(layers: Layers, name: str, x: Array, outputs: int, stride: int) -> Array:
-    """The identity where shapes agree, else a projection (He 2015, option B)."""
-    if stride == 1 and x.shape[-1] == outputs:
-        return x
-    return layers.norm(f"{name}.downsample.1", layers.convolution(f"{name}.downsample.0", x, stride=stride))
+class Bottleneck(Block):
+    def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
+        """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
+        y = nn.relu(self.conv(f"{name}.conv1", f"{name}.bn1", x))
+        y = nn.relu(self.conv(f"{name}.conv2", f"{name}.bn2", y, stride))
+        y = self.conv(f"{name}.conv3", f"{name}.bn3", y)
+        return nn.relu(y + self.shortcut(name, x, inner * EXPANSION[BOTTLENECK], stride))
 
 
-BLOCKS = {BASIC: basic, BOTTLENECK: bottleneck}
+BLOCKS = {BASIC: Basic, BOTTLENECK: Bottleneck}

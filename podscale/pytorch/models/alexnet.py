@@ -23,10 +23,9 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import ModelSection
+from podscale.models.alexnet import CELLS, POOL, POOLED
 from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.models.stem import Stem
-
-POOL = models.ALEXNET_POOL
+from podscale.pytorch.models.stem import convolution_or_linear
 
 
 class AlexNet(nn.Module):
@@ -59,14 +58,13 @@ class AlexNet(nn.Module):
             if hasattr(self, f"bn{number}"):
                 x = getattr(self, f"bn{number}")(x)
             x = F.relu(x, inplace=True)
-            if number in models.ALEXNET_POOLED:
+            if number in POOLED:
                 x = F.max_pool2d(x, POOL.kernel, POOL.stride)
         if hasattr(self, "bn_pool5"):
             x = self.bn_pool5(x)
-        cells = models.ALEXNET_CELLS
-        if x.shape[-2:] == (cells, cells):
+        if x.shape[-2:] == (CELLS, CELLS):
             return x
-        return F.adaptive_avg_pool2d(x, cells)  # images of another size than 224; as torchvision's network does
+        return F.adaptive_avg_pool2d(x, CELLS)  # images of another size than 224; as torchvision's network does
 
     def classify(self, x: Tensor) -> Tensor:
         x = torch.flatten(x, 1)
@@ -76,15 +74,7 @@ class AlexNet(nn.Module):
 
 
 def _layer(layer: models.Layer, model: ModelSection) -> nn.Module:
-    if layer.kind == "linear":
-        return nn.Linear(layer.inputs, layer.outputs)
-    if layer.kind == "norm":
-        return _norm(layer.outputs, model)
-    if layer.name == "conv1":
-        first = models.ALEXNET_FIRST
-        return Stem(layer.outputs, first.kernel, first.stride, first.padding, bias=layer.bias)
-    padding = layer.kernel // 2
-    return nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, padding=padding, groups=layer.groups, bias=layer.bias)
+    return _norm(layer.outputs, model) if layer.kind == "norm" else convolution_or_linear(layer)
 
 
 def _norm(channels: int, model: ModelSection) -> BatchNorm:

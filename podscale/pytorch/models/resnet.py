@@ -1,6 +1,7 @@
-"""Residual networks 18 to 152 (He 2015), the bottleneck in version 1.5: it strides in its 3x3 convolution.
+"""Residual networks 18 to 152 and the CIFAR family 20 to 110 (He 2015).
 
-Modules carry the catalogue's names, which are torchvision's, so weights travel in both directions.
+The bottleneck is that of version 1.5: it strides in its 3x3 convolution. Modules carry the catalogue's names, which
+are torchvision's, so weights travel in both directions.
 """
 
 from collections.abc import Callable
@@ -9,30 +10,62 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.models import BASIC, BOTTLENECK, EXPANSION, RESNETS
+from podscale.models.resnet import BASIC, EXPANSION, ResNetPlan, plan
 from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.models.blur import BlurredConv
 from podscale.pytorch.models.stem import Stem
 
 Norm = Callable[[int], nn.Module]
 
 
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution as residual networks use it: same padding, no bias (batch norm brings one)."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+class Maker:
+    """Makes the parts that the blocks of one network have in common."""
+
+    def __init__(self, network: ResNetPlan, norm: Norm) -> None:
+        self.plan, self.norm = network, norm
+
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+        """A convolution as residual networks use it: same padding, no bias (batch norm brings one)."""
+        kind = BlurredConv if self.plan.blurs(inputs, stride) else nn.Conv2d
+        return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+    def shortcut(self, inputs: int, outputs: int, stride: int) -> nn.Module:
+        """The identity where shapes agree, else what the plan says."""
+        if stride == 1 and inputs == outputs:
+            return nn.Identity()
+        if self.plan.shortcut == "padding":
+            return PaddedShortcut(stride, outputs - inputs)
+        return nn.Sequential(self.conv(inputs, outputs, 1, stride), self.norm(outputs))
+
+    def stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
+        """`depth` blocks; the first one halves the image where stride is 2."""
+        block = BasicBlock if self.plan.block == BASIC else Bottleneck
+        first = block(inputs, inner, stride, self)
+        rest = [block(inner * EXPANSION[self.plan.block], inner, 1, self) for _ in range(depth - 1)]
+        return nn.Sequential(first, *rest)
+
+
+class PaddedShortcut(nn.Module):
+    """Every `stride`-th pixel, and `extra` channels of zeros behind its own (He 2015, option A)."""
+
+    def __init__(self, stride: int, extra: int) -> None:
+        super().__init__()
+        self.stride, self.extra = stride, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut."""
 
-    expansion = EXPANSION[BASIC]
-
-    def __init__(self, inputs: int, inner: int, stride: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, make: Maker) -> None:
         super().__init__()
-        self.conv1 = conv(inputs, inner, 3, stride)
-        self.bn1 = norm(inner)
-        self.conv2 = conv(inner, inner, 3)
-        self.bn2 = norm(inner)
-        self.downsample = shortcut(inputs, inner, stride, norm)
+        self.conv1 = make.conv(inputs, inner, 3, stride)
+        self.bn1 = make.norm(inner)
+        self.conv2 = make.conv(inner, inner, 3)
+        self.bn2 = make.norm(inner)
+        self.downsample = make.shortcut(inputs, inner, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -47,18 +80,16 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
 
-    expansion = EXPANSION[BOTTLENECK]
-
-    def __init__(self, inputs: int, inner: int, stride: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, make: Maker) -> None:
         super().__init__()
-        outputs = inner * self.expansion
-        self.conv1 = conv(inputs, inner, 1)
-        self.bn1 = norm(inner)
-        self.conv2 = conv(inner, inner, 3, stride)
-        self.bn2 = norm(inner)
-        self.conv3 = conv(inner, outputs, 1)
-        self.bn3 = norm(outputs)
-        self.downsample = shortcut(inputs, outputs, stride, norm)
+        outputs = inner * EXPANSION[make.plan.block]
+        self.conv1 = make.conv(inputs, inner, 1)
+        self.bn1 = make.norm(inner)
+        self.conv2 = make.conv(inner, inner, 3, stride)
+        self.bn2 = make.norm(inner)
+        self.conv3 = make.conv(inner, outputs, 1)
+        self.bn3 = make.norm(outputs)
+        self.downsample = make.shortcut(inputs, outputs, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -71,53 +102,31 @@ class Bottleneck(nn.Module):
         return F.relu(y + self.downsample(x), inplace=True)
 
 
-def shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
-    """The identity where shapes agree, else a projection (He 2015, option B)."""
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(conv(inputs, outputs, 1, stride), norm(outputs))
-
-
-Block = type[BasicBlock] | type[Bottleneck]
-
-
-def stage(block: Block, inputs: int, inner: int, depth: int, stride: int, norm: Norm) -> nn.Sequential:
-    """`depth` blocks; the first one halves the image where stride is 2."""
-    first = block(inputs, inner, stride, norm)
-    rest = [block(inner * block.expansion, inner, 1, norm) for _ in range(depth - 1)]
-    return nn.Sequential(first, *rest)
-
-
 class ResNet(nn.Module):
     """images float [n, 3, height, width] -> logits [n, classes]."""
 
-    def __init__(
-        self,
-        block: Block,
-        depths: tuple[int, int, int, int],
-        classes: int,
-        norm: Norm,
-        *,
-        width: int = 64,
-        small_stem: bool = False,
-    ) -> None:
+    def __init__(self, network: ResNetPlan, classes: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = Stem(width, 3, 1, 1) if small_stem else Stem(width, 7, 2, 3)
-        self.bn1 = norm(width)
-        self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = stage(block, width, width, depths[0], 1, norm)
-        self.layer2 = stage(block, width * block.expansion, width * 2, depths[1], 2, norm)
-        self.layer3 = stage(block, width * block.expansion * 2, width * 4, depths[2], 2, norm)
-        self.layer4 = stage(block, width * block.expansion * 4, width * 8, depths[3], 2, norm)
-        self.fc = nn.Linear(width * block.expansion * 8, classes)
+        make, channels = Maker(network, norm), network.channels
+        self.conv1 = Stem(channels, *network.stem)
+        self.bn1 = norm(channels)
+        self.maxpool = nn.Identity() if network.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
+        self.stages = [f"layer{number}" for number, _ in enumerate(network.depths, start=1)]
+        inputs = channels
+        for number, (name, depth) in enumerate(zip(self.stages, network.depths, strict=True)):
+            inner = channels * 2**number
+            self.add_module(name, make.stage(inputs, inner, depth, 2 if number else 1))
+            inputs = inner * EXPANSION[network.block]
+        self.fc = nn.Linear(inputs, classes)
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
         """The network as functions to call one after the other."""
-        return [self.begin, self.layer1, self.layer2, self.layer3, self.layer4, self.classify]
+        return [self.begin, *(getattr(self, name) for name in self.stages), self.classify]
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layer4(self.layer3(self.layer2(self.layer1(self.begin(x)))))
-        return self.classify(x)
+        for region in self.regions():
+            x = region(x)
+        return x
 
     def begin(self, x: Tensor) -> Tensor:
         return self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))  # type: ignore[no-any-return]
@@ -140,12 +149,10 @@ def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
 
 def resnet(model: ModelSection, classes: int) -> ResNet:
     """The residual network of a document's model section."""
-    kind, depths = RESNETS[model.name]
 
     def norm(channels: int) -> nn.Module:
         return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
 
-    block = Bottleneck if kind == BOTTLENECK else BasicBlock
-    network = ResNet(block, depths, classes, norm, width=model.width, small_stem=model.stem == "small")
+    network = ResNet(plan(model), classes, norm)
     initialise(network, model.zero_init_last_gamma)
     return network

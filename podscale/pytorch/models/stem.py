@@ -11,6 +11,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from podscale.models import Layer
+
 StemCompute = Literal["plain", "padded4", "space_to_depth"]
 
 
@@ -47,6 +49,23 @@ class Stem(nn.Conv2d):
             ((side + 2 * padding - kernel) // stride + blocks) * stride - padding - side for side in x.shape[-2:]
         )
         return F.conv2d(fold(F.pad(x, (padding, right, padding, bottom)), stride), weight, self.bias)
+
+
+def convolution_or_linear(layer: Layer) -> nn.Module:
+    """What a layer of the catalogue is in torch; a convolution of images is a stem."""
+    if layer.kind == "linear":
+        return nn.Linear(layer.inputs, layer.outputs)
+    if layer.inputs == 3:
+        return Stem(layer.outputs, layer.kernel[0], layer.stride, layer.padding[0], bias=layer.bias)
+    return nn.Conv2d(
+        layer.inputs,
+        layer.outputs,
+        layer.kernel,
+        layer.stride,
+        layer.padding,
+        groups=layer.groups,
+        bias=layer.bias,
+    )
 
 
 def fold(x: Tensor, block: int) -> Tensor:

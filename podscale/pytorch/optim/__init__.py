@@ -5,6 +5,8 @@ from podscale.pytorch.optim.base import Displaced, Hyper, Optimizer, Periodic, S
 from podscale.pytorch.optim.build import build_optimizer, build_share
 from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
+from podscale.pytorch.optim.neumann import Neumann
+from podscale.pytorch.optim.nlcg import Nlcg
 from podscale.pytorch.optim.rmsprop import RmsProp
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.shampoo import Shampoo
@@ -16,6 +18,8 @@ __all__ = [
     "Hyper",
     "Lamb",
     "Lars",
+    "Neumann",
+    "Nlcg",
     "Optimizer",
     "Periodic",
     "RmsProp",

@@ -77,3 +77,13 @@ class Displaced(Protocol):
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
     """`factor` where the update is finite, else `otherwise`: fp32 on the device."""
     return torch.where(finite, factor, otherwise)
+
+
+def replace_where(finite: Tensor, kept: Tensor, value: Tensor) -> None:
+    """Takes over `value` where the update is finite; leaves what is kept to the bit where it is not."""
+    kept.copy_(torch.where(finite, value, kept))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the products, fp64, to the rounding of each fp32 product."""
+    return (a * b).sum(dtype=torch.float64)

@@ -12,6 +12,8 @@ from podscale.pytorch.optim.adam import Adam
 from podscale.pytorch.optim.base import Optimizer
 from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
+from podscale.pytorch.optim.neumann import Neumann
+from podscale.pytorch.optim.nlcg import Nlcg
 from podscale.pytorch.optim.peers import Peers
 from podscale.pytorch.optim.rmsprop import RmsProp
 from podscale.pytorch.optim.sgd import Sgd
@@ -52,6 +54,19 @@ def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float, p
             return RmsProp(share, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
         case "shampoo":
             return build_shampoo(section, share, peers or Peers())
+        case "nlcg":
+            return Nlcg(
+                share,
+                beta=section.nlcg.beta,
+                pace=section.nlcg.step,
+                tolerance=section.nlcg.tolerance,
+                lars_coefficient=section.nlcg.lars_coefficient,
+                norm_gradient_scale=section.nlcg.norm_gradient_scale,
+                restart_every=section.nlcg.restart_every,
+                forget_every=section.nlcg.forget_every,
+            )
+        case "neumann":
+            return Neumann(share, section.neumann, per_epoch)
 
 
 def build_shampoo(section: OptimizerSection, share: Share, peers: Peers) -> Shampoo:
@@ -93,8 +108,17 @@ def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: mode
     Raises InputError where a pattern of the skip list matches nothing.
     """
     treated, views = treatments(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
+    norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
     return [
-        Segment(name, start, views[name].numel(), *treated[name], tuple(views[name].shape), views[name].stride())
+        Segment(
+            name,
+            start,
+            views[name].numel(),
+            *treated[name],
+            norm=name in norms,
+            shape=tuple(views[name].shape),
+            strides=views[name].stride(),
+        )
         for name, start in buffer.starts.items()
     ]
 

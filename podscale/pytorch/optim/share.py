@@ -26,8 +26,9 @@ CACHED = 2**17
 class Segment(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
-    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. shape, strides: those of the
-    parameter, which channels-last filters have in another order than their elements; default: a vector's.
+    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether it is of batch
+    norm. shape, strides: those of the parameter, which channels-last filters have in another order than their elements;
+    default: a vector's.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Segment(NamedTuple):
     size: int
     decays: bool
     adapts: bool
+    norm: bool = False
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 

@@ -1,7 +1,7 @@
 """Line charts: one or more series over training steps, decimated so that a long log stays a small drawing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from podscale.evaluate.report.charts.scale import Scale, rounded_out
@@ -11,16 +11,22 @@ from podscale.evaluate.report.svg import Markup, tag, text
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 14.0, 40.0
 MAX_POINTS = 240
+ROOM = 1.12
+"""On both sides of a logarithmic horizontal axis, as a factor."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point."""
+    """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point.
+
+    spread: of each point, to both sides: bars where there are dots, else a band.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int = 1
     dots: bool = False
+    spread: Sequence[float] = ()
 
 
 def line_chart(
@@ -35,11 +41,23 @@ def line_chart(
     x_high: float | None = None,
     mark: float | None = None,
     mark_name: str = "",
+    log_x: bool = False,
+    x_ticks: Sequence[float] = (),
+    x_marks: Sequence[tuple[float, int]] = (),
 ) -> Markup:
     """A titled figure with axes, units and hover values; the options are those of `line_drawing`."""
     drawn = [s for s in series if s.points]
     body = line_drawing(
-        drawn, x_unit=x_unit, y_range=y_range, log=log, show=show, x_high=x_high, mark=mark, max_points=MAX_POINTS
+        drawn,
+        x_unit=x_unit,
+        y_range=y_range,
+        log=log,
+        show=show,
+        x_high=x_high,
+        mark=mark,
+        log_x=log_x,
+        x_ticks=x_ticks,
+        x_marks=x_marks,
     )
     legend = [tag("span", tag("i", class_=f"key c{s.colour}"), s.name) for s in drawn] if len(drawn) > 1 else []
     if mark is not None:
@@ -63,23 +81,33 @@ def line_drawing(
     x_high: float | None = None,
     mark: float | None = None,
     max_points: int = MAX_POINTS,
+    log_x: bool = False,
+    x_ticks: Sequence[float] = (),
+    x_marks: Sequence[tuple[float, int]] = (),
 ) -> Markup:
     """The drawing of a chart, `WIDTH` by `HEIGHT`, for an svg element.
 
     `y_range` fixes the vertical range and `x_high` the end of the horizontal one, so that charts stand side by side;
     `mark` draws a dashed level, such as the claim. `log` is taken where the values span more than a factor of 20.
+    `log_x` draws rising x by their logarithm; `x_ticks` are marked instead of round numbers; `x_marks` draws dashed
+    verticals (x, colour).
     """
-    drawn = [Series(s.name, decimate(s.points, max_points), s.colour, s.dots) for s in series]
-    xs = [x for s in drawn for x, _ in s.points]
-    ys = [y for s in drawn for _, y in s.points] + ([] if mark is None else [mark])
+    drawn = [_decimated(s, max_points) for s in series]
+    xs = [x for s in drawn for x, _ in s.points] + [x for x, _ in x_marks]
+    ys = [y for s in drawn for low, high in _extent(s) for y in (low, high)] + ([] if mark is None else [mark])
     log = log and min(ys) > 0 and max(ys) / min(ys) > 20
     low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
     last = max(xs) if x_high is None else max(x_high, *xs)
-    x = Scale(0.0, last or 1.0, LEFT, WIDTH - RIGHT)
+    x = Scale(min(xs) / ROOM if log_x else 0.0, (last or 1.0) * (ROOM if log_x else 1.0), LEFT, WIDTH - RIGHT, log_x)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
     return text(
-        _axes(x, y, x_unit, show),
+        _axes(x, y, x_unit, show, x_ticks or x.ticks(6)),
+        [
+            tag("line", x1=x(v), x2=x(v), y1=TOP, y2=HEIGHT - BOTTOM, class_=f"level tinted c{colour}")
+            for v, colour in x_marks
+        ],
         tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="level") if mark is not None else None,
+        [_spread(s, x, y) for s in drawn if s.spread],
         [_line(s, x, y) for s in drawn],
         [_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
     )
@@ -98,7 +126,32 @@ def decimate(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[fl
     return [points[0], *(p for p in kept if p not in (points[0], points[-1])), points[-1]]
 
 
-def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str]) -> list[Any]:
+def _decimated(series: Series, limit: int) -> Series:
+    points = decimate(series.points, limit)
+    by_point = dict(zip(series.points, series.spread, strict=True)) if series.spread else {}
+    return replace(series, points=points, spread=[by_point[point] for point in points] if by_point else ())
+
+
+def _extent(series: Series) -> list[tuple[float, float]]:
+    """The lowest and highest value drawn at each point."""
+    spread = series.spread or [0.0] * len(series.points)
+    return [(y - d, y + d) for (_, y), d in zip(series.points, spread, strict=True)]
+
+
+def _spread(series: Series, x: Scale, y: Scale) -> Any:
+    """Bars at the dots of a line, or a band around it."""
+    ends = [(x(a), _inside(y(low)), _inside(y(high))) for (a, _), (low, high) in _both(series)]
+    if series.dots:
+        return [tag("line", x1=a, x2=a, y1=low, y2=high, class_=f"bar c{series.colour}") for a, low, high in ends]
+    outline = [*((a, high) for a, _, high in ends), *((a, low) for a, low, _ in reversed(ends))]
+    return tag("polygon", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in outline), class_=f"band c{series.colour}")
+
+
+def _both(series: Series) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    return list(zip(series.points, _extent(series), strict=True))
+
+
+def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], x_ticks: Sequence[float]) -> list[Any]:
     rows = [
         (
             tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v), class_="grid"),
@@ -111,7 +164,7 @@ def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str]) -> list
             tag("line", x1=x(v), x2=x(v), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"),
             tag("text", short(v), x=x(v), y=HEIGHT - BOTTOM + 18, text_anchor="middle"),
         )
-        for v in x.ticks(6)
+        for v in x_ticks
     ]
     base = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis")
     name = tag("text", x_unit, x=WIDTH - RIGHT, y=HEIGHT - 5, text_anchor="end", class_="unit")

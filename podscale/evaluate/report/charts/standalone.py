@@ -1,11 +1,16 @@
 """Drawings as files of their own, in the colours of the report, on light and dark pages."""
 
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
 from podscale.evaluate.report.svg import Markup, tag
 
 GROUND = "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
+
+MARGIN, TITLE, KEY, LETTER = 16.0, 40.0, 16.0, 5.9
+"""Units of a drawing: around a chart, down to its legend, a row of that, and about a letter's width."""
 
 
 def standalone(*drawing: Any, width: float, height: float, enlarged: float = 1.0) -> str:
@@ -20,3 +25,25 @@ def standalone(*drawing: Any, width: float, height: float, enlarged: float = 1.0
         width=f"{enlarged * width:.0f}",
     )
     return f"{picture}\n"
+
+
+def line_file(title: str, series: Sequence[Series], *, y_unit: str = "", **options: Any) -> str:
+    """A line chart with its title and legend, as the text of an SVG file; options: of `line_drawing`."""
+    keys, row, at = [], 0, MARGIN
+    for one in series:
+        width = LETTER * len(one.name) + 28.0
+        if at + width > WIDTH + MARGIN and at > MARGIN:
+            row, at = row + 1, MARGIN
+        keys.append(tag("circle", cx=at + 4, cy=TITLE + KEY * row - 4, r=3.6, class_=f"dot c{one.colour}"))
+        keys.append(tag("text", one.name, x=at + 12, y=TITLE + KEY * row))
+        at += width
+    top = TITLE + KEY * (row + 1) + (KEY if y_unit else 0.0)
+    return standalone(
+        tag("text", title, x=MARGIN, y=MARGIN + 4, class_="title"),
+        keys,
+        tag("text", y_unit, x=MARGIN, y=top - 4, class_="unit") if y_unit else None,
+        tag("g", line_drawing(series, **options), transform=f"translate({MARGIN:.0f} {top:.0f})"),
+        width=WIDTH + 2 * MARGIN,
+        height=top + HEIGHT + MARGIN / 2,
+        enlarged=1.6,
+    )

@@ -1,17 +1,12 @@
-"""How Shampoo sees a parameter: small dimensions merged, long ones cut, so that no matrix has more than `block` rows.
-
-A filter is taken as (height, width, inputs, outputs) and a matrix as (inputs, outputs), as Google's MLPerf 1.0 entry
-keeps them: with blocks of 128 a 3x3 convolution of 512 channels is (9, 512, 512), and 16 blocks of (9, 128, 128).
-"""
+"""The blocks of all parameters, those of one shape together (see `podscale.blocks`)."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
-from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from podscale.blocks import cuts, dims_in_order, merged
 from podscale.pytorch.optim.share import Segment
 
 
@@ -49,7 +44,7 @@ def stack_blocks(segments: Sequence[Segment], block: int, device: torch.device, 
     for segment, parameter in enumerate(segments):
         view = parameter.view(flat)
         if view.dim() > 1 or vectors:
-            for number, part in enumerate(cut(in_order(view), block)):
+            for number, part in enumerate(cut(view, block)):
                 same = found.setdefault(tuple(part.shape), [])
                 same.append((Place(segment, number, len(same)), part))
     return tuple(
@@ -58,27 +53,9 @@ def stack_blocks(segments: Sequence[Segment], block: int, device: torch.device, 
     )
 
 
-def in_order(parameter: Tensor) -> Tensor:
-    """From (outputs, inputs, height, width) to (height, width, inputs, outputs), and so with fewer dimensions."""
-    return parameter.permute(*range(2, parameter.dim()), *reversed(range(min(2, parameter.dim()))))
-
-
-def merged(shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """Neighbouring dimensions become one as long as it has at most `most` elements; those of one element vanish."""
-    found: list[int] = []
-    length = 1
-    for size in shape:
-        if length * size <= most:
-            length *= size
-        else:
-            found += [length] * (length > 1)
-            length = size
-    return tuple(found + [length] * (length > 1)) or (prod(shape),)
-
-
 def cut(parameter: Tensor, block: int) -> Iterator[Tensor]:
-    """The blocks of a parameter, merged; the last dimension runs fastest, and the last block of each may be shorter."""
-    tensor = parameter.reshape(merged(parameter.shape, block))
-    spans = [list(pairwise([*range(0, size, block), size])) for size in tensor.shape]
-    for place in product(*spans):
+    """The blocks of a parameter, merged, in their order."""
+    turned = parameter.permute(dims_in_order(parameter.dim()))
+    tensor = turned.reshape(merged(turned.shape, block))
+    for place in cuts(tensor.shape, block):
         yield tensor[tuple(slice(*span) for span in place)]

@@ -1,0 +1,40 @@
+"""How Shampoo cuts parameters, so that no matrix has more than `most` rows: small dimensions merged, long ones cut.
+
+A filter is taken as (height, width, inputs, outputs) and a matrix as (inputs, outputs), as Google's MLPerf 1.0 entry
+keeps them: with blocks of 128 a 3x3 convolution of 512 channels is (9, 512, 512), and 16 blocks of (9, 128, 128).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+from math import prod
+
+
+def dims_in_order(dims: int) -> tuple[int, ...]:
+    """The dimensions of a parameter that begins with (outputs, inputs), in the order given above."""
+    return (*range(2, dims), *reversed(range(min(2, dims))))
+
+
+def merged(shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Neighbouring dimensions become one as long as it has at most `most` elements; those of one element vanish."""
+    found: list[int] = []
+    length = 1
+    for size in shape:
+        if length * size <= most:
+            length *= size
+        else:
+            found += [length] * (length > 1)
+            length = size
+    return tuple(found + [length] * (length > 1)) or (prod(shape),)
+
+
+def cuts(shape: Sequence[int], most: int) -> list[tuple[tuple[int, int], ...]]:
+    """The blocks of a merged parameter as [start, stop) of every dimension; the last dimension runs fastest."""
+    return list(product(*(pairwise([*range(0, size, most), size]) for size in shape)))
+
+
+def matrix_elements(shape: Sequence[int], most: int, *, vectors: bool) -> int:
+    """Elements of the matrices of a parameter, one of every dimension of every block."""
+    if len(shape) < 2 and not vectors:
+        return 0
+    blocks = cuts(merged([shape[dim] for dim in dims_in_order(len(shape))], most), most)
+    return sum((stop - start) ** 2 for block in blocks for start, stop in block)

@@ -1,0 +1,175 @@
+"""`podscale study`: a grid of runs on this machine, or as a package for a KFP backend."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podscale import devices
+from podscale.config import RunConfig
+from podscale.config.document import changes_of
+from podscale.errors import InputError, PodscaleError, Preempted
+from podscale.pipelines import presets
+from podscale.stopping import Stopped
+from podscale.study import StudyDocument, read_study
+from podscale.study.budget import Plan, plan
+from podscale.study.cells import Cell, Grid
+from podscale.study.findings import findings
+from podscale.study.publish import publish_study
+from podscale.study.records import Record, Records
+from podscale.study.runner import Runner
+from podscale.terminal import paint
+from podscale.text import count, duration
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a study is run: jobs at a time (0: as many as fit), minutes of its time box."""
+
+    jobs: int = 0
+    time_box: float | None = None
+    restart: bool = False
+    keep_runs: bool = False
+    out: Path | None = None
+
+
+def load(document: str, changes: Sequence[str]) -> StudyDocument:
+    """The study that a person named, with the changes of the command line put on top of every cell."""
+    return read_study(presets.resolve_study(document), changes_of(changes), presets.resolve)
+
+
+def run(document: str, changes: Sequence[str], options: Options, *, dry_run: bool, backend: str) -> None:
+    """Runs what is missing of a study and writes its results, or with `dry_run` says what that would be."""
+    if backend != "here":
+        raise InputError(f"--backend {backend}: cells run `here`, or in the pods of a package for `kfp`")
+    if options.out is not None and not options.out.is_dir():
+        raise InputError(f"--out {options.out}: the folder does not exist")
+    study = load(document, changes)
+    grid = Grid(study)
+    config = grid.chains[0].config
+    records = Records(config.run.workspace)
+    if options.restart and not dry_run:
+        _forget(grid, records)
+    jobs = options.jobs or jobs_here(config)
+    minutes = options.time_box or study.time_box_minutes
+    box = minutes * 60 if minutes is not None else None
+    print(outline(study, plan(grid, records.get, jobs=jobs, box=box)), file=sys.stderr if not dry_run else sys.stdout)
+    if dry_run:
+        return
+    runner = Runner(grid, records, jobs, box, keep_runs=options.keep_runs, told=_Teller(grid, records, jobs, box))
+    runner.prepare()
+    _carry_out(runner, options)
+
+
+def jobs_here(config: RunConfig) -> int:
+    """Cells that this machine carries at a time: one where it has a GPU, else by cores."""
+    if devices.visible_gpus():
+        return 1
+    each = (config.launch.processes or devices.default_processes()) * (config.launch.threads or 1)
+    return max(1, devices.cores() // each)
+
+
+def _carry_out(runner: Runner, options: Options) -> None:
+    """Runs, and writes what there is however it ends."""
+    get, grid = runner.records.get, runner.grid
+    try:
+        runner.run()
+    except Stopped:
+        _publish(runner, options)
+        left = len(grid.due(get)) + len(grid.unknown(get))
+        raise Preempted(f"stopped on request, {count(left, 'cell')} left; the same command continues") from None
+    except KeyboardInterrupt:
+        _publish(runner, options)
+        raise
+    _publish(runner, options)
+    if runner.failures:
+        listing = "\n".join(f"  {name}: {error}" for name, error in runner.failures.items())
+        raise PodscaleError(
+            f"{count(len(runner.failures), 'cell')} failed without diverging; logs are in {runner.folder / 'logs'}, "
+            f"and the same command runs them again:\n{listing}"
+        )
+
+
+def _publish(runner: Runner, options: Options) -> None:
+    if not findings(runner.grid, runner.records.get).records:
+        return
+    made = publish_study(runner.grid.study)
+    for path in made if options.out is not None else ():
+        shutil.copyfile(path, (options.out or Path()) / path.name)
+    print(made[0].read_text(encoding="utf-8").partition("\n![")[0].rstrip())
+    print(f"results: {made[1]} (and {', '.join(path.name for path in made if path != made[1])})", flush=True)
+
+
+def _forget(grid: Grid, records: Records) -> None:
+    """Drops the records of a study; those that only came by its sweeps are found before theirs are gone."""
+    for cell in grid.all(records.get):
+        records.drop(cell)
+
+
+def outline(study: StudyDocument, made: Plan) -> str:
+    """The plan as text: what is done, what will run, what will not."""
+    lines = [f"study {study.name}: {count(made.done, 'cell')} done, {len(made.kept) + len(made.left_out)} to run"]
+    if made.widening:
+        lines[0] += f", and up to {made.widening} more where the best rate of a sweep is at its edge"
+    width = max((len(name) for name in made.by_chain), default=0)
+    for name, (kept, left) in made.by_chain.items():
+        lines.append(f"  {name:<{width}}  {kept:>3} to run" + (f", {left} left out" if left else ""))
+    if made.kept:
+        lines.append(f"estimate: {_estimate(made)}, {count(made.jobs, 'job')} at a time")
+    if made.box is not None:
+        lines.append(f"time box: {duration(made.box)}" + ("" if made.left_out else ", in which all of it fits"))
+    if made.left_out:
+        seeds = sorted({cell.seed for cell in made.left_out if cell.turn}, key=str)
+        whole = [name for name, (kept, _) in made.by_chain.items() if not kept]
+        lines.append(f"LEFT OUT for the time box: {count(len(made.left_out), 'cell')}")
+        if seeds:
+            lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
+        if whole:
+            lines.append(f"  with nothing to be run of: {'; '.join(whole)}")
+    return "\n".join(lines)
+
+
+def _estimate(made: Plan) -> str:
+    if made.seconds is None:
+        return "not known, as no cell was measured yet (cell_seconds in the document is a guess of yours)"
+    basis = f"from {count(made.measured, 'measured cell')}" if made.measured else "by the document's guess"
+    return f"{duration(made.seconds)} ({basis})"
+
+
+class _Teller:
+    """Says how each cell ended and about how long the rest will take."""
+
+    def __init__(self, grid: Grid, records: Records, jobs: int, box: float | None) -> None:
+        self._grid, self._records, self._jobs = grid, records, jobs
+        self._end = None if box is None else time.monotonic() + box
+        self._ended = 0
+        self._warned = box is None
+
+    def __call__(self, cell: Cell, record: Record | None, error: str) -> None:
+        self._ended += 1
+        box = None if self._end is None else max(0.0, self._end - time.monotonic())
+        made = plan(self._grid, self._records.get, jobs=self._jobs, box=box)
+        how = _how(record) if record is not None else paint(f"failed: {error}", "bold red", sys.stderr)
+        rest = f"about {duration(made.seconds)} left" if made.seconds else ""
+        print(f"[{made.done}/{made.done + len(made.kept)}] {cell.name}: {how}  {rest}", file=sys.stderr, flush=True)
+        if made.left_out and not self._warned:
+            print(outline(self._grid.study, made).partition("LEFT OUT")[2].join(["LEFT OUT", ""]), file=sys.stderr)
+        self._warned = self._warned or made.measured > 0
+
+
+def _how(record: Record) -> str:
+    seconds = f" in {record.seconds:.1f} s" if record.seconds else ""
+    return (f"{record.top1:.2%}" if record.top1 is not None else record.ended) + seconds
+
+
+def compile_package(document: str, changes: Sequence[str], output: Path, *, parallel: int, kfp: str) -> None:
+    """Writes the KFP package of a study."""
+    if output.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{output}: a pipeline package ends in .yaml")
+    from podscale.pipelines.study import study_package
+
+    study = load(document, changes)
+    output.write_text(study_package(study, parallel=parallel, kfp=kfp), encoding="utf-8")
+    print(f"{output}: the pipeline of study {study.name}")

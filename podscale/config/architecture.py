@@ -1,0 +1,56 @@
+"""What a document may ask of each network: its options, and the smallest images that it can see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from podscale.config.conflict import conflict
+
+if TYPE_CHECKING:
+    from podscale.config.model import RunConfig
+
+SMALLEST = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}
+"""Sides in pixels below which a network's last pooling would see less than one of its windows."""
+SMALLEST_IMAGENET_STEM = 32
+"""Five halvings: below this the last stage of a residual network would see less than one pixel."""
+SMALLEST_AUXILIARY = 299
+"""Below this the auxiliary head's 5x5 convolution would see less than one of its windows."""
+
+
+def check_network(config: RunConfig) -> None:
+    """Raises where the document asks of its network what this does not have, or gives it too small images."""
+    model = config.model
+    trained = min(config.training_sizes)
+    smallest = min(trained, config.eval_image_size)
+    if not model.is_residual:
+        _check_residual_options(config)
+        least = SMALLEST[model.name]
+        if smallest < least:
+            raise conflict(
+                "input.image_size",
+                f"images of {smallest} px are too small for {model.name} (at least {least}); "
+                "raise input.image_size and evaluate.image_size, or take a resnet",
+            )
+    elif not model.small_stem and smallest < SMALLEST_IMAGENET_STEM:
+        raise conflict(
+            "model.stem",
+            f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
+            "use model.stem=small",
+        )
+    if model.has_auxiliary_head and trained < SMALLEST_AUXILIARY:
+        raise conflict(
+            "input.image_size",
+            f"training images of {trained} px are too small for the auxiliary head of inception_v3 (at least "
+            f"{SMALLEST_AUXILIARY}); raise input.image_size, or set model.inception.auxiliary=0",
+        )
+
+
+def _check_residual_options(config: RunConfig) -> None:
+    model = config.model
+    if model.stem != "imagenet":
+        raise conflict(
+            "model.stem", f"{model.name} has no {model.stem} stem: set model.stem=imagenet, or take a resnet"
+        )
+    for key, asked in (("shortcut", model.shortcut is not None), ("blurpool", model.blurpool)):
+        if asked:
+            raise conflict(f"model.{key}", f"{model.name} has no {key}, which residual networks have; leave it out")

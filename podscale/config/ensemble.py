@@ -1,0 +1,180 @@
+"""The sections about the collapsed ensemble of Codreanu 2017, and what follows from them for the schedule of a run.
+
+A run goes through cycles, each with a lower peak of the learning rate than the one before. From the snapshot at the end
+of a cycle a short run, the collapse, ends with more weight decay and a gentler augmentation; what it leaves is one
+member of the ensemble. The defaults of the ratios are those that the authors' own solver files show (sara-nl/caffe,
+multinode/resnet50_custom_lr): 1.02, 0.764, 0.572 and then 0.143.
+"""
+
+from copy import deepcopy
+from itertools import accumulate
+from typing import Any
+
+from pydantic import ValidationError, model_validator
+
+from podscale.config.conflict import conflict
+from podscale.config.fields import result
+from podscale.config.recipe import put
+from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
+from podscale.config.section import Section
+
+
+class StartSection(Section):
+    """Begin with the weights and batch-norm statistics of another run, at update 0 and with empty momentum."""
+
+    run: str | None = result(
+        None, "That run: its id, where it has the same workspace, or its directory. Default: initial weights."
+    )
+    epoch: float | None = result(
+        None, "At which of its kept checkpoints (checkpoint.snapshots), in its epochs; default: its newest.", gt=0
+    )
+
+
+class CollapseSection(Section):
+    """The short run that ends a cycle; what is not said here it takes from the document."""
+
+    epochs: float = result(5.0, "Length of a collapse in passes over the training split.", gt=0)
+    learning_rate: float | None = result(
+        None, "Its first learning rate; default: `learning_rate_ratio` of the peak of its cycle.", gt=0
+    )
+    learning_rate_ratio: float = result(0.25, "Its first learning rate over the peak of its cycle.", gt=0)
+    power: float = result(2.0, "Exponent of its polynomial decay to zero.", gt=0)
+    weight_decay_factor: float = result(
+        2.0,
+        "Weight decay over that of the document. The authors double it after one hour, and take four times in the "
+        "shorter run of 72 epochs.",
+        ge=0,
+    )
+    crop: CropSection = CropSection(short_side=0.875)
+
+
+class EnsembleSection(Section):
+    """Cycles whose snapshots become the members of an ensemble. Without cycles there is none.
+
+    Where the document leaves them open, train.epochs, train.phases and checkpoint.snapshots are filled in from here.
+    """
+
+    cycles: tuple[float, ...] = result(
+        (), "Length of each cycle in epochs; the first follows train.schedule, the others restart below it."
+    )
+    first_peak: float | None = result(
+        None, "Peak learning rate of the second cycle; default: `peak_ratio` x train.schedule.learning_rate.", gt=0
+    )
+    peak_ratio: float = result(0.75, "Peak of each later cycle over that of the one before.", gt=0)
+    restart_ratio: float = result(0.25, "Where a cycle's warm-up begins, over the peak of the cycle before.", ge=0)
+    warmup_epochs: tuple[float, ...] = result(
+        (0.0,), "Warm-up of each cycle after the first, in epochs; one value stands for all."
+    )
+    power: float = result(2.0, "Exponent of the polynomial decay in the cycles after the first.", gt=0)
+    decay_epochs: float | None = result(
+        None, "Length of that decay in epochs, cut where the cycle ends before; default: the cycle's length.", gt=0
+    )
+    collapsed: tuple[int, ...] | None = result(
+        None, "Cycles, from 0, whose snapshots are collapsed; default: all of them."
+    )
+    collapse: CollapseSection = CollapseSection()
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "EnsembleSection":
+        if not self.cycles:
+            return self
+        if any(length <= 0 for length in self.cycles):
+            raise ValueError(f"cycles: lengths must be positive, got {list(self.cycles)}")
+        if len(self.warmup_epochs) not in (1, len(self.cycles) - 1) or any(w < 0 for w in self.warmup_epochs):
+            raise ValueError(f"warmup_epochs: one value, or one for each of the {len(self.cycles) - 1} later cycles")
+        if any(not 0 <= number < len(self.cycles) for number in self.collapsed or ()):
+            raise ValueError(f"collapsed: cycles are counted from 0 to {len(self.cycles) - 1}")
+        if len(set(self.members)) < 2:
+            raise ValueError("cycles: an ensemble of one is a single model; give at least two, or leave ensemble out")
+        return self
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The cycles that are collapsed, in order."""
+        return tuple(sorted(set(range(len(self.cycles)) if self.collapsed is None else self.collapsed)))
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """The epoch at which each cycle ends."""
+        return tuple(round(end, 9) for end in accumulate(self.cycles))
+
+    def peak(self, cycle: int, schedule: ScheduleSection) -> float:
+        """The highest learning rate of a cycle; schedule: that of the first."""
+        if cycle == 0:
+            return schedule.learning_rate
+        second = self.first_peak or self.peak_ratio * schedule.learning_rate
+        return second * self.peak_ratio ** (cycle - 1)
+
+
+def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[PhaseSection, ...]:
+    """The phases of a run in cycles, from the second one on; schedule: that of the first.
+
+    Each is a polynomial from its peak, cut where the next begins (the `poly_cyc` of the authors' code), and begins with
+    an empty momentum buffer, as their solver does that is started from weights alone.
+    """
+    phases = []
+    for cycle, start in enumerate(section.ends[:-1], start=1):
+        warmup = section.warmup_epochs[min(cycle, len(section.warmup_epochs)) - 1]
+        phases.append(
+            PhaseSection(
+                start=start,
+                schedule=ScheduleSection(
+                    name="polynomial",
+                    power=section.power,
+                    learning_rate=section.peak(cycle, schedule),
+                    warmup_epochs=warmup,
+                    warmup_start=section.restart_ratio * section.peak(cycle - 1, schedule) if warmup else 0.0,
+                    momentum_correction=schedule.momentum_correction and warmup > 0,
+                    decay_from="start",
+                    decay_epochs=section.decay_epochs,
+                ),
+                reset_momentum=True,
+            )
+        )
+    return tuple(phases)
+
+
+def collapse_schedule(section: EnsembleSection, cycle: int, schedule: ScheduleSection) -> ScheduleSection:
+    """The schedule of the collapse from the end of a cycle; schedule: that of the first."""
+    collapse = section.collapse
+    rate = collapse.learning_rate or collapse.learning_rate_ratio * section.peak(cycle, schedule)
+    return ScheduleSection(name="polynomial", power=collapse.power, learning_rate=rate)
+
+
+def fill_cycles(values: Any) -> Any:
+    """The raw values of a document with what its ensemble section says of the training, wherever that is not given.
+
+    Values that the model would refuse are left for it to refuse.
+    """
+    if not isinstance(values, dict) or not isinstance(values.get("ensemble"), dict):
+        return values
+    train = values.get("train")
+    given = train.get("schedule", {}) if isinstance(train, dict) else {}
+    try:
+        section, schedule = EnsembleSection.model_validate(values["ensemble"]), ScheduleSection.model_validate(given)
+    except ValidationError:
+        return values
+    if not section.cycles:
+        return values
+    filled = deepcopy(values)
+    phases = [phase.model_dump(mode="json", exclude_unset=True) for phase in cycle_phases(section, schedule)]
+    put(filled, "train.epochs", section.ends[-1])
+    put(filled, "train.phases", phases)
+    put(filled, "checkpoint.snapshots", [section.ends[cycle] for cycle in section.members])
+    return filled
+
+
+def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[float, ...]) -> None:
+    """Raises where the training does not keep what the ensemble is made of, or snapshots lie behind its end."""
+    late = [epoch for epoch in snapshots if epoch > epochs or epoch <= 0]
+    if late:
+        raise conflict(
+            "checkpoint.snapshots", f"epoch {late[0]:g} is not part of a run of {epochs:g} epochs; leave it out"
+        )
+    for cycle in section.members if section.cycles else ():
+        if section.ends[cycle] not in snapshots:
+            raise conflict(
+                "checkpoint.snapshots",
+                f"cycle {cycle} of the ensemble ends at epoch {section.ends[cycle]:g}, where no snapshot is kept; add "
+                "it, or leave checkpoint.snapshots, train.epochs and train.phases to the ensemble section",
+            )

@@ -1,0 +1,124 @@
+"""The model section of a run document: the network and its options."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from podscale.config.fields import result
+from podscale.config.section import Section
+
+CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
+"""The residual networks of He 2015, section 4.2; they have a small stem always."""
+
+
+class BatchNormSection(Section):
+    momentum: float = result(
+        0.1, "Weight of the new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
+    )
+    eps: float = result(1e-5, "Added to the variance.", gt=0)
+    span: int | None = result(
+        None,
+        "Images that share batch statistics (`model_bn_span` in MLPerf's logs), at any number of ranks: parts of a "
+        "rank's batch, or groups of ranks. Default: what `group` says.",
+        ge=2,
+    )
+    group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
+    running: Literal["mean", "first"] = result(
+        "mean", "Running statistics of the model: `mean` of all ranks', or those of the `first` rank alone."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "BatchNormSection":
+        if self.span is not None and self.group != 1:
+            raise ValueError(
+                f"span: {self.span} images and group: {self.group} ranks both say who shares statistics; give one"
+            )
+        return self
+
+
+class AlexNetSection(Section):
+    """Read where model.name is alexnet. What stands in the place of local response normalisation is batch norm or
+    nothing; the published network's own is not offered.
+
+    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two
+    the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
+    """
+
+    groups: Literal[1, 2] = result(
+        2, "Groups of convolutions 2, 4 and 5: 2 = the two towers of Krizhevsky 2012, 1 = whole convolutions."
+    )
+    convolution_norm: bool = result(True, "Batch norm after each convolution, in the place of its bias (You 2017).")
+    pool5_norm: bool = result(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
+    dropout: float = result(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
+
+
+class InceptionSection(Section):
+    """Read where model.name is inception_v3 or inception_resnet_v2. Both were published with model.batch_norm.eps 1e-3.
+
+    Sources: the weight of the auxiliary head's loss is that of torchvision's reference training; Szegedy 2016 keeps 0.8
+    of the outputs before the classifier of Inception-ResNet-V2 (torchvision leaves out 0.5 in Inception-V3).
+    """
+
+    auxiliary: float = result(
+        0.4, "Inception-V3: weight of the auxiliary head's loss, which training adds; 0 = no such head.", ge=0
+    )
+    dropout: float = result(0.2, "Share of the classifier's inputs that an update leaves out.", ge=0, lt=1)
+
+
+class ModelSection(Section):
+    name: Literal[
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "resnet20",
+        "resnet32",
+        "resnet44",
+        "resnet56",
+        "resnet110",
+        "inception_v3",
+        "inception_resnet_v2",
+        "alexnet",
+    ] = result("resnet50", "Architecture, by its name in the catalogue (docs/models.md).")
+    stem: Literal["imagenet", "small"] = result(
+        "imagenet",
+        "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px; the CIFAR "
+        "family (resnet20 to resnet110) has it always.",
+    )
+    width: int = result(
+        64,
+        "Channels of a residual network's first stage. 64 is the published width of every network: the channels of "
+        "those that begin otherwise grow and shrink in proportion.",
+        ge=4,
+        multiple_of=4,
+    )
+    shortcut: Literal["projection", "padding"] | None = result(
+        None,
+        "Residual networks, where shapes change: a `projection` (He 2015, option B), or every other pixel with "
+        "channels of zeros behind (`padding`, option A). Default: padding in the CIFAR family, else projection.",
+    )
+    blurpool: bool = result(
+        False,
+        "Residual networks: blur with [1, 2, 1] in both directions before each convolution that strides, the first one "
+        "aside (Zhang 2019, as FFCV applies it).",
+    )
+    zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
+    batch_norm: BatchNormSection = BatchNormSection()
+    alexnet: AlexNetSection = AlexNetSection()
+    inception: InceptionSection = InceptionSection()
+
+    @property
+    def small_stem(self) -> bool:
+        """Whether the network begins with one 3x3 convolution of stride 1."""
+        return self.stem == "small" or self.name in CIFAR_RESNETS
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether it is one of the residual networks, for ImageNet or CIFAR."""
+        return self.name.startswith("resnet")
+
+    @property
+    def has_auxiliary_head(self) -> bool:
+        """Whether training adds the loss of a second classifier."""
+        return self.name == "inception_v3" and self.inception.auxiliary > 0

@@ -1,0 +1,84 @@
+"""The weights of another run that a new one begins with (train.start_from)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from podscale.checkpoint.layout import Entry, Snapshot, complete_entries, read_snapshot
+from podscale.config import RunConfig
+from podscale.config.identity import differences, result_values
+from podscale.ensemble import run_directory
+from podscale.errors import InputError
+from podscale.shards.shardset import ShardSet
+
+EPOCH = "epoch"
+"""In the meta of a checkpoint: the passes over the training split that it is after."""
+MODEL = "model/"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """arrays: weights and statistics by the catalogue's names, fp32. told: where they are from, for progress, model
+    card and report: `run`, `step`, `epoch` (there), `epochs` (trained before, over all runs that led there)."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    told: dict[str, Any]
+
+
+def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
+    """What a run begins with that has no checkpoint of its own yet; None where with initial weights.
+
+    Raises InputError where there is no such checkpoint, or it is of another model or of other classes.
+    """
+    start = config.train.start_from
+    if start.run is None:
+        return None
+    run = run_directory(config, start.run)
+    entries = complete_entries(run.checkpoints)
+    if not entries:
+        raise InputError(
+            f"train.start_from.run={start.run}: there is no complete checkpoint in {run.checkpoints}; train that run "
+            "first"
+        )
+    entry = entries[0] if start.epoch is None else _at(entries, start.epoch, start.run)
+    saved = entry.manifest.identity
+    conflicts = differences(_of_model(saved.result), _of_model(result_values(config)))
+    if conflicts:
+        listing = "\n".join(f"  {conflict}" for conflict in conflicts)
+        raise InputError(f"{entry.path}: these weights belong to another model:\n{listing}")
+    if saved.classes_sha256 != shard_set.manifest.classes_sha256:
+        raise InputError(
+            f"{entry.path}: these weights tell other classes apart, or have them in another order, than the shard set "
+            f"{shard_set.directory}; start from a run on the same classes"
+        )
+    try:
+        snapshot = read_snapshot(entry)
+    except ValueError as error:
+        raise InputError(f"{entry.path}: this checkpoint cannot be used: {error}") from None
+    arrays = {name.removeprefix(MODEL): a for name, a in snapshot.arrays.items() if name.startswith(MODEL)}
+    return Origin(arrays, _told(start.run, snapshot))
+
+
+def _at(entries: list[Entry], epoch: float, run: str) -> Entry:
+    """The checkpoint of an epoch: the first one that has seen all of it, less than an update later."""
+    known = [(float(entry.manifest.meta[EPOCH]), entry) for entry in entries if EPOCH in entry.manifest.meta]
+    for at, entry in known:
+        if -1e-6 <= at - epoch < at / entry.step - 1e-6:
+            return entry
+    kept = ", ".join(f"{at:g}" for at, _ in sorted(known, key=lambda pair: pair[0]))
+    raise InputError(
+        f"train.start_from.epoch={epoch:g}: run {run} keeps no checkpoint of it (it has those of epochs "
+        f"{kept or 'unknown'}); name one of these, or train it with that epoch in checkpoint.snapshots"
+    )
+
+
+def _of_model(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name.startswith("model.")}
+
+
+def _told(run: str, snapshot: Snapshot) -> dict[str, Any]:
+    epoch = float(snapshot.meta.get(EPOCH, 0.0))
+    before = float(snapshot.meta.get("progress", {}).get("origin", {}).get("epochs", 0.0))
+    return {"run": run, "step": snapshot.step, "epoch": epoch, "epochs": round(before + epoch, 6)}

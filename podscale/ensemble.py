@@ -1,0 +1,117 @@
+"""The members of a collapsed ensemble as runs of their own, and where the models are that are evaluated together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from podscale.config import RunConfig
+from podscale.config.ensemble import EnsembleSection, StartSection, collapse_schedule
+from podscale.config.model import ClaimSection, RunSection
+from podscale.errors import InputError
+from podscale.rundir import RunDirectory, local_path
+
+DESCRIPTION = "model.json"
+"""Marks the directory of a whole model."""
+LONGEST_ID = 40
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member: the run that collapses the snapshot at the end of `cycle` (from 0)."""
+
+    cycle: int
+    config: RunConfig
+
+    @property
+    def model(self) -> Path:
+        return RunDirectory.of(self.config).model
+
+
+def members(config: RunConfig) -> list[Member]:
+    """The members of a document's ensemble, in order of their cycles; none where it has no ensemble."""
+    return [Member(cycle, member_config(config, cycle)) for cycle in config.ensemble.members if config.ensemble.cycles]
+
+
+def member(config: RunConfig, cycle: int) -> Member:
+    """The member of one cycle. Raises InputError where that cycle is not collapsed."""
+    numbers = config.ensemble.members if config.ensemble.cycles else ()
+    if cycle not in numbers:
+        known = f"its members are {', '.join(map(str, numbers))}" if numbers else "it has no ensemble section"
+        raise InputError(f"cycle {cycle}: run {config.run.id} collapses no snapshot of it; {known}")
+    return Member(cycle, member_config(config, cycle))
+
+
+def member_id(run: str, cycle: int) -> str:
+    """The run id of a member. Raises InputError where it would be too long."""
+    name = f"{run}-c{cycle}"
+    if len(name) > LONGEST_ID:
+        raise InputError(
+            f"run.id {run}: its members are called {name}, which is more than {LONGEST_ID} characters; choose a "
+            "shorter name"
+        )
+    return name
+
+
+def member_config(config: RunConfig, cycle: int) -> RunConfig:
+    """The document of the collapse from the end of `cycle`: the main run's with other weights to begin with, its own
+    short schedule, more weight decay, gentler crops, and a sample order of its own."""
+    ensemble, train = config.ensemble, config.train
+    decay = train.optimizer.weight_decay * ensemble.collapse.weight_decay_factor
+    changed = {
+        "run": RunSection(
+            id=member_id(config.run.id, cycle),
+            workspace=config.run.workspace,
+            seed=(config.run.seed + 1 + cycle) % 2**63,
+        ),
+        "input": config.input.model_copy(update={"crop": ensemble.collapse.crop}),
+        "train": train.model_copy(
+            update={
+                "epochs": ensemble.collapse.epochs,
+                "schedule": collapse_schedule(ensemble, cycle, train.schedule),
+                "phases": (),
+                "optimizer": train.optimizer.model_copy(update={"weight_decay": decay}),
+                "start_from": StartSection(run=config.run.id, epoch=ensemble.ends[cycle]),
+                "target_top1": None,
+            }
+        ),
+        "evaluate": config.evaluate.model_copy(update={"baseline": None}),
+        "ensemble": EnsembleSection(),
+        "checkpoint": config.checkpoint.model_copy(update={"snapshots": (), "resume": "auto"}),
+        "telemetry": config.telemetry.model_copy(update={"mlperf_log": False}),
+        "claim": ClaimSection(),
+    }
+    return RunConfig.model_validate(config.model_copy(update=changed).model_dump())
+
+
+def evaluated_together(config: RunConfig) -> list[Path]:
+    """The directories of the models that the evaluation of a document combines; none where it evaluates its own."""
+    if config.evaluate.models:
+        return [model_directory(config, name) for name in config.evaluate.models]
+    return [one.model for one in members(config)]
+
+
+def evaluated_models(config: RunConfig) -> list[Path]:
+    """The directories of all models that the evaluation of a document reads."""
+    several = evaluated_together(config)
+    baseline = config.evaluate.baseline
+    if not several:
+        return [RunDirectory.of(config).model]
+    return [*several, *([model_directory(config, baseline)] if baseline is not None else [])]
+
+
+def model_directory(config: RunConfig, name: str) -> Path:
+    """Where a model is that is named by its directory, that of its run, or a run id of the same workspace."""
+    candidates = list(_candidates(config, name))
+    return next((path for path in candidates if (path / DESCRIPTION).exists()), candidates[0])
+
+
+def run_directory(config: RunConfig, name: str) -> RunDirectory:
+    """The directory of a run that is named by its id in the same workspace, or by the directory."""
+    if "/" in name or Path(name).is_dir():
+        return RunDirectory(Path(name))
+    return RunDirectory(local_path(config.run.workspace) / "runs" / name)
+
+
+def _candidates(config: RunConfig, name: str) -> Iterator[Path]:
+    yield run_directory(config, name).model
+    yield Path(name)

@@ -1,0 +1,102 @@
+"""The rank processes of one pod: copies of a process that has imported what all of them need.
+
+To import PyTorch takes seconds of a core and hundreds of megabytes. Ranks that are forked from the process which has
+done it share both, however many they are.
+"""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from podscale.launch import rankprocess
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def preload(module: str) -> None:
+    """Imports all that a module imports. Itself it is forgotten again: each rank runs it anew, as its main program."""
+    importlib.import_module(module)
+    del sys.modules[module]
+
+
+class Ranks:
+    """Processes that wait until `begin` tells them who they are, and then each carry out `entry` (see rankprocess)."""
+
+    def __init__(self, entry: str, count: int) -> None:
+        """Forks them: from the main thread, to which their lives are bound, and while there is no other."""
+        self._running: dict[int, int] = {}
+        self._pipes: list[int] = []
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.freeze()  # what is never looked at is never copied
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        for number in range(count):
+            reader, writer = os.pipe()
+            self._pipes.append(writer)
+            pid = os.fork()
+            if pid == 0:
+                _rank(entry, reader, self._pipes)
+            self._running[pid] = number
+            os.close(reader)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def begin(self, variables: Sequence[Mapping[str, str]]) -> None:
+        """Gives each its variables; from here on a request to stop is theirs, and before, the end of all."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._pass_on)
+        for pipe, own in zip(self._pipes, variables, strict=True):
+            with os.fdopen(pipe, "w") as writer:
+                json.dump(dict(own), writer)
+
+    def wait(self, killed: Callable[[int], None]) -> int:
+        """Returns when all have ended, with the first exit code that is not 0; tells how each ended that failed.
+
+        killed: called with the number of a rank in this pod that a signal has ended, and so cannot say it itself.
+        """
+        first = 0
+        while self._running:
+            pid = _ended()
+            number = self._running.pop(pid)  # while it is a zombie: nobody else can have its pid
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if code != 0:
+                print(f"a rank ended: exitcode: {code} (pid: {pid})", file=sys.stderr, flush=True)
+            if code < 0:
+                killed(number)
+            first = first or code
+        return first if first >= 0 else 128 - first
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        for pid in list(self._running):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _ended() -> int:
+    """Waits for the end of a child, and leaves it a zombie."""
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_pid
+
+
+def _rank(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
+    """A rank's life, in its own process; it ends unborn where its parent does before it has spoken."""
+    try:
+        for writer in writers:
+            os.close(writer)
+        with os.fdopen(reader) as pipe:
+            told = pipe.read()
+        if told:
+            os.environ.update(json.loads(told))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            sys.argv = [rankprocess.__name__, entry]
+            rankprocess.main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)

@@ -1,0 +1,38 @@
+"""The catalogue of models: canonical names, shapes and roles of everything a network owns, and what it costs.
+
+Engines define the layers; the catalogue says what they are called. A checkpoint, an optimizer's skip list and the
+planner go by these names, so they hold for every engine. Shapes are torchvision's: convolutions are OIHW, linear
+layers (out, in); so are the names of residual networks and of Inception-V3. Inception-ResNet-V2 has timm's. AlexNet
+has names of its own, because torchvision numbers its layers and batch norm would shift the numbers. Nothing here
+imports a framework.
+"""
+
+from podscale.config import ModelSection
+from podscale.models import alexnet, inception, resnet
+from podscale.models.layers import HALVE, Buffer, Layer, ModelSpec, Parameter, Path, Role, Shape, Window
+
+ALEXNET = "alexnet"
+
+
+def spec(model: ModelSection, classes: int) -> ModelSpec:
+    """The catalogue entry of a document's model section for a number of classes."""
+    family = inception if model.name in inception.NAMES else alexnet if model.name == ALEXNET else resnet
+    return ModelSpec(model.name, tuple(family.layers(model, classes)))
+
+
+__all__ = [
+    "ALEXNET",
+    "HALVE",
+    "Buffer",
+    "Layer",
+    "ModelSpec",
+    "Parameter",
+    "Path",
+    "Role",
+    "Shape",
+    "Window",
+    "alexnet",
+    "inception",
+    "resnet",
+    "spec",
+]

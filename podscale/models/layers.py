@@ -1,0 +1,151 @@
+"""What a network owns and what it costs, layer by layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import prod
+from typing import Literal, NamedTuple
+
+Role = Literal["weight", "bias", "norm"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trained array. Weight decay and LARS scaling apply to the role `weight` alone."""
+
+    name: str
+    shape: Shape
+    role: Role
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One array that is kept but not trained: a running statistic of batch norm."""
+
+    name: str
+    shape: Shape
+
+
+class Window(NamedTuple):
+    """A convolution or pooling that changes the side of an image, in pixels."""
+
+    kernel: int
+    stride: int
+    padding: int
+
+    def side(self, before: int) -> int:
+        return (before + 2 * self.padding - self.kernel) // self.stride + 1
+
+
+HALVE = Window(1, 2, 0)
+"""What every stride of 2 with same padding does to a side, whatever its kernel: half, rounded up."""
+
+Path = tuple[Window, ...]
+
+
+def side_after(path: Path, image_size: int) -> int:
+    """The side of what an image of this side has become behind the windows, in pixels."""
+    return reduce(lambda before, window: window.side(before), path, image_size)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One thing that computes: a convolution, a linear layer, a batch norm that stands alone, or a fixed blur.
+
+    kernel, padding: rows and columns. norm: name of the batch norm that follows, "" where none does. path: the windows
+    between the image and this output, in order, without those that leave the side as it is. auxiliary: computed in
+    training alone.
+    """
+
+    name: str
+    kind: Literal["convolution", "linear", "norm", "blur"]
+    inputs: int
+    outputs: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: int = 1
+    padding: tuple[int, int] = (0, 0)
+    groups: int = 1
+    bias: bool = False
+    norm: str = ""
+    path: Path = ()
+    auxiliary: bool = False
+
+    def pixels(self, image_size: int) -> int:
+        """Positions of the output for an image of this side; 1 for a linear layer."""
+        return 1 if self.kind == "linear" else side_after(self.path, image_size) ** 2
+
+    def multiplications(self, image_size: int) -> int:
+        """Multiply-adds of one image's forward pass; batch norm is not counted, as the field does not."""
+        if self.kind == "norm":
+            return 0
+        return self.inputs // self.groups * self.outputs * prod(self.kernel) * self.pixels(image_size)
+
+    @property
+    def parameters(self) -> Iterator[Parameter]:
+        if self.kind == "linear":
+            yield Parameter(f"{self.name}.weight", (self.outputs, self.inputs), "weight")
+        elif self.kind == "convolution":
+            yield Parameter(f"{self.name}.weight", (self.outputs, self.inputs // self.groups, *self.kernel), "weight")
+        if self.bias:
+            yield Parameter(f"{self.name}.bias", (self.outputs,), "bias")
+        if norm := self.batch_norm:
+            yield Parameter(f"{norm}.weight", (self.outputs,), "norm")
+            yield Parameter(f"{norm}.bias", (self.outputs,), "norm")
+
+    @property
+    def buffers(self) -> Iterator[Buffer]:
+        if norm := self.batch_norm:
+            yield Buffer(f"{norm}.running_mean", (self.outputs,))
+            yield Buffer(f"{norm}.running_var", (self.outputs,))
+
+    @property
+    def batch_norm(self) -> str:
+        """Name of the batch norm that this layer is or has; "" where there is none."""
+        return self.name if self.kind == "norm" else self.norm
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything about a network that does not depend on an engine."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for layer in self.layers for parameter in layer.parameters)
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return tuple(buffer for layer in self.layers for buffer in layer.buffers)
+
+    @property
+    def size(self) -> int:
+        """Number of trained scalars."""
+        return sum(parameter.size for parameter in self.parameters)
+
+    def flops(self, image_size: int) -> int:
+        """Floating-point operations of one image's forward pass, 2 per multiply-add, without auxiliary layers.
+
+        Counts convolutions and linear layers, as the field does; `image_size` is the side in pixels.
+        """
+        return 2 * sum(layer.multiplications(image_size) for layer in self.layers if not layer.auxiliary)
+
+    def training_flops(self, image_size: int) -> int:
+        """Those of forward and backward, auxiliary layers included.
+
+        Backward is two more passes, one for the weights and one for the inputs; a blur has no weights, and nobody
+        needs the gradient of the pixels.
+        """
+        once = [layer.multiplications(image_size) for layer in self.layers]
+        blurs = sum(cost for layer, cost in zip(self.layers, once, strict=True) if layer.kind == "blur")
+        return 2 * (3 * sum(once) - once[0] - blurs)
+
+    def activations(self, image_size: int) -> int:
+        """Elements of all layers' outputs of one image: what sets the memory and the traffic of training."""
+        return sum(layer.outputs * layer.pixels(image_size) for layer in self.layers if layer.kind != "norm")

@@ -1,0 +1,111 @@
+"""The layers of residual networks: those for ImageNet (18 to 152) and the CIFAR family (20 to 110)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from podscale.config import ModelSection
+from podscale.config.network import CIFAR_RESNETS
+from podscale.models.layers import HALVE, Layer, Path, Window
+
+BASIC, BOTTLENECK = "basic", "bottleneck"
+EXPANSION = {BASIC: 1, BOTTLENECK: 4}
+"""Output channels of a block over its inner channels."""
+
+IMAGENET: dict[str, tuple[str, tuple[int, ...]]] = {
+    "resnet18": (BASIC, (2, 2, 2, 2)),
+    "resnet34": (BASIC, (3, 4, 6, 3)),
+    "resnet50": (BOTTLENECK, (3, 4, 6, 3)),
+    "resnet101": (BOTTLENECK, (3, 4, 23, 3)),
+    "resnet152": (BOTTLENECK, (3, 8, 36, 3)),
+}
+"""Kind of block and blocks per stage (He 2015, table 1)."""
+CIFAR = dict(zip(CIFAR_RESNETS, (3, 5, 7, 9, 18), strict=True))
+"""Blocks in each of three stages of two 3x3 convolutions: 6 n + 2 layers (He 2015, section 4.2)."""
+CIFAR_CHANNELS = 16
+"""Channels of the first stage of the CIFAR family; the others have 64."""
+BLURRED_FROM = 16
+"""Convolutions of fewer input channels are not blurred before they stride: the images themselves stay as they are."""
+
+
+@dataclass(frozen=True)
+class ResNetPlan:
+    """What a model section says about a residual network.
+
+    depths: blocks per stage; each stage but the first halves the image and doubles the channels. channels: those of
+    the first stage, before expansion. shortcut: where shapes change, a projection (He 2015, option B) or every other
+    pixel with channels of zeros behind (option A). blurpool: blur before striding.
+    """
+
+    block: str
+    depths: tuple[int, ...]
+    channels: int
+    small_stem: bool
+    shortcut: Literal["projection", "padding"]
+    blurpool: bool
+
+    @property
+    def stem(self) -> Window:
+        """The first convolution."""
+        return Window(3, 1, 1) if self.small_stem else Window(7, 2, 3)
+
+    def blurs(self, inputs: int, stride: int) -> bool:
+        """Whether a convolution of so many input channels and this stride sees blurred images."""
+        return self.blurpool and stride > 1 and inputs >= BLURRED_FROM
+
+
+def plan(model: ModelSection) -> ResNetPlan:
+    """The residual network of a document's model section."""
+    if model.name in CIFAR:
+        blocks, channels = CIFAR[model.name], CIFAR_CHANNELS * model.width // 64
+        return ResNetPlan(BASIC, 3 * (blocks,), channels, True, model.shortcut or "padding", model.blurpool)
+    block, depths = IMAGENET[model.name]
+    return ResNetPlan(block, depths, model.width, model.small_stem, model.shortcut or "projection", model.blurpool)
+
+
+def layers(model: ModelSection, classes: int) -> Iterator[Layer]:
+    """He 2015; the bottleneck strides in its 3x3 convolution (version 1.5, Goyal 2017)."""
+    network = plan(model)
+    halves: Path = () if network.small_stem else (HALVE,)
+    yield _convolution("conv1", 3, network.channels, network.stem, "bn1", halves)
+    channels, path = network.channels, halves + halves  # the max-pool halves too
+    for stage, depth in enumerate(network.depths):
+        inner = network.channels * 2**stage
+        for number in range(depth):
+            stride = 2 if stage > 0 and number == 0 else 1
+            yield from _block(f"layer{stage + 1}.{number}", network, channels, inner, path, stride)
+            channels, path = inner * EXPANSION[network.block], _strided(path, stride)
+    yield Layer("fc", "linear", channels, classes, bias=True)
+
+
+def _block(name: str, network: ResNetPlan, channels: int, inner: int, path: Path, stride: int) -> Iterator[Layer]:
+    outputs = inner * EXPANSION[network.block]
+
+    def convolution(
+        part: str, inputs: int, outputs: int, kernel: int, path: Path, norm: str, stride: int = 1
+    ) -> Iterator[Layer]:
+        if network.blurs(inputs, stride):
+            yield Layer(f"{name}.{part}.blur", "blur", inputs, inputs, (3, 3), 1, (1, 1), inputs, path=path)
+        window, after = Window(kernel, stride, kernel // 2), _strided(path, stride)
+        yield _convolution(f"{name}.{part}", inputs, outputs, window, f"{name}.{norm}", after)
+
+    after = _strided(path, stride)
+    if network.block == BASIC:
+        yield from convolution("conv1", channels, inner, 3, path, "bn1", stride)
+        yield from convolution("conv2", inner, inner, 3, after, "bn2")
+    else:
+        yield from convolution("conv1", channels, inner, 1, path, "bn1")
+        yield from convolution("conv2", inner, inner, 3, path, "bn2", stride)
+        yield from convolution("conv3", inner, outputs, 1, after, "bn3")
+    if (stride != 1 or channels != outputs) and network.shortcut == "projection":
+        yield from convolution("downsample.0", channels, outputs, 1, path, "downsample.1", stride)
+
+
+def _convolution(name: str, inputs: int, outputs: int, window: Window, norm: str, path: Path) -> Layer:
+    kernel, stride, padding = window
+    square, around = (kernel, kernel), (padding, padding)
+    return Layer(name, "convolution", inputs, outputs, square, stride, around, norm=norm, path=path)
+
+
+def _strided(path: Path, stride: int) -> Path:
+    return (*path, HALVE) if stride == 2 else path

@@ -1,0 +1,146 @@
+"""Networks of many branches, written down as tables: what follows what, where images part, and where they meet again.
+
+The catalogue reads layers, sides and costs off a table; an engine builds and runs the network from the same one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from podscale.models.layers import Layer, Path, Window
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution without bias, batch norm and ReLU: parameters <name>.conv.* and <name>.bn.*.
+
+    kernel: rows and columns; `same`: padded so that a stride of 1 keeps the side, else not padded at all.
+    """
+
+    name: str
+    outputs: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: int = 1
+    same: bool = True
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        rows, columns = self.kernel
+        return (rows // 2, columns // 2) if self.same else (0, 0)
+
+    @property
+    def path(self) -> Path:
+        """What it does to the side of an image: nothing where it is padded and strides by 1."""
+        if self.same and self.stride == 1:
+            return ()
+        assert self.kernel[0] == self.kernel[1], "a long kernel keeps both sides"
+        return (Window(self.kernel[0], self.stride, self.padding[0]),)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The largest value or the mean of each window. padded: whether a mean counts the zeros outside the image."""
+
+    kind: Literal["max", "average"]
+    window: Window
+    padded: bool = True
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Several ways from the same images, their outputs behind each other."""
+
+    branches: tuple["Nodes", ...]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + scale * projection(branches of x), then ReLU unless it is linear; the projection is a 1x1 with bias."""
+
+    projection: str
+    branches: Branches
+    scale: float
+    linear: bool = False
+
+
+Node = Convolution | Pool | Branches | Residual
+Nodes = tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A network: stages to run one after the other, global average, dropout, classifier.
+
+    auxiliary: in training, where there is one, a second way to logits from the images that stage `auxiliary_after`
+    (counted from 0) leaves; it ends in a global average and a classifier too.
+    """
+
+    stages: tuple[Nodes, ...]
+    classifier: str
+    auxiliary: Nodes = ()
+    auxiliary_after: int = 0
+    auxiliary_classifier: str = ""
+
+
+def layers(table: Table, classes: int) -> Iterator[Layer]:
+    """The layers of a table in the order of the forward pass."""
+    inputs: int = 3
+    path: Path = ()
+    for number, stage in enumerate(table.stages):
+        walked = Walk(inputs, path)
+        yield from walked.through(stage)
+        inputs, path = walked.channels, walked.path
+        if table.auxiliary and number == table.auxiliary_after:
+            aside = Walk(inputs, path, auxiliary=True)
+            yield from aside.through(table.auxiliary)
+            yield Layer(table.auxiliary_classifier, "linear", aside.channels, classes, bias=True, auxiliary=True)
+    yield Layer(table.classifier, "linear", inputs, classes, bias=True)
+
+
+class Walk:
+    """Goes through nodes and keeps how many channels there are and what became of the images' side."""
+
+    def __init__(self, channels: int, path: Path, *, auxiliary: bool = False) -> None:
+        self.channels, self.path, self._auxiliary = channels, path, auxiliary
+
+    def through(self, nodes: Sequence[Node]) -> Iterator[Layer]:
+        for node in nodes:
+            match node:
+                case Convolution():
+                    yield self._convolution(node)
+                case Pool():
+                    self.path += () if node.window.stride == 1 else (node.window,)
+                case Branches():
+                    yield from self._branches(node)
+                case Residual():
+                    yield from self._residual(node)
+
+    def _convolution(self, node: Convolution) -> Layer:
+        inputs, self.channels = self.channels, node.outputs
+        self.path += node.path
+        return Layer(
+            f"{node.name}.conv",
+            "convolution",
+            inputs,
+            node.outputs,
+            node.kernel,
+            node.stride,
+            node.padding,
+            norm=f"{node.name}.bn",
+            path=self.path,
+            auxiliary=self._auxiliary,
+        )
+
+    def _branches(self, node: Branches) -> Iterator[Layer]:
+        ends = []
+        for branch in node.branches:
+            walk = Walk(self.channels, self.path, auxiliary=self._auxiliary)
+            yield from walk.through(branch)
+            ends.append(walk)
+        self.channels, self.path = sum(end.channels for end in ends), ends[0].path
+
+    def _residual(self, node: Residual) -> Iterator[Layer]:
+        outputs = self.channels
+        yield from self._branches(node.branches)
+        inputs, self.channels = self.channels, outputs
+        yield Layer(node.projection, "convolution", inputs, outputs, bias=True, path=self.path)

@@ -1,0 +1,102 @@
+"""Inception-V3 and Inception-ResNet-V2, built and run from the catalogue's tables (`podscale.models.inception`)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from podscale import models
+from podscale.config import ModelSection
+from podscale.models.table import Branches, Convolution, Nodes, Pool, Residual
+from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.models.heads import Heads, Outputs
+from podscale.pytorch.models.stem import convolution_or_linear
+
+
+class Inception(nn.Module):
+    """images float [n, 3, height, width] -> logits [n, classes]; in training those of both heads, where it has two."""
+
+    def __init__(self, model: ModelSection, classes: int) -> None:
+        super().__init__()
+        self.table = models.inception.table(model)
+        self._named: dict[str, nn.Module] = {}
+        for layer in models.spec(model, classes).layers:
+            self._place(layer.name, convolution_or_linear(layer))
+            if layer.norm:
+                norm = BatchNorm(layer.outputs, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
+                self._place(layer.norm, norm)
+        self.dropout = model.inception.dropout
+
+    def _place(self, name: str, module: nn.Module) -> None:
+        """Puts a module where its dotted name says, so that its parameters have the catalogue's names."""
+        *parents, last = name.split(".")
+        owner: nn.Module = self
+        for parent in parents:
+            if not hasattr(owner, parent):
+                owner.add_module(parent, nn.Module())
+            owner = getattr(owner, parent)
+        owner.add_module(last, module)
+        self._named[name] = module  # forward looks them up here: the way through the tree is longer
+
+    def regions(self) -> list[Callable[[Outputs], Outputs]]:
+        """The network as functions to call one after the other; what an auxiliary head said goes along."""
+        return [*(partial(self._stage, number) for number, _ in enumerate(self.table.stages)), self._classify]
+
+    def forward(self, x: Outputs) -> Outputs:
+        for region in self.regions():
+            x = region(x)
+        return x
+
+    def _stage(self, number: int, x: Outputs) -> Outputs:
+        nodes = self.table.stages[number]
+        if isinstance(x, Heads):
+            return Heads(self._run(nodes, x.logits), x.auxiliary)
+        x = self._run(nodes, x)
+        if self.training and self.table.auxiliary and number == self.table.auxiliary_after:
+            aside = self._run(self.table.auxiliary, x).mean(dim=(2, 3))
+            return Heads(x, self._named[self.table.auxiliary_classifier](aside))
+        return x
+
+    def _classify(self, x: Outputs) -> Outputs:
+        if isinstance(x, Heads):
+            return Heads(self._logits(x.logits), x.auxiliary)
+        return self._logits(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = F.dropout(x.mean(dim=(2, 3)), self.dropout, self.training)
+        return self._named[self.table.classifier](x)  # type: ignore[no-any-return]
+
+    def _run(self, nodes: Nodes, x: Tensor) -> Tensor:
+        for node in nodes:
+            match node:
+                case Convolution(name):
+                    x = F.relu(self._named[f"{name}.bn"](self._named[f"{name}.conv"](x)), inplace=True)
+                case Pool():
+                    x = _pool(node, x)
+                case Branches(branches):
+                    x = torch.cat([self._run(branch, x) for branch in branches], dim=1)
+                case Residual(projection, inner, scale, linear):
+                    x = x + scale * self._named[projection](self._run((inner,), x))
+                    x = x if linear else F.relu(x, inplace=True)
+        return x
+
+
+def _pool(node: Pool, x: Tensor) -> Tensor:
+    if node.kind == "max":
+        return F.max_pool2d(x, *node.window)
+    return F.avg_pool2d(x, *node.window, count_include_pad=node.padded)
+
+
+def inception(model: ModelSection, classes: int) -> Inception:
+    """The network of a document's model section: He's initialisation by fan-in, classifiers N(0, 0.01), biases 0."""
+    network = Inception(model, classes)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    return network

@@ -1,0 +1,117 @@
+"""The Neumann optimizer (Krishnan 2018, algorithm 2): a few terms of Neumann's series for the inverse Hessian, one
+gradient at a time.
+
+The stored weights w stand ahead of the point reached, at that point + mu m, where the next gradient is taken. With eta
+the learning rate, mu = 1 - 1 / (1 + t) between two bounds, N the number of variables, and norms over all of them:
+
+    1       v = w, m = 0
+    2       plain SGD for a while:  w = w - eta grad(w)
+    3..5    for t = 1, 2, ...:  g = gradient of a new batch at w
+    6, 7        every K updates, K doubled each time, and at t = 1:  m = -eta g
+    8, 9        else:  d = g + (alpha |w - v|^2 - beta N / |w - v|^2) (w - v) / |w - v|
+    10                 m = mu m - eta d
+    11                 w = w + mu m - eta d
+    12                 v = w + gamma (v - w)
+    13      the result is  w - mu m
+
+Weight decay, which the algorithm does not name, is part of the gradient. Not clear in print, and therefore options:
+whether lines 11 and 12 hold for a reset too, with d = g (`on_reset`; else it moves nothing); whether line 11 has the
+new m or the one before (`moves_by`; the new one makes line 13 exact); and what t counts in mu (`momentum_time`).
+"""
+
+import torch
+from torch import Tensor
+
+from podscale.config.neumann import NeumannSection
+from podscale.pytorch.optim.base import Hyper, dot, replace_where
+from podscale.pytorch.optim.momentum import add_decay
+from podscale.pytorch.optim.share import Share
+
+
+class Neumann:
+    """See the module's text. per_epoch: updates of an epoch, which lengths in epochs are counted in."""
+
+    def __init__(self, share: Share, section: NeumannSection, per_epoch: float) -> None:
+        self._share, self._section, self._per_epoch = share, section, per_epoch
+        self._sgd_updates = round(section.sgd_epochs * per_epoch)
+        self._push = section.beta * sum(segment.size for segment in share.segments)
+        self._updates, self._mu = torch.zeros((), device=share.device), torch.zeros((), device=share.device)
+        self._reset_at = torch.ones((), device=share.device)
+        self._last_reset = torch.zeros((), device=share.device)
+        self._period = torch.full((), max(1.0, float(round(section.reset_epochs * per_epoch))), device=share.device)
+        self.moments = {"momentum": share.zeros(), "average": share.zeros()}
+        self.scalars = {
+            "updates": self._updates,
+            "mu": self._mu,
+            "reset_at": self._reset_at,
+            "last_reset": self._last_reset,
+            "period": self._period,
+        }
+        m, v = ([part for group in share.views(kept) for part in group] for kept in self.moments.values())
+        w = [part for group in share.groups for part in group.weights]
+        g = [part for group in share.groups for part in group.gradients]
+        self._parts = list(zip(w, g, m, v, strict=True))
+        for weights, _, _, average in self._parts:
+            average.copy_(weights)
+
+    @torch.no_grad()
+    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+        section, eta = self._section, hyper.learning_rate
+        squares = [dot(w - v, w - v) for w, _, _, v in self._parts]
+        own = torch.stack(squares).sum() if squares else self._share.weights.new_zeros((), dtype=torch.float64)
+        finite, (square,) = self._share.agree(finite, own.view(1))
+        t = self._updates - self._sgd_updates + 1.0
+        sgd = t < 1.0
+        reset = t == self._reset_at
+        held = reset & (section.on_reset == "hold")
+        mu = self._momentum(t)
+        slope = torch.where(sgd | reset, 0.0, self._slope(square[0]))
+        keep = torch.where(sgd, 1.0, torch.where(reset, 0.0, mu))
+        push = torch.where(sgd, 0.0, eta)
+        ahead = torch.where(sgd | held, 0.0, mu)
+        down = torch.where(held, 0.0, eta)
+        follow = torch.where(sgd | held, 0.0, 1.0 - section.gamma)
+        for group in self._share.groups:
+            add_decay(group, hyper.weight_decay)
+        for w, g, m, v in self._parts:
+            d = g + slope * (w - v)
+            new = keep * m - push * d
+            moved = w + ahead * (new if section.moves_by == "current" else m) - down * d
+            replace_where(finite, m, new)
+            replace_where(finite, w, moved)
+            replace_where(finite, v, torch.lerp(v, moved, follow))
+        self._count(t, mu, reset & finite, finite)
+        return finite
+
+    @torch.no_grad()
+    def reached(self) -> Tensor:
+        """Line 13. See `Displaced`."""
+        found = self._share.zeros()
+        views = [part for group in self._share.views(found) for part in group]
+        for (w, _, m, _), part in zip(self._parts, views, strict=True):
+            part.copy_(w - self._mu * m)
+        return found
+
+    def _slope(self, square: Tensor) -> Tensor:
+        """What multiplies w - v in line 8, from |w - v|^2; 0 where that is 0 and there is no direction."""
+        rise = self._section.alpha * square - self._push / square
+        return torch.where(square > 0, rise / square.sqrt(), 0.0).float()
+
+    def _momentum(self, t: Tensor) -> Tensor:
+        section = self._section
+        match section.momentum_time:
+            case "updates":
+                time = t
+            case "since_reset":
+                time = t - self._last_reset
+            case "epochs":
+                time = t / self._per_epoch
+        return (1.0 - 1.0 / (1.0 + time.clamp(min=0.0))).clamp(section.momentum_start, section.momentum_end)
+
+    def _count(self, t: Tensor, mu: Tensor, reset: Tensor, finite: Tensor) -> None:
+        """Moves on to the next update, and after a reset to the next reset."""
+        self._updates += finite
+        replace_where(finite & (t >= 1.0), self._mu, mu)
+        replace_where(reset, self._last_reset, t)
+        replace_where(reset, self._reset_at, t + self._period)
+        replace_where(reset, self._period, 2.0 * self._period)

@@ -1,0 +1,202 @@
+"""Preconditioned nonlinear conjugate gradient (Adya 2018), as the authors' released program has it (apple/ml-ncg).
+
+All parameters are one vector w, g is the gradient of the loss and of the L2 decay, t = learning rate * base rate:
+
+1. Preconditioner, the diagonal h of BFGS's estimate of the Hessian, 1 at first. With y = g - g_old and the last
+   displacement p = t_old d_old:  h = | h - ((h p)^2 + eps) / (<p, h p> + eps) + (y^2 + eps) / (<y, p> + eps) |,
+   unless one of the two products is below eps.
+2. Direction. r = -g, s = r / (h + eps), rho = <r, s>.
+   beta = rho / (rho_old + eps) (Fletcher-Reeves) or (rho - <r, s_old>) / (rho_old + eps) (Polak-Ribiere), within 0
+   and 1;  d = s + beta d_old;  d = s at first.
+3. Step size, without evaluating the loss again: where it has risen, the base rate shrinks by the table below, and a
+   share c of the last direction is taken back:  d = ((1 - c) t d - c t_old d_old) / t.
+4. w = w + t d.
+
+Where the update is sharded, the products of line 1 (and <r, s_old>) travel in one message, and rho, which needs the new
+h, in a second; LARS, which comes before all of it, would be a third.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.optim.base import Hyper, dot, replace_where
+from podscale.pytorch.optim.momentum import add_decay
+from podscale.pytorch.optim.norms import Norms
+from podscale.pytorch.optim.share import Share
+
+EPS = 1e-8
+LOSS_DECAY = 0.7
+"""Of the running average of the loss."""
+COMPARED_EVERY = 5
+"""Updates between two looks of `step` at that average."""
+LOWEST_BASE, HIGHEST_BASE = 1e-4, 1.0
+
+RISES = (0.01, 0.025, 0.05, 0.075, 0.10, 0.125, 0.15)
+"""Rises of the loss, as a share of it, that part the rows of the table; the tolerance multiplies them."""
+SHRINKS = (1.0, 0.975, 0.95, 0.9, 0.8, 0.7, 0.5)
+"""What the base rate is multiplied by above each of them; below the first it grows."""
+TAKEN_BACK = (0.0, 0.1, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+"""The share of the last direction that is taken back below the first, and above each."""
+GROWTH = {"step": 1.05, "online": 1.02}
+
+Beta = Literal["fletcher_reeves", "polak_ribiere"]
+Pace = Literal["step", "online", "none"]
+
+
+class Part(NamedTuple):
+    """Some of the weights and what is kept of each, by the names of the module's text; `s_old` for Polak-Ribiere."""
+
+    w: Tensor
+    g: Tensor
+    h: Tensor
+    d: Tensor
+    g_old: Tensor
+    s_old: Tensor | None
+
+
+class Nlcg:
+    """See the module's text.
+
+    lars_coefficient: above 0, gradients of segments that adapt are scaled first (see `_scale`). norm_gradient_scale:
+    multiplies those of batch norm. restart_every, forget_every: updates after which beta is 0, and h is 1; 0 = never.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        *,
+        beta: Beta = "fletcher_reeves",
+        pace: Pace = "step",
+        tolerance: float = 1.0,
+        lars_coefficient: float = 0.0,
+        norm_gradient_scale: float = 1.0,
+        restart_every: int = 0,
+        forget_every: int = 0,
+    ) -> None:
+        self._share, self._norms = share, Norms(share)
+        self._polak_ribiere = beta == "polak_ribiere"
+        self._lars = lars_coefficient
+        self._restart_every, self._forget_every = restart_every, forget_every
+        self.moments = {"curvature": share.zeros().fill_(1.0), "direction": share.zeros(), "gradient": share.zeros()}
+        if self._polak_ribiere:
+            self.moments["descent"] = share.zeros()
+        self._pace = LossPace(pace, tolerance, share.device)
+        self._updates, self._rho, self._moved = (torch.zeros((), device=share.device) for _ in range(3))
+        self.scalars = {"updates": self._updates, "rho": self._rho, "moved": self._moved, **self._pace.scalars}
+        of_norms = torch.tensor([segment.norm for segment in share.segments], device=share.device)
+        self._own_scale = torch.where(of_norms, norm_gradient_scale, 1.0)
+        self._scaled = lars_coefficient > 0 or norm_gradient_scale != 1.0
+        views = [[part for group in share.views(values) for part in group] for values in self.moments.values()]
+        weights = [part for group in share.groups for part in group.weights]
+        gradients = [part for group in share.groups for part in group.gradients]
+        olds = views[3] if self._polak_ribiere else [None] * len(weights)
+        self._parts = [Part(*of_one) for of_one in zip(weights, gradients, *views[:3], olds, strict=True)]
+
+    @torch.no_grad()
+    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+        for group in self._share.groups:
+            add_decay(group, hyper.weight_decay)
+        finite = self._scale(finite)
+        finite, towards_old = self._precondition(finite)
+        rho = self._sum([dot(part.g, part.g / (part.h + EPS)) for part in self._parts], finite)
+        beta = ((rho - towards_old) / (self._rho + EPS)).clamp(0.0, 1.0)
+        beta = torch.where(self._due(self._restart_every), 0.0, beta)
+        base, taken_back = self._pace(hyper.loss, self._updates, finite)
+        t = hyper.learning_rate * base
+        against = torch.where(t > 0, taken_back * self._moved / t, 0.0)
+        for part in self._parts:
+            s = -part.g / (part.h + EPS)
+            d = (1.0 - taken_back) * (s + beta * part.d) - against * part.d
+            replace_where(finite, part.w, part.w + t * d)
+            replace_where(finite, part.d, d)
+            replace_where(finite, part.g_old, part.g)
+            if part.s_old is not None:
+                replace_where(finite, part.s_old, s)
+        replace_where(finite, self._rho, rho.float())
+        replace_where(finite, self._moved, t)
+        self._updates += finite
+        return finite
+
+    def _precondition(self, finite: Tensor) -> tuple[Tensor, Tensor]:
+        """Line 1; whether all ranks are finite, and <r, s_old> for Polak-Ribiere, 0 for Fletcher-Reeves."""
+        products = self._share.weights.new_zeros(3, dtype=torch.float64)
+        for part in self._parts:
+            products[0] += dot(part.g - part.g_old, part.d)
+            products[1] += dot(part.d, part.h * part.d)
+            if part.s_old is not None:
+                products[2] -= dot(part.g, part.s_old)
+        finite, (products,) = self._share.agree(finite, products)
+        along, curved = products[0] * self._moved, products[1] * self._moved * self._moved
+        bent = finite & (along >= EPS) & (curved >= EPS)
+        forgets = finite & self._due(self._forget_every)
+        for part in self._parts:
+            y, hp = part.g - part.g_old, part.h * (self._moved * part.d)
+            h = (part.h - (hp * hp + EPS) / (curved + EPS) + (y * y + EPS) / (along + EPS)).abs()
+            replace_where(bent, part.h, h)
+            part.h.masked_fill_(forgets, 1.0)
+        return finite, products[2]
+
+    def _scale(self, finite: Tensor) -> Tensor:
+        """Gradients before anything else: those of batch norm, and LARS by  l |w| / (|g| + eps + 0.1 l |w|).
+
+        Ours: a segment whose weights are all zero is not scaled, since it would never move.
+        """
+        if not self._scaled:
+            return finite
+        scale = self._own_scale
+        if self._lars:
+            w, g = list[Tensor](), list[Tensor]()
+            for group in self._share.groups:
+                w += torch._foreach_norm(group.weight_pieces)
+                g += torch._foreach_norm(group.gradient_pieces)
+            finite, (w_norm, g_norm) = self._norms(finite, w, g)
+            pull = self._lars * w_norm
+            ratio = pull / (g_norm * scale + EPS + 0.1 * pull)
+            scale = scale * torch.where(self._share.adapts & (w_norm > 0), ratio, 1.0)
+        for part, factor in zip(self._parts, self._share.per_part(scale), strict=True):
+            part.g.mul_(factor)
+        return finite
+
+    def _sum(self, values: list[Tensor], finite: Tensor) -> Tensor:
+        """Over this rank's parts and over the ranks: fp64 scalar."""
+        own = torch.stack(values).sum() if values else self._share.weights.new_zeros((), dtype=torch.float64)
+        return self._share.agree(finite, own.view(1))[1][0][0]
+
+    def _due(self, every: int) -> Tensor:
+        """Whether so many updates have passed since this was the case last, as it is at the first."""
+        return torch.remainder(self._updates, every) == 0 if every else self._updates == 0
+
+
+class LossPace:
+    """Line 3 of the module's text: the base rate, and the share of the last direction to take back, from the loss."""
+
+    def __init__(self, pace: Pace, tolerance: float, device: torch.device) -> None:
+        self._pace = pace
+        self._base = torch.full((), HIGHEST_BASE, device=device)
+        self._average, self._before = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.scalars = {"base_rate": self._base, "loss_average": self._average, "loss_before": self._before}
+        growth = GROWTH.get(pace, 1.0)
+        self._rises = torch.tensor([1.0 + tolerance * rise for rise in RISES], device=device)
+        self._factors = torch.tensor([growth, *SHRINKS], device=device)
+        self._taken_back = torch.tensor(TAKEN_BACK, device=device)
+
+    def __call__(self, loss: Tensor, updates: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+        """What holds for this update; `updates`: those carried out before it."""
+        if self._pace == "none":
+            return self._base, torch.zeros_like(self._base)
+        first = updates == 0
+        average = torch.where(first, loss, LOSS_DECAY * self._average + (1.0 - LOSS_DECAY) * loss)
+        if self._pace == "step":
+            compared, rise = torch.remainder(updates, COMPARED_EVERY) == 0, average / self._before
+        else:
+            compared, rise = torch.ones_like(first), loss / self._average
+        compared = compared & ~first
+        row = (rise > self._rises).sum().view(1)  # indexing with a number would ask the device for it
+        factor, taken_back = self._factors.index_select(0, row)[0], self._taken_back.index_select(0, row)[0]
+        base = (self._base * factor).clamp(LOWEST_BASE, HIGHEST_BASE)
+        replace_where(finite & compared, self._base, base)
+        replace_where(finite & (compared | first), self._before, average)
+        replace_where(finite, self._average, average)
+        return self._base, torch.where(compared, taken_back, 0.0)

@@ -1,0 +1,5 @@
+"""Studies: grids of small runs that answer a question about training, above all about the batch size."""
+
+from podscale.study.document import StudyDocument, read_study
+
+__all__ = ["StudyDocument", "read_study"]

@@ -1,0 +1,283 @@
+"""A study's results as blocks, from which the Markdown file and the page are made alike."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from podscale.evaluate.report.charts.lines import Series
+from podscale.evaluate.report.figures import percent
+from podscale.study.findings import Arm, Findings
+from podscale.study.statistics import difference, mean_deviation, spread
+from podscale.text import count
+
+COLOURS = 8
+"""In the palette of reports."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """What is to be read first."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; all columns but the first `left` are numbers. folded: shown where asked for."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    left: int = 1
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart; options: of charts.lines.line_drawing. name: of its file."""
+
+    name: str
+    title: str
+    series: Sequence[Series]
+    y_unit: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+Block = Text | Bullets | Table | Chart
+
+
+def blocks(found: Findings) -> Iterator[Block]:
+    """Everything there is to show, first what matters most."""
+    study = found.study
+    if study.question:
+        yield Text(study.question.strip())
+    if glance := list(at_a_glance(found)):
+        yield Bullets(glance)
+    yield from _charts(found)
+    for x in found.xs:
+        yield comparison(found, found.at(x), "" if x is None else f"{axis_name(found)} {shown(x)}")
+    if found.numeric and len(found.lines) > 1:
+        yield over_the_range(found)
+    if any(arm.tried for arm in found.arms):
+        yield rates(found)
+    if study.reading:
+        yield Text(study.reading.strip())
+    yield _every(found)
+
+
+def at_a_glance(found: Findings) -> Iterator[str]:
+    """A sentence for each thing that the figures decide."""
+    if found.unfinished:
+        yield f"Not finished: {count(found.unfinished, 'cell')} still to be run."
+    last = [arm for arm in found.at(found.xs[-1]) if arm.top1s] if found.xs else []
+    if len(last) > 1:
+        best = max(last, key=lambda arm: statistics.fmean(arm.top1s))
+        where = f" at {axis_name(found)} {shown(best.x)}" if best.x is not None else ""
+        equal = [arm.line for arm in last if arm is not best and _noise(arm, best)]
+        beside = f"; within noise of it: {', '.join(equal)}" if equal else ""
+        yield f"Best{where}: {best.line}, {spread(best.top1s)} (n = {len(best.top1s)}){beside}."
+    if found.numeric:
+        for line in found.lines:
+            to = found.holds_to(line)
+            if to is not None:
+                held = (
+                    f"keeps its accuracy to {axis_name(found)} {shown(to)}" if to != found.xs[0] else "loses from there"
+                )
+                yield f"{line}: {spread(found.of(line)[0].top1s)} at {shown(found.xs[0])}, {held}."
+    for line in found.lines:
+        yield from _critical_text(found, line)
+
+
+def _critical_text(found: Findings, line: str) -> Iterator[str]:
+    critical = found.critical(line)
+    if critical is None:
+        return
+    target = percent(found.study.target)
+    if critical.batch is not None:
+        said = (
+            f"critical batch size {_about(critical.batch)} (fit of S = S_min (1 + B_crit / B), relative error "
+            f"{critical.error:.0%}); at least {_about(critical.least_updates)} updates to {target}"
+        )
+    else:
+        said = f"no critical batch size to {target}: {critical.reason}"
+    measured = []
+    if critical.linear_to is not None and critical.linear_to != found.xs[0]:
+        measured.append(f"updates fall nearly in proportion up to batch {critical.linear_to:,}")
+    if critical.useful_to is not None:
+        measured.append(f"hardly at all beyond {critical.useful_to:,}")
+    yield f"{line}: {said}{'; measured: ' + ', '.join(measured) if measured else ''}."
+
+
+def _noise(arm: Arm, best: Arm) -> bool:
+    found = difference(best.top1s, arm.top1s)
+    return found is not None and found.noise
+
+
+def _charts(found: Findings) -> Iterator[Chart]:
+    colours = {line: number % COLOURS + 1 for number, line in enumerate(found.lines)}
+    xs = [float(x) for x in found.xs] if found.numeric else []
+    axis: dict[str, Any] = {"x_unit": axis_name(found), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
+    title = found.study.title or found.study.name
+    if found.numeric:
+        lines = [_line(found, line, colours[line], lambda arm: arm.top1s, 100.0) for line in found.lines]
+        if any(line.points for line in lines):
+            yield Chart("accuracy", f"{title}: last top-1", _drawn(lines), "top-1, %", axis)
+    target = found.study.target
+    if found.numeric and target is not None:
+        for number, name in ((1, "epochs"), (0, "updates")):
+            lines = [
+                _line(found, line, colours[line], lambda arm, i=number: [r[i] for r in arm.reached(target)], 1.0)
+                for line in found.lines
+            ]
+            if any(line.points for line in lines):
+                options = {**axis, "log": name == "updates", "x_marks": _marks(found, colours)}
+                unit = f"{name} to {percent(target)}; dashed: critical batch size"
+                yield Chart(name, f"{title}: {name} to {percent(target)}", _drawn(lines), unit, options)
+    last = found.at(found.xs[-1]) if found.xs else []
+    curves = [(arm, arm.curve()) for arm in last]
+    if any(curve for _, curve in curves):
+        where = f", {axis_name(found)} {shown(last[0].x)}" if last[0].x is not None else ""
+        series = [
+            Series(
+                arm.line,
+                [(epoch, 100 * mean) for epoch, mean, _ in curve],
+                colours[arm.line],
+                spread=[100 * deviation for _, _, deviation in curve],
+            )
+            for arm, curve in curves
+            if curve
+        ]
+        yield Chart("curves", f"{title}{where}", series, "top-1, %; bands: standard deviation over the seeds")
+
+
+def _drawn(lines: Sequence[Series]) -> list[Series]:
+    return [line for line in lines if line.points]
+
+
+def _line(found: Findings, line: str, colour: int, values: Any, times: float) -> Series:
+    points = {float(arm.x): mean_deviation([times * v for v in values(arm)]) for arm in found.of(line) if values(arm)}
+    ordered = sorted(points)
+    return Series(line, [(x, points[x][0]) for x in ordered], colour, dots=True, spread=[points[x][1] for x in ordered])
+
+
+def _marks(found: Findings, colours: dict[str, int]) -> list[tuple[float, int]]:
+    """The critical batches inside the measured range, or near it."""
+    critical = {line: found.critical(line) for line in found.lines}
+    return [
+        (one.batch, colours[line])
+        for line, one in critical.items()
+        if one is not None and one.batch is not None and found.xs[0] / 2 <= one.batch <= 2 * found.xs[-1]
+    ]
+
+
+def comparison(found: Findings, arms: Sequence[Arm], caption: str) -> Table:
+    """One row an arm: its figures over the seeds, and its distance from the first arm."""
+    target = found.study.target
+    heads = ["", "rate", "updates", "n", "top-1, mean and deviation", "from the first", "training loss, nats"]
+    if target is not None:
+        heads[4:4] = [f"updates to {percent(target)}", "epochs"]
+    rows = []
+    for arm in arms:
+        n = f"{len(arm.top1s)} of {arm.expected}" if len(arm.records) < arm.expected else str(len(arm.top1s))
+        cells = [
+            arm.line,
+            f"{arm.rate:g}" if arm.rate is not None else "not chosen yet",
+            f"{arm.updates:,}" if arm.updates is not None else "",
+            n + (f" ({arm.diverged} diverged)" if arm.diverged else ""),
+            spread(arm.top1s) if arm.records else "",
+            str(difference(arms[0].top1s, arm.top1s) or "") if arm is not arms[0] else "",
+            f"{arm.training_loss:.3f}" if arm.training_loss is not None else "",
+        ]
+        if target is not None:
+            cells[4:4] = _reached(arm, target)
+        rows.append(cells)
+    return Table(heads, rows, caption)
+
+
+def _reached(arm: Arm, target: float) -> list[str]:
+    found = arm.reached(target)
+    if not found:
+        return ["never" if arm.records else "", ""]
+    some = f" ({len(found)} of {len(arm.records)})" if len(found) < len(arm.records) else ""
+    columns = [mean_deviation(column) for column in zip(*found, strict=True)]
+    return [
+        f"{columns[0][0]:,.0f} \u00b1 {columns[0][1]:,.0f}{some}",
+        f"{columns[1][0]:.1f} \u00b1 {columns[1][1]:.1f}",
+    ]
+
+
+def over_the_range(found: Findings) -> Table:
+    """Each line over the whole horizontal axis, and its own change from one end to the other."""
+    xs = found.xs
+    rows = []
+    for line in found.lines:
+        by_x = {arm.x: arm.top1s for arm in found.of(line)}
+        change = difference(by_x.get(xs[0], []), by_x.get(xs[-1], []))
+        rows.append([line, *(spread(by_x.get(x, [])) for x in xs), str(change or "")])
+    heads = ["", *map(shown, xs), f"from {shown(xs[0])} to {shown(xs[-1])}"]
+    return Table(heads, rows, f"Top-1 by {axis_name(found)}")
+
+
+def rates(found: Findings) -> Table:
+    """The learning rates tried, with the mean of each."""
+    rows = []
+    for arm in found.arms:
+        cells = [_tried(rate, records, best=rate == arm.rate) for rate, records in arm.tried.items()]
+        if cells:
+            rows.append([arm.chain.name, ", ".join(cells)])
+    return Table(["", "rate: top-1"], rows, "Learning rates tried (* chosen)", left=2)
+
+
+def _tried(rate: float, records: Sequence[Any], *, best: bool) -> str:
+    done = [record.top1 for record in records if record.top1 is not None]
+    shares = percent(statistics.fmean(done), 2) if len(done) == len(records) else "diverged"
+    return f"{rate:g}{'*' if best else ''}: {shares}"
+
+
+def _every(found: Findings) -> Table:
+    """Every training behind the figures, and the code that ran it."""
+    records = sorted(found.records, key=lambda record: record.cell)
+    codes = sorted({record.code[:12] for record in records})
+    cpu = sum(record.cpu_seconds for record in records)
+    rows = [
+        [
+            record.cell,
+            ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in record.settings.items()),
+            str(record.seed),
+            f"{record.updates:,}",
+            percent(record.top1, 2) if record.top1 is not None else record.ended,
+            str(record.masked),
+            f"{record.cpu_seconds:.0f}" if record.cpu_seconds else "several launches",
+        ]
+        for record in records
+    ]
+    made = f" by {'code' if len(codes) == 1 else 'several versions of the code:'} {', '.join(codes)}" if codes else ""
+    return Table(
+        ["cell", "settings", "seed", "updates", "top-1", "masked updates", "CPU seconds"],
+        rows,
+        f"Every training: {len(records)}, {cpu / 60:.0f} CPU minutes{made}",
+        left=2,
+        folded=True,
+    )
+
+
+def axis_name(found: Findings) -> str:
+    """The option on the horizontal axis for people."""
+    return (found.study.axis or "").rpartition(".")[2].removeprefix("global_").replace("_", " ")
+
+
+def shown(x: Any) -> str:
+    return f"{x:,}" if isinstance(x, int) and not isinstance(x, bool) else str(x)
+
+
+def _about(number: float) -> str:
+    """Two significant digits are what such a fit can give."""
+    return f"{float(f'{number:.2g}'):,.0f}"

@@ -1,0 +1,105 @@
+"""What a study will cost, and what of it does not fit into its time box: said before it starts.
+
+An estimate comes from cells that were measured, here or by an earlier study of the same workspace: the nearest in
+updates, of the same chain if there is one. Where nothing was measured the document's guess counts, else nobody knows.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from podscale.config import RunConfig
+from podscale.study.cells import Cell, Chain, Grid, Unknown
+from podscale.study.records import Get, Record
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run. kept, left_out: of the due cells and of those whose rate is not known yet, in their order.
+
+    seconds: of all that is kept, one after the other, on `jobs` of them at a time; None where nothing is known.
+    """
+
+    done: int
+    kept: Sequence[Cell | Unknown]
+    left_out: Sequence[Cell | Unknown]
+    seconds: float | None
+    measured: int
+    jobs: int
+    widening: int
+    """Cells that sweeps may add, at most, where their best rate is at their edge."""
+    box: float | None = None
+    by_chain: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(kept, left out) of each chain."""
+
+
+class Costs:
+    """Seconds of cells, from the records of those that were measured."""
+
+    def __init__(self, cells: Iterable[Cell], get: Get, guess: float | None) -> None:
+        found = [(cell, record) for cell in cells if (record := get(cell.key)) is not None and record.seconds > 0]
+        self._known: list[tuple[str, float, float, float]] = [
+            (cell.chain, *_amount(cell.config), record.seconds) for cell, record in found if _whole(record)
+        ]
+        self._guess = guess
+
+    @property
+    def measured(self) -> int:
+        return len(self._known)
+
+    def seconds(self, cell: Cell | Unknown) -> float | None:
+        """Of one cell: those of the nearest that was measured, more where it sees more images; None: nobody knows."""
+        epochs, updates = _amount(cell.config)
+        if not self._known:
+            return self._guess
+        nearest = min(self._known, key=lambda known: (known[0] != cell.chain, abs(math.log(known[2] / updates))))
+        _, known_epochs, known_updates, seconds = nearest
+        return seconds * max(1.0, epochs / known_epochs, math.sqrt(updates / known_updates))
+
+
+def plan(grid: Grid, get: Get, *, jobs: int, box: float | None, chains: Sequence[Chain] | None = None) -> Plan:
+    """What the next launch will do. box: its seconds; chains: a part of the study."""
+    cells = grid.all(get).values()
+    costs = Costs(cells, get, grid.study.cell_seconds)
+    waiting: list[Cell | Unknown] = sorted(
+        [*grid.due(get, chains), *grid.unknown(get, chains)], key=lambda cell: (cell.turn, cell.cost)
+    )
+    each = [costs.seconds(cell) for cell in waiting]
+    kept: list[Cell | Unknown] = []
+    left: list[Cell | Unknown] = []
+    used = 0.0
+    for cell, seconds in zip(waiting, each, strict=True):
+        fits = box is None or seconds is None or used + seconds / jobs <= box
+        if fits:
+            used += (seconds or 0.0) / jobs
+        (kept if fits and not left else left).append(cell)
+    counts = {True: Counter(cell.chain for cell in kept), False: Counter(cell.chain for cell in left)}
+    return Plan(
+        done=sum(get(cell.key) is not None for cell in cells),
+        kept=kept,
+        left_out=left,
+        seconds=None if None in each else used,
+        measured=costs.measured,
+        jobs=jobs,
+        widening=sum(_may_widen(chain, get) for chain in (grid.chains if chains is None else chains)),
+        box=box,
+        by_chain={name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.chain for c in waiting)},
+    )
+
+
+def _may_widen(chain: Chain, get: Get) -> int:
+    section = chain.section
+    if section is None or section.sweep is None or chain.rate(get) is not None:
+        return 0
+    tried = max(0, len(chain.sweep(get)) - len(section.sweep.factors))
+    return (section.sweep.widen - tried) * section.sweep.seeds
+
+
+def _amount(config: RunConfig) -> tuple[float, float]:
+    """(epochs, updates in units of the data set's size)."""
+    return config.train.epochs, config.train.epochs / config.train.global_batch
+
+
+def _whole(record: Record) -> bool:
+    return record.ended == "done" and record.cpu_seconds > 0

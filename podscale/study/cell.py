@@ -1,0 +1,30 @@
+"""The process of one cell: `python -m podscale.study.cell DOCUMENT SHARD_SET PARENT`.
+
+Trains as `podscale train` does; ends with the study that started it, and with the exit codes of every stage.
+"""
+
+import sys
+from pathlib import Path
+
+from podscale import processes, stages
+from podscale.config import RunConfig
+from podscale.errors import ExitCode, PodscaleError
+from podscale.stopping import stoppable
+
+
+def main(arguments: list[str]) -> int:
+    """Trains; what it says of a failure is the last line that it prints."""
+    document, shard_set, parent = arguments
+    processes.die_with(int(parent))
+    try:
+        with stoppable():
+            config = RunConfig.model_validate_json(Path(document).read_text(encoding="utf-8"))
+            stages.train(config, shard_set)
+    except PodscaleError as error:
+        print(error, file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""From a study document to its cells: which runs there are, and which are due as results come in.
+
+Everything here is a function of the document and of the records so far. A chain is one variant at one point of the
+grid: the rates of its sweep, then every seed at the rate that was chosen.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.study.document import BATCH, RATE, RateSection, Settings, StudyDocument, Variant
+from podscale.study.records import Get, Record, cell_key
+
+Place = tuple[tuple[str, Any], ...]
+"""A point of the grid: (option, value) in the order of the document."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. settings: on top of the study's own; turn: 0 for what is run first, then a seed each."""
+
+    chain: str
+    settings: Settings
+    seed: int
+    turn: int
+    config: RunConfig
+
+    @property
+    def key(self) -> str:
+        return self.config.run.id
+
+    @property
+    def rate(self) -> float:
+        return self.config.train.schedule.learning_rate
+
+    @property
+    def name(self) -> str:
+        """For people: the chain, the rate and the seed."""
+        return f"{self.chain}, rate {self.rate:g}, seed {self.seed}"
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Cheaper cells compare smaller: by epochs, then by updates an epoch."""
+        return self.config.train.epochs, 1.0 / self.config.train.global_batch
+
+
+class Grid:
+    """All chains of a study. Raises InputError where a cell is no valid run."""
+
+    def __init__(self, study: StudyDocument) -> None:
+        self.study = study
+        self._configs: dict[tuple[str, int], RunConfig] = {}
+        self.places: list[Place] = [
+            tuple(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())
+        ]
+        self.chains = [Chain(self, variant, place) for place in self.places for variant in study.variants]
+        for chain in self.chains:
+            chain.check()
+
+    @property
+    def workspace(self) -> str:
+        return self.chains[0].config.run.workspace
+
+    def chain(self, variant: str, place: Place) -> "Chain":
+        found = (chain for chain in self.chains if chain.variant.name == variant and chain.place == place)
+        chain = next(found, None)
+        if chain is None:
+            raise InputError(
+                f"study {self.study.name}: a learning rate follows {variant} at "
+                f"{', '.join(f'{name}={value}' for name, value in place)}, which is not in the grid"
+            )
+        return chain
+
+    def config(self, settings: Settings, seed: int) -> RunConfig:
+        """The run of these settings, named by what changes its numbers."""
+        known = (repr(sorted(settings.items(), key=repr)), seed)
+        if known not in self._configs:
+            try:
+                config = self.study.config({**settings, "run.seed": seed})
+            except InputError as error:
+                raise InputError(f"study {self.study.name}, cell {settings}:\n{error}") from None
+            run = config.run.model_copy(update={"id": cell_key(config)})
+            self._configs[known] = config.model_copy(update={"run": run})
+        return self._configs[known]
+
+    def due(self, get: Get, chains: "Sequence[Chain] | None" = None) -> list[Cell]:
+        """The cells that are known and have no record yet, in the order in which they are to run.
+
+        First all sweeps and first seeds, then a seed at a time, and of each the cheapest first: a study that is cut
+        short has something to say about every point.
+        """
+        found: dict[str, Cell] = {}
+        for chain in self.chains if chains is None else chains:
+            for cell in chain.cells(get):
+                if get(cell.key) is None and (cell.key not in found or cell.turn < found[cell.key].turn):
+                    found[cell.key] = cell
+        return sorted(found.values(), key=lambda cell: (cell.turn, cell.cost))
+
+    def all(self, get: Get) -> dict[str, Cell]:
+        """Every cell that is known so far, with and without a record, by its key."""
+        return {cell.key: cell for chain in self.chains for cell in chain.cells(get)}
+
+    def unknown(self, get: Get, chains: "Sequence[Chain] | None" = None) -> list["Unknown"]:
+        """The cells whose rate another cell will decide."""
+        return [cell for chain in (self.chains if chains is None else chains) for cell in chain.unknown(get)]
+
+    def waves(self) -> list[list["Chain"]]:
+        """Chains that need nothing of each other together, each wave after those that it follows."""
+        depths = [chain.depth for chain in self.chains]
+        return [
+            [chain for chain, depth in zip(self.chains, depths, strict=True) if depth == wave]
+            for wave in range(max(depths) + 1)
+        ]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A cell that will run, at a rate that is not known yet; config is that of any rate."""
+
+    chain: str
+    seed: int
+    turn: int
+    config: RunConfig
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return self.config.train.epochs, 1.0 / self.config.train.global_batch
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One variant at one place of the grid."""
+
+    grid: Grid
+    variant: Variant
+    place: Place
+
+    @property
+    def name(self) -> str:
+        values = ", ".join(f"{_short(name)} {_shown(value)}" for name, value in self.place)
+        return f"{self.variant.name}, {values}" if values else self.variant.name
+
+    @property
+    def section(self) -> RateSection | None:
+        return self.grid.study.rate_of(self.variant)
+
+    @cached_property
+    def settings(self) -> Settings:
+        return {**self.variant.set, **dict(self.place)}
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Its run with the first seed, at whatever rate the document gives."""
+        return self.grid.config(self.settings, self.grid.study.seeds[0])
+
+    @property
+    def batch(self) -> int:
+        return self.config.train.global_batch
+
+    @property
+    def depth(self) -> int:
+        """Of chains whose rates must be known before this one's."""
+        followed = self.followed
+        return 0 if followed is None else followed.depth + 1
+
+    @property
+    def followed(self) -> "Chain | None":
+        """The chain whose chosen rate this one's follows from."""
+        section = self.section
+        if section is None or not isinstance(section.at, str):
+            return None
+        place = self.place
+        if section.batch is not None:
+            place = tuple((name, section.batch if name == BATCH else value) for name, value in place)
+        return self.grid.chain(section.at, place)
+
+    def check(self) -> None:
+        """Raises InputError where this chain could not run whatever the rates turn out to be."""
+        section, batch = self.section, self.batch
+        if section is not None and section.table and batch not in section.table:
+            raise InputError(
+                f"study {self.grid.study.name}: learning_rate of {self.variant.name}: the table has no batch "
+                f"{batch} (it has {', '.join(map(str, section.table))})"
+            )
+        if section is not None and section.sweep is not None and section.sweep.seeds > len(self.grid.study.seeds):
+            raise InputError(
+                f"study {self.grid.study.name}: learning_rate of {self.variant.name}: the sweep asks for "
+                f"{section.sweep.seeds} seeds and the study has {len(self.grid.study.seeds)}"
+            )
+        for name, _ in self.place:
+            if name in self.variant.set:
+                raise InputError(f"study {self.grid.study.name}: {name} is in the grid and in {self.variant.name}")
+        _ = self.followed
+
+    def ruled(self, get: Get) -> float | None:
+        """The rate by rule or table; None while the rate that it follows is not known, or where there is no rule."""
+        section = self.section
+        if section is None:
+            return None
+        if section.table:
+            return section.table[self.batch]
+        followed = self.followed
+        base = section.at if followed is None else followed.rate(get)
+        if base is None:
+            return None
+        assert isinstance(base, float)
+        times = 1.0 if section.batch is None else self.batch / section.batch
+        return rounded(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
+
+    def sweep(self, get: Get) -> list[float]:
+        """The rates to try, rising, as far as the records so far tell; empty without a sweep."""
+        section, centre = self.section, self.ruled(get)
+        if section is None or section.sweep is None or centre is None:
+            return []
+        rates = [rounded(centre * factor) for factor in section.sweep.factors]
+        for _ in range(section.sweep.widen):
+            best = self._best(rates, get)
+            if best == rates[0]:
+                rates.insert(0, rounded(rates[0] * rates[0] / rates[1]))
+            elif best == rates[-1]:
+                rates.append(rounded(rates[-1] * rates[-1] / rates[-2]))
+            else:
+                break
+        return rates
+
+    def rate(self, get: Get) -> float | None:
+        """The rate of this chain's comparison; None while it is not known."""
+        if self.section is None:
+            return self.config.train.schedule.learning_rate
+        if self.section.sweep is None:
+            return self.ruled(get)
+        return self._best(self.sweep(get), get)
+
+    def cells(self, get: Get) -> Iterator[Cell]:
+        """What is known so far: the sweep, then every seed at the chosen rate; a cell may come twice."""
+        for rate in self.sweep(get):
+            yield from self.tried(rate)
+        if (chosen := self.rate(get)) is not None:
+            yield from self.seeded(chosen)
+
+    def tried(self, rate: float) -> list[Cell]:
+        """One rate of the sweep."""
+        assert self.section is not None
+        assert self.section.sweep is not None
+        return [self._cell(rate, seed, 0) for seed in self.grid.study.seeds[: self.section.sweep.seeds]]
+
+    def seeded(self, rate: float) -> list[Cell]:
+        """One rate with every seed."""
+        return [self._cell(rate, seed, turn) for turn, seed in enumerate(self.grid.study.seeds)]
+
+    def unknown(self, get: Get) -> Iterator[Unknown]:
+        """The cells that wait for a rate: of the sweep where nothing is known of its centre, and the further seeds."""
+        if self.rate(get) is not None:
+            return
+        study, section = self.grid.study, self.section
+        assert section is not None
+        tried = section.sweep.seeds if section.sweep is not None else 0
+        if section.sweep is not None and not self.sweep(get):
+            for seed in study.seeds[:tried]:
+                yield from (Unknown(self.name, seed, 0, self.config) for _ in section.sweep.factors)
+        for turn, seed in enumerate(study.seeds):
+            if turn >= tried:
+                yield Unknown(self.name, seed, turn, self.config)
+
+    def _cell(self, rate: float, seed: int, turn: int) -> Cell:
+        settings = self.settings if self.section is None else {**self.settings, RATE: rate}
+        return Cell(self.name, settings, seed, turn, self.grid.config(settings, seed))
+
+    def _best(self, rates: Sequence[float], get: Get) -> float | None:
+        """The best of these rates, the mean over the seeds of the sweep deciding; None until all are tried."""
+        scores: Mapping[float, list[Record | None]] = {
+            rate: [get(cell.key) for cell in self.tried(rate)] for rate in rates
+        }
+        if not scores or any(record is None for found in scores.values() for record in found):
+            return None
+        return max(rates, key=lambda rate: self._score([record for record in scores[rate] if record is not None]))
+
+    def _score(self, found: Sequence[Record]) -> tuple[float, ...]:
+        """By accuracy and then loss; before them, where asked, by the updates to the target."""
+        worst = float("-inf")
+        accuracy = fmean(record.top1 or 0.0 for record in found)
+        losses = [record.loss for record in found]
+        loss = -fmean(known) if len(known := [x for x in losses if x is not None]) == len(losses) else worst
+        if self.grid.study.choose == "accuracy":
+            return accuracy, loss
+        reached = [record.reached(self.grid.study.target or 0.0) for record in found]
+        updates = [point[0] for point in reached if point is not None]
+        return -fmean(updates) if len(updates) == len(found) else worst, accuracy, loss
+
+
+def rounded(rate: float) -> float:
+    """Four significant digits: what a table shows is what was run."""
+    return float(f"{rate:.4g}")
+
+
+def _short(option: str) -> str:
+    """The last word of an option's name; of `train.global_batch`, batch."""
+    return option.rpartition(".")[2].removeprefix("global_").replace("_", " ")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

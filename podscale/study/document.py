@@ -1,0 +1,169 @@
+"""The study document: which run is varied how, and what is asked of the results."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from podscale.config import RunConfig, loads, options
+from podscale.config.document import overrides_of, read_as, read_text
+from podscale.config.section import Section
+from podscale.errors import InputError
+
+RATE = "train.schedule.learning_rate"
+BATCH = "train.global_batch"
+Settings = dict[str, Any]
+"""Options of a run document by their dotted names; the value may be a section, of which only what it names is set."""
+
+
+class SweepSection(Section):
+    """Learning rates around the ruled one, tried before the seeds."""
+
+    factors: tuple[float, ...] = Field((0.5, 1.0, 2.0), description="Of the ruled rate.", min_length=2)
+    widen: int = Field(2, description="Times the sweep goes one further where its best rate is at its edge.", ge=0)
+    seeds: int = Field(1, description="Seeds of the study that each rate is tried with; their mean decides.", ge=1)
+
+    @field_validator("factors")
+    @classmethod
+    def _rise(cls, factors: tuple[float, ...]) -> tuple[float, ...]:
+        if list(factors) != sorted(set(factors)) or factors[0] <= 0:
+            raise ValueError(f"must be positive and rising, got {list(factors)}")
+        return factors
+
+
+class RateSection(Section):
+    """Where the learning rate of a cell comes from: a rule or a table, and a sweep around it."""
+
+    at: float | str | None = Field(
+        None, description="The rate at `batch`, or the name of a variant whose chosen rate it is."
+    )
+    batch: int | None = Field(None, description="Batch that `at` is for; default: each cell's own.", ge=1)
+    rule: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="How the rate follows from `batch` to a cell's batch: in proportion, or as its square root."
+    )
+    table: dict[int, float] = Field({}, description="Rates by batch, instead of `at` and `rule`.")
+    sweep: SweepSection | None = Field(None, description="Try rates around the ruled one and take the best.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "RateSection":
+        if (self.at is None) == (not self.table):
+            raise ValueError("give either `at` or `table`")
+        if self.rule != "none" and (self.at is None or self.batch is None):
+            raise ValueError(f"rule {self.rule}: needs `at` and the `batch` that it is for")
+        rates = [*self.table.values(), *([self.at] if isinstance(self.at, float) else [])]
+        if any(rate <= 0 for rate in rates):
+            raise ValueError("rates are positive")
+        return self
+
+
+class Variant(Section):
+    """One line of the comparison: settings under a name."""
+
+    name: str = Field(..., min_length=1, max_length=60)
+    set: Settings = Field({}, description="Its own options, by dotted name.")
+    learning_rate: RateSection | None = Field(None, description="Default: the study's.")
+
+
+class StudyDocument(Section):
+    """A question to a grid of runs: (variants x grid) cells, each with every seed."""
+
+    name: str = Field(
+        ..., description="Its folder is <workspace>/studies/results/<name>.", pattern=r"^[a-z][-a-z0-9]{0,59}$"
+    )
+    title: str = Field("", description="Heading of the results; default: the name.")
+    question: str = Field("", description="What is asked and how; stands before the figures.")
+    reading: str = Field("", description="What a person reads in the figures; stands after them.")
+    run: str | Settings = Field(..., description="The run that is varied: a preset, a path from here, or a document.")
+    set: Settings = Field({}, description="Options of every cell, on top of the run.")
+    variants: tuple[Variant, ...] = Field((Variant(name="as it is"),), min_length=1)
+    grid: dict[str, tuple[Any, ...]] = Field({}, description="Dotted options and the values each takes; all combine.")
+    seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Each is a run.seed.")
+    learning_rate: RateSection | None = Field(None, description="Default: as the run says.")
+    choose: Literal["accuracy", "updates"] = Field(
+        "accuracy", description="What a sweep looks for: the best last top-1, or the fewest updates to the target."
+    )
+    target: float | None = Field(None, description="Top-1 whose epochs and updates are counted.", gt=0, lt=1)
+    x: str | None = Field(None, description="The grid's option on the horizontal axis; default: its first.")
+    time_box_minutes: float | None = Field(None, description="No cell is begun that would end later.", gt=0)
+    cell_seconds: float | None = Field(None, description="Guess for a cell until one was measured.", gt=0)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "StudyDocument":
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) < len(names):
+            raise ValueError("variants: two have the same name")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: one is given twice")
+        for field, values in self.grid.items():
+            if not values or len(set(map(repr, values))) < len(values):
+                raise ValueError(f"grid: {field} needs values, each once")
+        for name in [*self.grid, *self.set, *(name for variant in self.variants for name in variant.set)]:
+            if name in ("run.id", "run.seed"):
+                raise ValueError(f"{name} is the study's to give")
+        if self.x is not None and self.x not in self.grid:
+            raise ValueError(f"x: {self.x} is not in the grid ({', '.join(self.grid) or 'which is empty'})")
+        if self.choose == "updates" and self.target is None:
+            raise ValueError("choose: updates needs a target")
+        self._check_rates(names)
+        return self
+
+    def _check_rates(self, names: list[str]) -> None:
+        """Rates that follow another variant's must end at one that follows nobody's."""
+        for variant in self.variants:
+            seen, rate = [variant.name], self.rate_of(variant)
+            while rate is not None and isinstance(rate.at, str):
+                if rate.at not in names:
+                    raise ValueError(f"learning_rate of {seen[-1]}: there is no variant {rate.at}")
+                if rate.at in seen:
+                    raise ValueError(f"learning_rate: {' -> '.join([*seen, rate.at])} go round in a circle")
+                seen.append(rate.at)
+                rate = self.rate_of(self.variant(rate.at))
+            if len(seen) > 1 and rate is None:
+                raise ValueError(f"learning_rate of {seen[-2]}: {seen[-1]} has none to follow")
+
+    @property
+    def axis(self) -> str | None:
+        """The option on the horizontal axis: None without a grid."""
+        return self.x or next(iter(self.grid), None)
+
+    def variant(self, name: str) -> Variant:
+        return next(variant for variant in self.variants if variant.name == name)
+
+    def rate_of(self, variant: Variant) -> RateSection | None:
+        return variant.learning_rate or self.learning_rate
+
+    def config(self, settings: Mapping[str, Any]) -> RunConfig:
+        """The run document with these settings on top of the study's. Raises InputError where it is not valid."""
+        assert not isinstance(self.run, str), "read_study puts the document in its place"
+        base = [*overrides_of(self.run), *overrides_of(self.set), *overrides_of(settings)]
+        return loads("{}", f"study {self.name}", base)
+
+
+def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDocument:
+    """The study at `path`, with the run document inside that it names.
+
+    changes: options of every cell. find_run: from what the study calls its run to the file (a preset's name, a path).
+    Raises InputError: not readable, an unknown key, a wrong value.
+    """
+    study = read_as(StudyDocument, read_text(path), str(path))
+    run = study.run
+    if isinstance(run, str):
+        beside = path.parent / run
+        found = find_run(str(beside) if beside.is_file() else run)
+        run = _given(read_text(found), str(found))
+    study = study.model_copy(update={"run": run, "set": {**study.set, **changes}})
+    known = set(options())
+    for name in study.grid:
+        if name not in known:
+            raise InputError(f"{path}: grid: unknown option {name} (docs/options.md lists them)")
+    return study
+
+
+class _Anything(Section, extra="allow"):
+    """Any mapping; what is in it is checked later, together with the study's settings."""
+
+
+def _given(text: str, name: str) -> Settings:
+    """What a run document gives, unresolved: defaults follow from what is put on top."""
+    return dict(read_as(_Anything, text, name).model_extra or {})

@@ -1,0 +1,74 @@
+"""From the run directory of a cell to its record."""
+
+import json
+import statistics
+from datetime import UTC, datetime
+from typing import Any
+
+from podscale.engine.session import DIVERGED
+from podscale.errors import ExitCode
+from podscale.evaluate.history import History, number, read_history
+from podscale.rundir import RunDirectory
+from podscale.study.cells import Cell
+from podscale.study.records import Ended, Point, Record
+from podscale.version import VERSION
+
+
+def ended_how(exit_code: int, error: str, history: History) -> Ended | None:
+    """How a cell ended as a result; None where it was stopped or an accident ended it, so that it is to be run again.
+
+    Diverged is a training whose updates were not finite, and one whose last evaluation was not.
+    """
+    if exit_code == ExitCode.DONE and history.evaluations:
+        return "done" if number(history.evaluations[-1].get("loss")) is not None else "diverged"
+    return "diverged" if DIVERGED in error else None
+
+
+def record_of(cell: Cell, ended: Ended, error: str, history: History, *, images: int) -> Record:
+    """The record of a cell that ended, but for what it cost. images: of the training split."""
+    return Record(
+        cell=cell.key,
+        ended=ended,
+        settings=dict(cell.settings),
+        seed=cell.seed,
+        error=error[-500:] if ended == "diverged" else "",
+        code=_code(RunDirectory.of(cell.config)),
+        images=images,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        **_figures(history, whole=ended == "done"),
+    )
+
+
+def history_of(cell: Cell) -> History:
+    return read_history(RunDirectory.of(cell.config).metrics)
+
+
+def _figures(history: History, *, whole: bool) -> dict[str, Any]:
+    """What metrics.jsonl tells, as fields of a Record; a training that did not end well has no accuracy."""
+    curve = tuple(
+        Point(int(line["step"]), float(line["epoch"]), float(line["top1"]), number(line.get("loss")))
+        for line in history.evaluations
+    )
+    found: dict[str, Any] = {"curve": curve, "updates": int(history.steps[-1]["step"]) if history.steps else 0}
+    if not whole:
+        return found
+    last_epoch = float(history.steps[-1]["epoch"]) - 1 if history.steps else 0.0
+    losses = [
+        loss for line in history.steps if line["epoch"] > last_epoch and (loss := number(line["loss"])) is not None
+    ]
+    done = history.newest("done") or {}
+    return found | {
+        "top1": curve[-1].top1,
+        "loss": curve[-1].loss,
+        "training_loss": statistics.fmean(losses) if losses else None,
+        "masked": int(done.get("skipped_updates", 0)),
+    }
+
+
+def _code(run: RunDirectory) -> str:
+    """The commit that ran, else the version."""
+    try:
+        found = json.loads(run.environment.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return VERSION
+    return str(found.get("commit") or found.get("podscale") or VERSION)

@@ -1,0 +1,152 @@
+"""Writes the results of a study: Markdown with its pictures, one page, and a table for other programs."""
+
+import csv
+import io
+import os
+import platform
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from podscale import devices
+from podscale.evaluate.report.charts.lines import line_chart
+from podscale.evaluate.report.charts.standalone import line_file
+from podscale.evaluate.report.page import framed
+from podscale.evaluate.report.sections.parts import section
+from podscale.evaluate.report.svg import Markup, tag
+from podscale.files import write_atomically
+from podscale.launch.environment import COMMAND
+from podscale.study.blocks import Block, Bullets, Chart, Table, Text, blocks
+from podscale.study.cells import Grid
+from podscale.study.document import StudyDocument
+from podscale.study.findings import Findings, findings
+from podscale.study.records import Records
+from podscale.version import VERSION, installed
+
+
+def publish(found: Findings, folder: Path, head: Sequence[str]) -> list[Path]:
+    """Writes <name>.md with <name>-*.svg, <name>.html and <name>.csv into the folder; their paths.
+
+    head: lines about the conditions, for below the title.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name, made = found.study.name, list(blocks(found))
+    files = {
+        f"{name}.md": markdown(found, made, head),
+        f"{name}.html": page(found, made, head),
+        f"{name}.csv": table(found),
+        **{f"{name}-{block.name}.svg": _picture(block) for block in made if isinstance(block, Chart)},
+    }
+    for file, content in files.items():
+        write_atomically(folder / file, content)
+    return [folder / file for file in files]
+
+
+def publish_study(study: StudyDocument) -> list[Path]:
+    """Writes the results of a study into its folder of the workspace, from the records that are there."""
+    grid = Grid(study)
+    records = Records(grid.workspace)
+    return publish(findings(grid, records.get), records.folder(study.name), conditions())
+
+
+def conditions() -> list[str]:
+    """Under which the results were made: the lines below their title."""
+    versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
+    versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
+    words = shlex.split(os.environ.get(COMMAND, "podscale study"))
+    command = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)
+    return [
+        f"Command: `{command}`",
+        f"Machine: {devices.cores()} cores of {devices.cpu_name()}",
+        f"Versions: {', '.join(versions)}",
+        f"Date: {time.strftime('%Y-%m-%d')}",
+    ]
+
+
+def markdown(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:
+    """The results for a repository."""
+    lines = [f"# {found.study.title or found.study.name}", "", *(f"{line}  " for line in head), ""]
+    for block in made:
+        lines += [*_markdown(block, found.study.name), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def page(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:
+    """The results as one self-contained page."""
+    title = found.study.title or found.study.name
+    charts = [block for block in made if isinstance(block, Chart)]
+    drawn = tag("div", [_figure(chart) for chart in charts], class_="grid2") if charts else None
+    before: list[Any] = []
+    after: list[Any] = []
+    for block in made:
+        if isinstance(block, Text | Bullets):
+            (after if after else before).append(_html(block))
+        elif isinstance(block, Table):
+            after.append(_html(block))
+    top = tag("header", tag("p", "Podscale study", class_="kicker"), tag("h1", title))
+    notes = [tag("p", line, class_="note") for line in head]
+    return framed(
+        f"{title}: Podscale study", [top, before, drawn, after, section("Conditions", notes)], "Made from its records."
+    )
+
+
+def table(found: Findings) -> str:
+    """One line a training, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = sorted({name for record in found.records for name in record.settings})
+    figures = ("ended", "top1", "loss", "training_loss", "updates", "masked", "seconds", "cpu_seconds", "code")
+    writer.writerow(["cell", "seed", *names, *figures, "updates_to_target", "epochs_to_target"])
+    for record in found.records:
+        target = found.study.target
+        reached = record.reached(target) if target is not None else None
+        settings = [record.settings.get(name, "") for name in names]
+        values = [getattr(record, name) for name in figures]
+        writer.writerow([record.cell, record.seed, *settings, *values, *(reached or ("", ""))])
+    return text.getvalue()
+
+
+def _picture(chart: Chart) -> str:
+    return line_file(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
+
+
+def _figure(chart: Chart) -> Markup:
+    return line_chart(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
+
+
+def _markdown(block: Block, name: str) -> Iterator[str]:
+    if isinstance(block, Text):
+        yield block.text
+    elif isinstance(block, Bullets):
+        yield from (f"- {item}" for item in block.items)
+    elif isinstance(block, Chart):
+        yield f"![{block.title}]({name}-{block.name}.svg)"
+    else:
+        if block.folded:
+            yield from ("<details>", f"<summary>{block.caption}</summary>", "")
+        elif block.caption:
+            yield from (f"{block.caption}:", "")
+        yield f"| {' | '.join(block.heads)} |"
+        yield f"|{'|'.join('---' if i < block.left else '---:' for i in range(len(block.heads)))}|"
+        yield from (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in block.rows)
+        if block.folded:
+            yield from ("", "</details>")
+
+
+def _html(block: Text | Bullets | Table) -> Any:
+    if isinstance(block, Text):
+        return [tag("p", paragraph) for paragraph in re.split(r"\n\s*\n", block.text)]
+    if isinstance(block, Bullets):
+        return tag("div", tag("ul", [tag("li", item) for item in block.items]), class_="notice")
+    heads = [tag("th", head, class_=None if i < block.left else "n") for i, head in enumerate(block.heads)]
+    rows = [
+        tag("tr", [tag("td", cell, class_=None if i < block.left else "n") for i, cell in enumerate(row)])
+        for row in block.rows
+    ]
+    drawn = tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows), class_="compact")
+    if block.folded:
+        return tag("details", tag("summary", block.caption), drawn)
+    return [tag("h3", block.caption) if block.caption else None, drawn]

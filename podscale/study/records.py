@@ -1,0 +1,114 @@
+"""What is known of a cell that has ended: one file a cell, which every study in the workspace shares."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from podscale.config import RunConfig, result_values
+from podscale.config.identity import fingerprint
+from podscale.files import write_json
+from podscale.rundir import local_path
+
+Ended = Literal["done", "diverged"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation of a training; loss is None where it was not finite."""
+
+    step: int
+    epoch: float
+    top1: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a cell ended.
+
+    settings: what the study set, by dotted name. code: commit or version of the code that ran it. training_loss: mean
+    over the last epoch, in nats, label smoothing included. masked: updates left out because they were not finite.
+    cpu_seconds: user and system, of all processes; 0 where it took more than one launch. date: in UTC.
+    """
+
+    cell: str
+    ended: Ended
+    settings: dict[str, Any]
+    seed: int
+    error: str = ""
+    code: str = ""
+    top1: float | None = None
+    loss: float | None = None
+    training_loss: float | None = None
+    updates: int = 0
+    images: int = 0
+    masked: int = 0
+    curve: tuple[Point, ...] = field(default=())
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    date: str = ""
+
+    def reached(self, target: float) -> tuple[float, float] | None:
+        """(updates, epochs) at which top-1 came to the target, by a straight line between evaluations; None: never."""
+        before = Point(0, 0.0, 0.0)
+        for point in self.curve:
+            if point.top1 >= target:
+                share = (target - before.top1) / (point.top1 - before.top1)
+                steps, epochs = (before.step, point.step), (before.epoch, point.epoch)
+                return (steps[0] + share * (steps[1] - steps[0]), epochs[0] + share * (epochs[1] - epochs[0]))
+            before = point
+        return None
+
+
+def cell_key(config: RunConfig) -> str:
+    """Names a cell by what changes its numbers, and so is a valid run.id for every study that needs the same run."""
+    return f"cell-{fingerprint(result_values(config))}"
+
+
+Get = Callable[[str], Record | None]
+"""The record of a cell, where there is one."""
+
+
+class Records:
+    """The records of a workspace: <workspace>/studies/cells/<cell>.json, read when first asked for."""
+
+    def __init__(self, workspace: str) -> None:
+        self._studies = local_path(workspace) / "studies"
+        self._folder = self._studies / "cells"
+        self._found: dict[str, Record] = {}
+
+    def folder(self, study: str) -> Path:
+        """Where the results of a study of this name go."""
+        return self._studies / "results" / study
+
+    def get(self, cell: str) -> Record | None:
+        """The record of a cell, also where another process has just written it."""
+        if cell not in self._found:
+            path = self._path(cell)
+            if path.exists():
+                self._found[cell] = parse_record(path.read_text(encoding="utf-8"))
+        return self._found.get(cell)
+
+    def add(self, record: Record) -> None:
+        """Keeps the record, whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._path(record.cell), asdict(record))
+        self._found[record.cell] = record
+
+    def drop(self, cell: str) -> None:
+        """Forgets a cell, so that it is run again."""
+        self._path(cell).unlink(missing_ok=True)
+        self._found.pop(cell, None)
+
+    def _path(self, cell: str) -> Path:
+        return self._folder / f"{cell}.json"
+
+
+def parse_record(text: str) -> Record:
+    """A record from its file; fields of another version are left out."""
+    values = json.loads(text)
+    known = {entry.name for entry in fields(Record)}
+    kept = {name: value for name, value in values.items() if name in known}
+    return Record(**{**kept, "curve": tuple(Point(**point) for point in kept.get("curve", ()))})

@@ -1,0 +1,204 @@
+"""Runs cells, some at a time, each in processes of its own, and keeps a record of each as it ends.
+
+A cell that diverges is a result. One that an accident ended has no record: the study goes on without it, says so at
+its end, and the same command runs it again. A stop request is passed on; trainings save and continue next time.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from podscale import stages
+from podscale.config import RunConfig, data_fingerprint
+from podscale.config.preflight import preflight
+from podscale.errors import ExitCode, InputError, PodscaleError
+from podscale.files import write_atomically
+from podscale.rundir import RunDirectory, read_outcomes
+from podscale.study.budget import Costs
+from podscale.study.cells import Cell, Chain, Grid
+from podscale.study.measure import ended_how, history_of, record_of
+from podscale.study.records import Record, Records
+
+POLL_SECONDS = 0.05
+ACCIDENTS = 3
+"""So many cells that fail one after the other, none of them by diverging, end a study: something else is wrong."""
+
+Told = Callable[[Cell, Record | None, str], None]
+"""Called as a cell ends: its record, or none and why."""
+
+
+@dataclass
+class Running:
+    """A cell at work."""
+
+    cell: Cell
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    started: float
+    anew: bool
+    """Not continued from an earlier launch, so that its time is that of the whole cell."""
+
+
+@dataclass
+class Runner:
+    """The cells of a study in the workspace of its run document.
+
+    jobs: cells at a time. box: seconds after which no cell is to be at work. chains: the part of the grid to run.
+    """
+
+    grid: Grid
+    records: Records
+    jobs: int
+    box: float | None = None
+    chains: Sequence[Chain] | None = None
+    keep_runs: bool = False
+    told: Told = lambda cell, record, error: None
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why, by the name of the cell."""
+    _running: list[Running] = field(default_factory=list)
+    _shard_sets: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _in_a_row: int = 0
+
+    def prepare(self) -> None:
+        """Makes the shard sets, or finds them, and checks that every chain can run here. Raises InputError."""
+        for cell in self.grid.due(self.records.get, self.chains):
+            if cell.turn == 0:
+                self._shard_set(cell.config)
+                preflight(cell.config, stages.place())
+
+    def run(self) -> None:
+        """Runs what is due until nothing is, or the time box is full. Raises where more than a cell is wrong."""
+        started = time.monotonic()
+        try:
+            while True:
+                for cell in self._next(time.monotonic() - started):
+                    self._start(cell)
+                if not self._running:
+                    return
+                self._await()
+        finally:
+            self._stop()
+
+    def _next(self, elapsed: float) -> list[Cell]:
+        """What is to be started now."""
+        busy = {running.cell.key for running in self._running}
+        free = self.jobs - len(self._running)
+        due = [cell for cell in self.grid.due(self.records.get, self.chains) if cell.name not in self.failures]
+        chosen = [cell for cell in due if cell.key not in busy][: max(0, free)]
+        if self.box is None or not chosen:
+            return chosen
+        costs = Costs(self.grid.all(self.records.get).values(), self.records.get, self.grid.study.cell_seconds)
+        return [cell for cell in chosen if elapsed + (costs.seconds(cell) or 0.0) <= self.box]
+
+    def _start(self, cell: Cell) -> None:
+        config = _here(cell.config, self.jobs)
+        location, _ = self._shard_set(config)
+        folder = self.folder
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        document, log = folder / "logs" / f"{cell.key}.json", folder / "logs" / f"{cell.key}.log"
+        write_atomically(document, config.model_dump_json(indent=1))
+        command = [sys.executable, "-m", "podscale.study.cell", str(document), location, str(os.getpid())]
+        anew = not RunDirectory.of(config).path.exists()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the whole terminal: this process decides
+            )
+        self._running.append(Running(cell, process, log, time.monotonic(), anew))
+
+    def _await(self) -> None:
+        """Waits until a cell has ended, and settles it."""
+        while True:
+            for running in self._running:
+                pid, status, used = os.wait4(running.process.pid, os.WNOHANG)
+                if pid:
+                    running.process.returncode = os.waitstatus_to_exitcode(status)
+                    self._running.remove(running)
+                    self._settle(running, used.ru_utime + used.ru_stime)
+                    return
+            time.sleep(POLL_SECONDS)
+
+    def _settle(self, running: Running, cpu_seconds: float) -> None:
+        cell, code = running.cell, running.process.returncode
+        run, history = RunDirectory.of(cell.config), history_of(cell)
+        error = _error_of(running, run)
+        ended = ended_how(code, error, history)
+        if ended is not None:
+            record = record_of(cell, ended, error, history, images=self._shard_set(cell.config)[1])
+            if running.anew:
+                seconds = time.monotonic() - running.started
+                record = replace(record, seconds=seconds, cpu_seconds=cpu_seconds)
+            self.records.add(record)
+            self._in_a_row = 0
+            if not self.keep_runs:
+                shutil.rmtree(run.path, ignore_errors=True)
+            for path in (running.log, running.log.with_suffix(".json")):
+                path.unlink(missing_ok=True)
+            return self.told(cell, record, "")
+        self.failures[cell.name] = f"exit code {code}: {error}"
+        self._in_a_row += 1
+        self.told(cell, None, self.failures[cell.name])
+        if code == ExitCode.BAD_INPUT:
+            raise InputError(f"{cell.name}: {error}")
+        if self._in_a_row >= ACCIDENTS:
+            raise PodscaleError(f"{ACCIDENTS} cells in a row failed; the last: {cell.name}: {error}")
+        return None
+
+    def _stop(self) -> None:
+        """Has what is still at work save and end; what does not in its time is killed."""
+        for running in self._running:
+            with suppress(ProcessLookupError):
+                running.process.send_signal(signal.SIGTERM)
+        for running in self._running:
+            try:
+                running.process.wait(running.cell.config.launch.grace_seconds)
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+        self._running.clear()
+
+    @property
+    def folder(self) -> Path:
+        """Of the study in the workspace."""
+        return self.records.folder(self.grid.study.name)
+
+    def _shard_set(self, config: RunConfig) -> tuple[str, int]:
+        """Location and training images of the shard set of a cell; made where it is not there."""
+        name = data_fingerprint(config.data)
+        if name not in self._shard_sets:
+            made = stages.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
+            assert made is not None, "all parts at once"
+            self._shard_sets[name] = (made.location, made.manifest.splits["train"].count)
+        return self._shard_sets[name]
+
+
+def _here(config: RunConfig, jobs: int) -> RunConfig:
+    """The document of a cell as one of several on this machine: no port to quarrel about, and a share of the cores."""
+    from podscale import devices
+
+    processes = config.launch.processes or devices.default_processes()
+    threads = config.launch.threads or max(1, devices.cores() // (jobs * processes))
+    launch = config.launch.model_copy(update={"backend": "local", "threads": threads})
+    telemetry = config.telemetry.model_copy(update={"enabled": False, "trackers": ()})
+    return config.model_copy(update={"launch": launch, "telemetry": telemetry})
+
+
+def _error_of(running: Running, run: RunDirectory) -> str:
+    """What the stage recorded, else the last that was printed."""
+    if running.process.returncode == ExitCode.DONE:
+        return ""
+    outcome = read_outcomes(run.outcome).get("train")
+    if outcome is not None and not outcome.done:
+        return outcome.error
+    lines = running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing was printed"

@@ -1,0 +1,130 @@
+"""A run that begins with a snapshot of another: its weights and statistics, nothing else of it, and where they are
+from; in both engines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podscale import ensemble
+from podscale.checkpoint.layout import complete_entries
+from podscale.config import RunConfig
+from podscale.config.ema import EmaSection
+from podscale.errors import InputError
+from podscale.rundir import RunDirectory
+from tests.support.engines import small, state_after, train_in_jax, train_in_torch
+
+CYCLES = {"cycles": [2, 1.5], "warmup_epochs": [0.3], "collapse": {"epochs": 1}}
+FIRST, LAST = 6, 11  # updates: three an epoch, and the last one begins inside an epoch
+
+
+def cycling(workspace: Path) -> RunConfig:
+    values = small(workspace).model_dump(exclude_unset=True)
+    del values["train"]["epochs"]  # which the cycles say
+    checkpoint = {"keep_last": 1, "keep_best": 0, "every_epochs": 1}
+    return RunConfig.model_validate({**values, "ensemble": CYCLES, "checkpoint": checkpoint})
+
+
+def description(config: RunConfig) -> Any:
+    return json.loads((RunDirectory.of(config).model / "model.json").read_text())
+
+
+def beginning(found: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """Records what a session of the PyTorch engine holds before its first update."""
+
+    def prepare(session: Any) -> None:
+        seek = session.step.seek
+
+        def look(number: int) -> None:
+            seek(number)
+            found.update({name: tensor.clone().numpy() for name, tensor in session.state.tensors().items()})
+
+        session.step.seek = look
+
+    return prepare
+
+
+@pytest.fixture
+def trained(make_shard_set: Any, tmp_path: Path) -> tuple[RunConfig, Path]:
+    """A run in two cycles, and its shards."""
+    config, shards = cycling(tmp_path), make_shard_set()
+    train_in_torch(config, shards)
+    return config, shards
+
+
+def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> None:
+    config, shards = trained
+    kept = [entry.step for entry in complete_entries(RunDirectory.of(config).checkpoints)]
+    assert kept == [LAST, FIRST], "the first is no longer among the newest, and stays"
+    first, _last = (member.config for member in ensemble.members(config))
+    ema = first.train.model_copy(update={"ema": EmaSection(decay=0.9)})
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    train_in_torch(first.model_copy(update={"train": ema}), shards, beginning(found))
+    snapshot = state_after(config, FIRST)
+    for name, values in found.items():
+        kind, _, rest = name.partition("/")
+        expected = snapshot[f"model/{rest}"] if kind in ("model", "ema") else np.zeros_like(values)
+        np.testing.assert_array_equal(values, expected, err_msg=name)
+    assert any(snapshot[name].any() for name in snapshot if name.startswith("optimizer/"))
+    told = {"run": "tiny", "step": FIRST, "epoch": 2.0, "epochs": 2.0}
+    assert description(first)["training"]["started_from"] == told
+
+
+def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) -> None:
+    config, shards = trained
+    last = ensemble.members(config)[-1].config
+    found: dict[str, Any] = {}
+
+    def prepare(session: Any) -> None:  # no update: compiling one costs more than all else here
+        session.updates = lambda: iter(())
+        session.finish = lambda: found.update(arrays=session.capture().arrays, origin=session.progress.origin)
+
+    train_in_jax(last, shards, devices=1, prepare=prepare)
+    snapshot = state_after(config, LAST)
+    assert found["arrays"].keys() == {name for name in snapshot if "/" in name}
+    for name, values in found["arrays"].items():
+        expected = snapshot[name] if name.startswith("model/") else np.zeros_like(values)
+        np.testing.assert_array_equal(values, expected, err_msg=name)
+    assert found["origin"]["step"] == LAST
+
+
+def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path]) -> None:
+    config, shards = trained
+    first = ensemble.members(config)[0].config
+    train_in_torch(first, shards)
+    start = first.train.start_from.model_copy(update={"run": first.run.id, "epoch": None})
+    again = first.model_copy(
+        update={
+            "run": first.run.model_copy(update={"id": "again"}),
+            "train": first.train.model_copy(update={"start_from": start}),
+        }
+    )
+    train_in_torch(again, shards)
+    told = description(again)["training"]["started_from"]
+    assert (told["run"], told["epoch"], told["epochs"]) == ("tiny-c0", 1.0, 3.0)
+
+
+def test_what_it_cannot_begin_with_is_refused(
+    trained: tuple[RunConfig, Path], make_shard_set: Any, tmp_path: Path
+) -> None:
+    config, shards = trained
+    first = ensemble.members(config)[0].config
+
+    def start(**changes: Any) -> RunConfig:
+        values = first.model_dump()
+        for section, change in changes.items():
+            values[section] = {**values[section], **change}
+        return RunConfig.model_validate(values)
+
+    for refused, words in [
+        (start(model={"width": 8}), r"another model:\n  model\.width: was 4, is 8"),
+        (start(train={"start_from": {"run": "tiny", "epoch": 1.0}}), "has those of epochs 2, 3.66667"),
+        (start(train={"start_from": {"run": "nobody"}}), "there is no complete checkpoint"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            train_in_torch(refused, shards)
+    others = make_shard_set(name="others", classes=["ant", "bee", "cat", "eel"])
+    with pytest.raises(InputError, match="other classes"):
+        train_in_torch(first, others)

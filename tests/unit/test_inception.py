@@ -1,0 +1,145 @@
+"""Inception-V3 against torchvision's network, Inception-ResNet-V2 against timm's: same weights, same outputs."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from podscale import models
+from podscale.config import ModelSection, RunConfig, loads
+from podscale.errors import InputError
+from podscale.pytorch.loss import Loss
+from podscale.pytorch.models import Heads, build_model
+
+torch.set_num_threads(1)
+
+
+def section(name: str, **options: Any) -> ModelSection:
+    return ModelSection.model_validate({"name": name, "batch_norm": {"eps": 1e-3}, **options})
+
+
+def lively(network: nn.Module) -> nn.Module:
+    """The network with running statistics and gammas that are not zero and one."""
+    for module in network.modules():
+        if hasattr(module, "running_var"):
+            module.running_mean.normal_(0.0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+            nn.init.normal_(module.weight, 1.0, 0.1)
+    return network
+
+
+def carry_over(ours: nn.Module, theirs: nn.Module) -> None:
+    arrays = dict([*ours.named_parameters(), *ours.named_buffers()])
+    counters = {name for name in theirs.state_dict() if name.endswith("num_batches_tracked")}
+    assert set(theirs.state_dict()) - counters == set(arrays)
+    theirs.load_state_dict({name: tensor.detach() for name, tensor in arrays.items()}, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (section("inception_v3"), 27_161_264),  # torchvision's count of its weights
+        (section("inception_v3", inception={"auxiliary": 0}), 23_834_568),
+        (section("inception_resnet_v2"), 55_843_464),  # timm's
+    ],
+    ids=["inception_v3", "without its auxiliary head", "inception_resnet_v2"],
+)
+def test_parameter_counts_are_the_published_ones(model: ModelSection, count: int) -> None:
+    assert models.spec(model, 1000).size == count
+
+
+def test_flops_are_the_published_ones() -> None:
+    """torchvision gives 5.713 GMAC for its weights, the paper of Inception-ResNet-V2's authors about 13."""
+    assert models.spec(section("inception_v3"), 1000).flops(299) / 2e9 == pytest.approx(5.713, abs=5e-4)
+    assert models.spec(section("inception_resnet_v2"), 1000).flops(299) / 2e9 == pytest.approx(13.16, abs=0.01)
+
+
+def test_inception_v3_is_torchvisions() -> None:
+    """Evaluation at the smallest side; training, with the auxiliary head, at the side that this head needs."""
+    import torchvision  # here: it takes seconds, of every process that only collects this test
+
+    torch.manual_seed(0)
+    ours = lively(build_model(section("inception_v3", inception={"dropout": 0.0}), 10))
+    theirs = torchvision.models.inception_v3(num_classes=10, init_weights=False, dropout=0.0)
+    carry_over(ours, theirs)
+    images = torch.randn(2, 3, 299, 299)
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(images[..., :75, :75]), theirs.eval()(images[..., :75, :75]))
+        found, want = ours.train()(images), theirs.train()(images)
+    assert isinstance(found, Heads)
+    torch.testing.assert_close(found.logits, want.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.auxiliary, want.aux_logits, rtol=1e-5, atol=1e-5)
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, theirs.get_buffer(name), rtol=1e-5, atol=1e-6)
+
+
+def test_inception_resnet_v2_is_timms() -> None:
+    torch.manual_seed(0)
+    ours = lively(build_model(section("inception_resnet_v2", inception={"dropout": 0.0}), 10))
+    theirs = timm.create_model("inception_resnet_v2", num_classes=10)
+    carry_over(ours, theirs)
+    images = torch.randn(2, 3, 75, 75)
+    with torch.no_grad():
+        want = theirs.eval()(images)
+        torch.testing.assert_close(ours.eval()(images), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("model", "side"),
+    [
+        (section("inception_v3", width=8), 299),
+        (section("inception_v3", width=8, inception={"auxiliary": 0}), 90),
+        (section("inception_resnet_v2", width=8), 90),
+    ],
+    ids=["inception_v3", "without its auxiliary head", "inception_resnet_v2"],
+)
+def test_the_catalogue_names_and_counts_what_the_network_has(model: ModelSection, side: int) -> None:
+    with torch.device("meta"):
+        network, images = build_model(model, 7), torch.empty(1, 3, side, side)
+    spec = models.spec(model, 7)
+    assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
+    assert {b.name: b.shape for b in spec.buffers} == {n: tuple(b.shape) for n, b in network.named_buffers()}
+    with FlopCounterMode(display=False) as counter:
+        network.eval()(images)
+    assert spec.flops(side) == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        Loss(0.1, 0.4)(
+            network.train()(images.repeat(2, 1, 1, 1)), torch.empty(2, dtype=torch.int64, device="meta")
+        ).backward()
+    assert 2 * spec.training_flops(side) == counter.get_total_flops()
+
+
+def test_the_auxiliary_head_adds_its_share_to_the_training_loss() -> None:
+    logits, auxiliary = torch.randn(4, 3), torch.randn(4, 3)
+    labels = torch.tensor([0, 1, 2, 0])
+    whole = Loss(0.1, 0.4)(Heads(logits, auxiliary), labels)
+    parts = [F.cross_entropy(each, labels, label_smoothing=0.1) for each in (logits, auxiliary)]
+    torch.testing.assert_close(whole, parts[0] + 0.4 * parts[1])
+    torch.testing.assert_close(Loss(0.1, 0.4)(logits, labels), parts[0])
+
+
+def test_dropout_is_for_training_alone() -> None:
+    network = build_model(section("inception_resnet_v2", width=4, inception={"dropout": 0.5}), 3)
+    images = torch.randn(2, 3, 90, 90)
+    assert not torch.equal(network.train()(images), network(images))
+    assert torch.equal(network.eval()(images), network(images))
+
+
+def test_what_the_inceptions_do_not_have() -> None:
+    def config(*changes: str) -> RunConfig:
+        return loads("", overrides=changes)
+
+    config("model.name=inception_v3", "input.image_size=299", "evaluate.image_size=75")
+    config("model.name=inception_v3", "input.image_size=75", "model.inception.auxiliary=0")
+    with pytest.raises(InputError, match="298 px are too small for the auxiliary head"):
+        config("model.name=inception_v3", "input.image_size=298")
+    with pytest.raises(InputError, match="74 px are too small for inception_resnet_v2"):
+        config("model.name=inception_resnet_v2", "input.image_size=74")
+    with pytest.raises(InputError, match="inception_v3 has no blurpool"):
+        config("model.name=inception_v3", "input.image_size=299", "model.blurpool=true")
+    with pytest.raises(InputError, match="the JAX engine has residual networks and AlexNet"):
+        config("model.name=inception_v3", "input.image_size=299", "train.engine=jax")

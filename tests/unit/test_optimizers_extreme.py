@@ -1,0 +1,150 @@
+"""NLCG and the Neumann optimizer against oracles in float64, by one rank and by several that share the update."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from podscale.config.neumann import NeumannSection
+from podscale.pytorch.optim import Displaced, Neumann, Nlcg, Optimizer, Sgd, Share
+from podscale.pytorch.optim.nlcg import LossPace
+from tests.support.extreme import NORMS, bowl, loss, neumann_oracle, nlcg_oracle, table_row
+from tests.support.flat_share import FlatArrays, hyper, in_turns
+from tests.support.updates import DECAYS, STEPS, Values, rate, start
+
+PER_EPOCH = 10.0
+DECAY = 1e-2
+
+
+def trained(build: Callable[[Share], Optimizer], ranks: int) -> tuple[FlatArrays, list[Optimizer]]:
+    """After all steps down the bowl."""
+    arrays = FlatArrays(start(), DECAYS, norms=NORMS)
+    rules = [build(share) for share in arrays.shares(ranks)]
+    for step in range(STEPS):
+        arrays.put(arrays.gradients, bowl(arrays.take(arrays.weights), step))
+        row, here = hyper(rate(step), decay=DECAY, loss=loss(step)), torch.tensor(True)
+        assert all(in_turns([partial(rule.step, row, here) for rule in rules]))
+    return arrays, rules
+
+
+def near(found: Values, want: Values, within: float) -> None:
+    """As a share of how far the weights have come, array by array."""
+    begun = start()
+    for name, value in want.items():
+        scale = np.abs(value - begun[name]).max()
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=within * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({}, {}),
+        ({"beta": "polak_ribiere", "pace": "online"}, {}),
+        ({"pace": "none", "restart_every": 7, "forget_every": 11}, {"restart": 7, "forget": 11}),
+        (
+            {"tolerance": 0.5, "lars_coefficient": 0.05, "norm_gradient_scale": 0.01},
+            {"tolerance": 0.5, "lars": 0.05, "norm_scale": 0.01},
+        ),
+    ],
+)
+def test_nlcg_follows_its_oracle(options: dict[str, Any], own: dict[str, Any], ranks: int) -> None:
+    arrays, rules = trained(lambda share: Nlcg(share, **options), ranks)
+    same = {key: value for key, value in options.items() if key in ("beta", "pace")}
+    want, base = nlcg_oracle(DECAY, DECAYS, **same, **own)
+    near(arrays.take(arrays.weights), want, 1e-3)
+    for rule in rules:
+        assert rule.scalars["base_rate"].item() == pytest.approx(base, rel=1e-5)
+        assert all(torch.equal(rule.scalars[name], value) for name, value in rules[0].scalars.items())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"on_reset": "move", "momentum_time": "since_reset"},
+        {"moves_by": "previous", "momentum_time": "epochs", "momentum_end": 0.6, "momentum_start": 0.4},
+        {"sgd_epochs": 0.0, "beta": 0.0, "alpha": 0.0},
+    ],
+)
+def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None:
+    section = NeumannSection(
+        **{"sgd_epochs": 0.5, "reset_epochs": 1.0, "alpha": 1e-3, "beta": 1e-3, "gamma": 0.9, **options}
+    )
+    arrays, rules = trained(lambda share: Neumann(share, section, PER_EPOCH), ranks)
+    sgd_updates = 5 if section.sgd_epochs else 0
+    want, reached = neumann_oracle(DECAY, DECAYS, section, sgd_updates, 10, PER_EPOCH)
+    near(arrays.take(arrays.weights), want, 2e-5)
+    point = torch.cat([rule.reached() for rule in rules if isinstance(rule, Displaced)])
+    near(arrays.take(point), reached, 2e-5)
+    assert not np.allclose(arrays.take(point)["large"], want["large"], atol=1e-3)
+    assert [rule.scalars["reset_at"].item() for rule in rules] == [71.0] * ranks  # at 1, 11 and 31
+    assert not isinstance(Sgd(arrays.shares(1)[0], nesterov=False), Displaced)
+
+
+@pytest.mark.parametrize("pace", ["step", "online"])
+@pytest.mark.parametrize("rise", [0.9, 1.009, 1.011, 1.03, 1.06, 1.08, 1.11, 1.13, 1.2])
+def test_the_base_rate_follows_the_table(pace: Any, rise: float) -> None:
+    """Both from half the highest base rate, which leaves room to grow."""
+    rule, here = LossPace(pace, 1.0, torch.device("cpu")), torch.tensor(True)
+    rule.scalars["base_rate"].fill_(0.5)
+    rule.scalars["loss_average"].fill_(2.0)
+    rule.scalars["loss_before"].fill_(2.0)
+    now = 2.0 * rise if pace == "online" else (2.0 * rise - 0.7 * 2.0) / 0.3  # whose average has risen so much
+    base, taken_back = rule(torch.tensor(now), torch.tensor(5.0), here)
+    factor, share = table_row(rise, 1.0, {"step": 1.05, "online": 1.02}[pace])
+    assert (base.item(), taken_back.item()) == (pytest.approx(0.5 * factor), pytest.approx(share))
+    if pace == "step":
+        _, between = rule(torch.tensor(100.0), torch.tensor(6.0), here)
+        assert (between.item(), base.item()) == (0.0, pytest.approx(0.5 * factor)), "only every fifth update looks"
+
+
+def test_the_base_rate_has_a_floor_and_a_cap() -> None:
+    rule, here = LossPace("online", 1.0, torch.device("cpu")), torch.tensor(True)
+    rule(torch.tensor(1.0), torch.tensor(0.0), here)
+    for number in range(1, 30):
+        base, _ = rule(torch.tensor(10.0**number), torch.tensor(float(number)), here)
+    assert base.item() == pytest.approx(1e-4)
+    for number in range(30, 1000):
+        base, _ = rule(torch.tensor(1.0), torch.tensor(float(number)), here)
+    assert base.item() == 1.0
+
+
+def test_a_direction_is_taken_back_at_a_rate_of_zero_too() -> None:
+    """The end of a decay, and the start of a warm-up."""
+    arrays = FlatArrays(start(), DECAYS)
+    rule = Nlcg(arrays.share(), pace="online")
+    for step, (own_rate, own_loss) in enumerate([(0.0, 1.0), (0.1, 1.0), (0.0, 9.0), (0.1, 1.0)]):
+        arrays.put(arrays.gradients, bowl(arrays.take(arrays.weights), step))
+        assert rule.step(hyper(own_rate, loss=own_loss), torch.tensor(True))
+    assert arrays.weights.isfinite().all()
+
+
+def test_what_is_kept_of_every_weight() -> None:
+    arrays = FlatArrays(start(), DECAYS)
+    assert len(Nlcg(arrays.share()).moments) == 3, "r . s_old is for Polak-Ribiere alone"
+    assert len(Nlcg(arrays.share(), beta="polak_ribiere").moments) == 4
+    assert len(Neumann(arrays.share(), NeumannSection(), PER_EPOCH).moments) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"lars_coefficient": 0.01}])
+def test_a_sharded_update_sends_two_small_messages(options: dict[str, Any]) -> None:
+    sent = []
+
+    def exchange(values: torch.Tensor) -> torch.Tensor:
+        sent.append(len(values))
+        return values
+
+    arrays = FlatArrays(start(), DECAYS)
+    whole = [(0, len(arrays.weights))]
+    rule = Nlcg(arrays.share(whole, exchange), **options)
+    rule.step(hyper(0.1), torch.tensor(True))
+    assert sent[-2:] == [1 + 3, 1 + 1]
+    assert len(sent) == (3 if options else 2)
+    sent.clear()
+    Neumann(arrays.share(whole, exchange), NeumannSection(), PER_EPOCH).step(hyper(0.1), torch.tensor(True))
+    assert sent == [2]
