@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.trials import code_version
+
 from benchmarks.conditions import RESULTS, head, publish
 from benchmarks.parity.cases import (
     CASES,
@@ -30,7 +32,6 @@ from benchmarks.parity.cases import (
 )
 from benchmarks.parity.engines import ENGINES
 from benchmarks.parity.table import table
-from benchmarks.trials import code_version
 
 
 class Records:
