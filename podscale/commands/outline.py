@@ -8,8 +8,8 @@ from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
 from podscale.text import count, human_bytes
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
-MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "shampoo": 1}
-"""fp32 values that a rule keeps of each weight; Shampoo with a graft other than SGD keeps one more."""
+MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "shampoo": 1, "nlcg": 3, "neumann": 2}
+"""fp32 values that a rule keeps of each weight; Polak-Ribiere, and grafts of Shampoo but SGD, add one."""
 UNKNOWN = "known once the shards are made"
 
 
@@ -123,7 +123,9 @@ def _state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> t
     pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
     weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
     row = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
-    moments = MOMENTS[train.optimizer.name] + (train.optimizer.shampoo.graft != "sgd")
+    optimizer = train.optimizer
+    one_more = optimizer.shampoo.graft != "sgd" or optimizer.nlcg.beta == "polak_ribiere"
+    moments = MOMENTS[optimizer.name] + one_more
     kept = 4 * rounded + 4 * moments + 4 * (train.ema.decay is not None)
     return (4 + weights) * size, kept * size // (row if sharded else 1)
 
