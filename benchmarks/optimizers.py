@@ -22,7 +22,7 @@ from podscale.config import ModelSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.layout import plan_layout
 from podscale.models import spec
-from podscale.pytorch.optim import Hyper, Segment, Share, build_optimizer
+from podscale.pytorch.optim import Hyper, Periodic, Segment, Shaped, Share, build_optimizer
 
 PARAMETERS = spec(ModelSection(name="resnet50"), 1000).parameters
 RATE, MOMENTUM, DECAY, ETA = 0.1, 0.9, 1e-4, 1e-3
@@ -33,7 +33,12 @@ OURS: dict[str, dict[str, Any]] = {
     "LARS": {"name": "lars"},
     "LARS, norm of sum, Nesterov": {"name": "lars", "trust": "norm_of_sum", "nesterov": True},
     "LAMB": {"name": "lamb"},
+    "Adam": {"name": "adam"},
+    "RMSProp": {"name": "rmsprop"},
+    "Shampoo, roots as they are": {"name": "shampoo", "shampoo": {"start_step": 0, "every_steps": 2**20}},
+    "Shampoo, roots in every update": {"name": "shampoo", "shampoo": {"start_step": 0}},
 }
+NEVER_GRAPHED = ("Shampoo",)
 
 
 class Ours:
@@ -42,7 +47,15 @@ class Ours:
     def __init__(self, options: dict[str, Any], *, shards: int = 1) -> None:
         layout = plan_layout([p.size for p in PARAMETERS], 25 * 2**18, 32 * shards)
         segments = [
-            Segment(p.name, start, p.size, p.role == "weight", p.role == "weight")
+            Segment(
+                p.name,
+                start,
+                p.size,
+                decays=p.role == "weight",
+                adapts=p.role == "weight",
+                shape=p.shape,
+                strides=torch.empty(p.shape).stride(),
+            )
             for p, start in zip(PARAMETERS, layout.starts, strict=True)
         ]
         weights = torch.randn(layout.length, device=DEVICE)
@@ -53,9 +66,19 @@ class Ours:
         self._rule = build_optimizer(OptimizerSection(**options), share, 40.0)
         self._hyper = Hyper(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
         self._finite = torch.tensor(True, device=DEVICE)
+        self._number = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes that the rule keeps beside weights and gradients."""
+        shaped = self._rule.shaped_bytes if isinstance(self._rule, Shaped) else 0
+        return shaped + sum(values.nbytes for values in self._rule.moments.values())
 
     def prepare(self) -> None:
         self._gradients.copy_(self._source)
+        if isinstance(self._rule, Periodic):
+            self._rule.begin(self._number)
+        self._number += 1
 
     def step(self) -> None:
         self._rule.step(self._hyper, self._finite)
@@ -65,7 +88,7 @@ class Graphed:
     """The same as a CUDA graph."""
 
     def __init__(self, inner: Ours) -> None:
-        self.prepare = inner.prepare
+        self.prepare, self.kept = inner.prepare, inner.kept
         for _ in range(2):
             inner.step()
         self._graph = torch.cuda.CUDAGraph()
@@ -125,7 +148,7 @@ class Loop(torch.optim.Optimizer):
         w.sub_(state["momentum"])
 
 
-def variants() -> dict[str, Any]:
+def variants(only: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "SGD, loop over tensors": OfTorch(Loop, ratio=False),
         "SGD, torch foreach": OfTorch(torch.optim.SGD, momentum=MOMENTUM, foreach=True),
@@ -140,8 +163,10 @@ def variants() -> dict[str, Any]:
     except ImportError:
         pass
     for name, options in OURS.items():
+        if not name.startswith(only):
+            continue
         found[f"{name}, ours"] = Ours(options)
-        if DEVICE.type == "cuda":
+        if DEVICE.type == "cuda" and not name.startswith(NEVER_GRAPHED):
             found[f"{name}, ours, CUDA graph"] = Graphed(Ours(options))
     found["LARS, ours, an eighth (sharded)"] = Ours(OURS["LARS"], shards=8)
     return found
@@ -169,11 +194,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps of a variant in a round")
+    parser.add_argument("--only", default="", help="of ours, the variants whose names begin so")
     parser.add_argument("--results", type=Path, default=RESULTS / "optimizers.md")
     options = parser.parse_args()
     lines = head("Updating ResNet-50's weights", ["torch", "timm"])
     torch.manual_seed(0)
-    taking_part = variants()
+    taking_part = variants(options.only)
     times: dict[str, list[float]] = {name: [] for name in taking_part}
     for number in range(options.rounds + 1):
         for name, variant in taking_part.items():
@@ -185,8 +211,8 @@ def main() -> None:
     lines += [
         f"{len(PARAMETERS)} tensors, {size:,} weights, on {place}; {options.rounds} rounds of {options.steps} steps.",
         "",
-        "| update | ms | x its loop over tensors | x torch's foreach SGD |",
-        "|---|---:|---:|---:|",
+        "| update | ms | x its loop over tensors | x torch's foreach SGD | keeps, MB |",
+        "|---|---:|---:|---:|---:|",
     ]
     for name, own in times.items():
         loop = times.get(f"{name.partition(',')[0]}, loop over tensors")  # there is none of LAMB
@@ -194,7 +220,8 @@ def main() -> None:
             f"{statistics.median(a / b for a, b in zip(own, other, strict=True)):.2f}" if other else ""
             for other in (loop, times["SGD, torch foreach"])
         ]
-        lines.append(f"| {name} | {statistics.median(own) * 1e3:.2f} | {' | '.join(against)} |")
+        kept = f"{taking_part[name].kept / 1e6:.0f}" if hasattr(taking_part[name], "kept") else ""
+        lines.append(f"| {name} | {statistics.median(own) * 1e3:.2f} | {' | '.join(against)} | {kept} |")
     publish(options.results, lines)
 
 

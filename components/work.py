@@ -9,15 +9,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podscale import progress, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.model import DataSection
-from podscale.errors import InputError
+from podscale.errors import InputError, PodscaleError
 from podscale.files import write_json
 from podscale.rundir import Outcome, RunDirectory
+from podscale.study import StudyDocument
+
+if TYPE_CHECKING:
+    from podscale.study.cells import Cell
+    from podscale.study.records import Record
 
 WORKERS = "PODSCALE_SHARD_WORKERS"
 """Environment: packing processes. Not an input of the component, because the number changes nothing in the shards."""
@@ -110,6 +115,36 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
         run = RunDirectory.of(config)
         shutil.copyfile(run.report, page.path)
         shutil.copyfile(run.model / "README.md", card.path)
+
+
+def cells(study: str, chain: int) -> None:
+    """Runs what is missing of one chain of a study, in this pod."""
+    from podscale.study.cells import Grid
+    from podscale.study.records import Records
+    from podscale.study.runner import Runner
+
+    with stage_process("cells"):
+        grid = Grid(StudyDocument.model_validate_json(study))
+        runner = Runner(grid, Records(grid.workspace), jobs=1, chains=[grid.chains[chain]], told=_tell)
+        runner.prepare()
+        runner.run()
+        if runner.failures:
+            raise PodscaleError("\n".join(f"{name}: {error}" for name, error in runner.failures.items()))
+
+
+def _tell(cell: "Cell", record: "Record | None", error: str) -> None:
+    print(f"{cell.name}: {error or (record and (record.top1 or record.ended))}", flush=True)
+
+
+def findings(study: str, page: Any, text: Any) -> None:
+    """Writes the results of a study; `page` is a dsl.HTML artifact, `text` dsl.Markdown."""
+    from podscale.study.publish import publish_study
+
+    with stage_process("findings"):
+        for path in publish_study(StudyDocument.model_validate_json(study)):
+            target = {".html": page, ".md": text}.get(path.suffix)
+            if target is not None:
+                shutil.copyfile(path, target.path)
 
 
 def summarize(document: str, run_id: str, status: Any, page: Any) -> None:

@@ -16,8 +16,19 @@ from podscale.pipelines.kfp_quickly import compiler
 from podscale.pipelines.placement import placed
 from podscale.pipelines.training import Options, evaluate, pack, report, shard, summary, train, training_pipeline
 
-COMPONENTS = {"pack": pack, "shard": shard, "train": train, "evaluate": evaluate, "report": report, "summary": summary}
+from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.findings.component import findings  # isort: skip
 
+COMPONENTS = {
+    "pack": pack,
+    "shard": shard,
+    "train": train,
+    "evaluate": evaluate,
+    "report": report,
+    "summary": summary,
+    "cells": cells,
+    "findings": findings,
+}
 
 KFP_VERSIONS = ("2.15", "2.16")
 """What packages can be made for; 2.16 means that and newer. 2.15 does not know a task's security context."""

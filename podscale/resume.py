@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.identity import fingerprint
+from podscale.ensemble import evaluated_models, evaluated_together
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.rundir import RunDirectory, local_path, read_outcomes
@@ -95,9 +96,11 @@ def inputs_mark(config: RunConfig, stage: Stage, shard_set: str) -> str:
     consumed = {
         "shard": [],
         "train": [],
-        "evaluate": [run.model / "model.safetensors"],
+        "evaluate": [directory / "model.safetensors" for directory in evaluated_models(config)],
         "report": [run.evaluation, run.predictions, run.model / "model.safetensors"],
     }[stage]
+    if stage == "evaluate" and evaluated_together(config):
+        values = {**values, "evaluate.combine": config.evaluate.combine, "evaluate.baseline": config.evaluate.baseline}
     return fingerprint({"values": values, "shards": _manifest_hash(shard_set), "files": [_stamp(f) for f in consumed]})
 
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from podscale import resume
+from podscale import ensemble, resume
 from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
@@ -195,8 +195,8 @@ def _supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_se
     from podscale.launch.podtask import pod_leads
 
     def work(run: RunDirectory, lease: Lease | None) -> "Verdict":
-        if stage == "evaluate" and not (run.model / "model.json").exists():
-            raise InputError(f"{run.model}: there is no trained model to evaluate; run `podscale train` first")
+        if stage == "evaluate":
+            _find_models(config)
         verdict = supervisor.supervise(config, stage, shard_set, lease)
         if verdict.exit_code == ExitCode.DONE and stage == "evaluate" and verdict.leads:
             _score(config, run, shard_set)
@@ -234,6 +234,15 @@ def _beside(
     if not outcome.done:
         raise error_of(outcome.exit_code, outcome.error)
     return outcome
+
+
+def _find_models(config: RunConfig) -> None:
+    """Raises InputError where a model is not there that the evaluation is about, saying how to make it."""
+    members = {member.model: f"podscale collapse RUN --cycle {member.cycle}" for member in ensemble.members(config)}
+    for directory in ensemble.evaluated_models(config):
+        if not (directory / ensemble.DESCRIPTION).exists():
+            command = members.get(directory, "podscale train")
+            raise InputError(f"{directory}: there is no trained model to evaluate; run `{command}` first")
 
 
 def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from podscale.cli.options import Json, Run, Set, ShardSetLocation
+from podscale.cli.options import Json, Run, Set, ShardSetLocation, complete_run
 from podscale.errors import InputError
 
 app = typer.Typer()
@@ -93,11 +93,22 @@ def collapse(
 
 
 @app.command()
-def evaluate(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:
-    """Stage 3: evaluate the trained model on every validation image."""
+def evaluate(
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|MODEL...",
+            help="A run document; or two models and more, as directories of runs or of models, to evaluate together.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    changes: Set = [],
+    shard_set: ShardSetLocation = None,
+) -> None:
+    """Stage 3: evaluate the trained model on every validation image, or several models together."""
     from podscale.commands import stage
 
-    stage.evaluate(document, changes, shard_set)
+    stage.evaluate(documents or [], changes, shard_set)
 
 
 @app.command()

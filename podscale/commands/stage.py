@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from podscale import ensemble, resume, stages
 from podscale.commands.documents import load
+from podscale.commands.several import several
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
@@ -102,13 +103,25 @@ def collapse(document: str | None, changes: Sequence[str], shard_set: str | None
 
 
 @termination.told("evaluate")
-def evaluate(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
-    """Evaluates the trained model and prints its figures."""
+def evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | None = None) -> None:
+    """Evaluates the trained model, or several together, and prints the figures."""
     from podscale.evaluate import evaluation as evaluations
+    from podscale.evaluate.report.sections.together import as_text
 
-    config, location = _ready(document, changes, shard_set)
+    if any(Path(name).is_dir() for name in documents):
+        config = several(documents, changes, shard_set)
+        location = shard_set or dataset_directory(config.run.workspace, config.data)
+        resume.refuse_other_document(config)
+    elif len(documents) > 1:
+        missing = next(name for name in documents if not Path(name).is_dir())
+        raise InputError(f"{missing}: there is no such directory; models are named by theirs, or that of their run")
+    else:
+        config, location = _ready(documents[0] if documents else None, changes, shard_set)
     outcome = stages.evaluate(config, location)
-    for name, value in _figures(evaluations.read(RunDirectory.of(config).evaluation)).items():
+    found = evaluations.read(RunDirectory.of(config).evaluation)
+    if found.ensemble is not None:
+        print(as_text(found.ensemble), end="\n\n")
+    for name, value in _figures(found).items():
         print(f"{name:<10} {value}")
     _tell(config, outcome, RunDirectory.of(config).evaluation)
 

@@ -1,8 +1,5 @@
 """`podscale study`: a grid of runs on this machine, or as a package for a KFP backend."""
 
-import os
-import platform
-import shlex
 import shutil
 import sys
 import time
@@ -20,12 +17,11 @@ from podscale.study import StudyDocument, read_study
 from podscale.study.budget import Plan, plan
 from podscale.study.cells import Cell, Grid
 from podscale.study.findings import findings
-from podscale.study.publish import publish
+from podscale.study.publish import publish_study
 from podscale.study.records import Record, Records
 from podscale.study.runner import Runner
 from podscale.terminal import paint
 from podscale.text import count, duration
-from podscale.version import VERSION, installed
 
 
 @dataclass(frozen=True)
@@ -97,10 +93,9 @@ def _carry_out(runner: Runner, options: Options) -> None:
 
 
 def _publish(runner: Runner, options: Options) -> None:
-    found = findings(runner.grid, runner.records.get)
-    if not found.records:
+    if not findings(runner.grid, runner.records.get).records:
         return
-    made = publish(found, runner.folder, conditions())
+    made = publish_study(runner.grid.study)
     for path in made if options.out is not None else ():
         shutil.copyfile(path, (options.out or Path()) / path.name)
     print(made[0].read_text(encoding="utf-8").partition("\n![")[0].rstrip())
@@ -111,20 +106,6 @@ def _forget(grid: Grid, records: Records) -> None:
     """Drops the records of a study; those that only came by its sweeps are found before theirs are gone."""
     for cell in grid.all(records.get):
         records.drop(cell)
-
-
-def conditions() -> list[str]:
-    """Under which the results were made: the lines below their title."""
-    versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
-    versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
-    words = shlex.split(os.environ.get("PODSCALE_COMMAND", "podscale study"))
-    command = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)
-    return [
-        f"Command: `{command}`",
-        f"Machine: {devices.cores()} cores of {devices.cpu_name()}",
-        f"Versions: {', '.join(versions)}",
-        f"Date: {time.strftime('%Y-%m-%d')}",
-    ]
 
 
 def outline(study: StudyDocument, made: Plan) -> str:

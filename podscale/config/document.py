@@ -318,6 +318,8 @@ def _sentence(kind: str, key: str, item: Any, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         return f"unknown key {key}{_suggestion(key, model)}"
     message = str(item["msg"]).removeprefix("Value error, ")
+    if not key:
+        return message
     shown = json.dumps(item["input"], default=str)
     return f"{key}: {message[:1].lower()}{message[1:]} (got {shown if len(shown) < 80 else shown[:77] + '...'})"
 

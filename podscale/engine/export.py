@@ -12,9 +12,10 @@ from podscale import models
 from podscale.checkpoint.modelfile import BESIDE, WEIGHTS
 from podscale.config import RunConfig
 from podscale.engine.progress import Progress
+from podscale.ensemble import DESCRIPTION
+from podscale.evaluate.models import preprocessing
 from podscale.files import write_atomically, write_json
 
-DESCRIPTION = "model.json"
 FORMAT = "podscale-model-1"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -46,20 +47,13 @@ def export(arrays: Arrays, trained: Trained, directory: Path, beside: Arrays | N
 def describe(trained: Trained) -> dict[str, Any]:
     """The content of model.json: architecture, classes, preprocessing, how it was trained."""
     config, progress = trained.config, trained.progress
-    size = config.eval_image_size
     return {
         "format": FORMAT,
         "run": config.run.id,
         "architecture": config.model.model_dump(mode="json"),
         "parameters": models.spec(config.model, len(trained.classes)).size,
         "classes": trained.classes,
-        "preprocessing": {
-            "color": "RGB",
-            "image_size": size,
-            "crop_fraction": config.evaluate.crop_fraction,
-            "mean": config.input.mean,
-            "std": config.input.std,
-        },
+        "preprocessing": preprocessing(config),
         "training": {
             "epochs": config.train.epochs,
             "global_batch": config.train.global_batch,

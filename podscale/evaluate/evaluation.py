@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from podscale.config import RunConfig, fingerprint, result_values
+from podscale.ensemble import evaluated_together
 from podscale.errors import InputError
 from podscale.evaluate import predictions
+from podscale.evaluate.ensemble import Ensemble, ensemble_of
 from podscale.evaluate.history import History, number, read_history
+from podscale.evaluate.models import read_together
+from podscale.evaluate.part import Part
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, score
 from podscale.files import write_atomically
 from podscale.rundir import RunDirectory
@@ -28,17 +32,15 @@ MATRIX_CLASSES = 20
 CONFUSED_PAIRS = 200
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class Identity(_Part):
+class Identity(Part):
     """Which run, model and shard set the figures belong to."""
 
     run: str
     document: str = Field(description="Fingerprint of the run document's result fields.")
     model: str = Field(description="Architecture, by its name in the catalogue.")
-    model_sha256: str | None = Field(description="Hash of model/model.safetensors; null where there is none.")
+    model_sha256: str | None = Field(
+        description="Hash of model/model.safetensors; null where there is none, and where the figures are of several."
+    )
     shard_set: str = Field(description="Location of the shard set.")
     data_fingerprint: str
     plan_fingerprint: str
@@ -46,7 +48,7 @@ class Identity(_Part):
     split: str
 
 
-class Figures(_Part):
+class Figures(Part):
     """The scores; null where a figure is not finite (a diverged model)."""
 
     samples: int = Field(ge=1)
@@ -60,7 +62,7 @@ class Figures(_Part):
     ece: float | None = Field(description="Expected calibration error.")
 
 
-class Throughput(_Part):
+class Throughput(Part):
     """How fast; null where it was not measured."""
 
     evaluation_seconds: float | None = Field(None, ge=0)
@@ -70,14 +72,14 @@ class Throughput(_Part):
     processes: int | None = Field(None, ge=1)
 
 
-class Compared(_Part):
+class Compared(Part):
     """One figure of the published run beside the achieved one; null where either is unknown."""
 
     claimed: float | None
     achieved: float | None
 
 
-class Claim(_Part):
+class Claim(Part):
     """The run document's claim beside what was achieved."""
 
     top1: Compared
@@ -87,7 +89,7 @@ class Claim(_Part):
     source: str | None
 
 
-class ClassFigures(_Part):
+class ClassFigures(Part):
     """One class; `accuracy` is its recall. Null where a ratio has no denominator."""
 
     name: str
@@ -98,7 +100,7 @@ class ClassFigures(_Part):
     precision: float | None
 
 
-class ConfusedPair(_Part):
+class ConfusedPair(Part):
     """How often class `label` was taken for class `predicted` (indices)."""
 
     label: int
@@ -106,7 +108,7 @@ class ConfusedPair(_Part):
     count: int
 
 
-class CalibrationFigures(_Part):
+class CalibrationFigures(Part):
     """The reliability diagram: equal-width bins over top-1 confidence, bin m = ((m - 1) / M, m / M]."""
 
     source: str
@@ -116,7 +118,7 @@ class CalibrationFigures(_Part):
     accuracy: list[float | None]
 
 
-class Evaluation(_Part):
+class Evaluation(Part):
     """The document evaluation.json."""
 
     schema_version: int = SCHEMA_VERSION
@@ -128,6 +130,7 @@ class Evaluation(_Part):
     confused: list[ConfusedPair] = Field(description="Most frequent mistakes, at most 200.")
     confusion_matrix: list[list[int]] | None = Field(description="Rows are true classes; null above 20 classes.")
     calibration: CalibrationFigures
+    ensemble: Ensemble | None = Field(None, description="Where several models were evaluated together.")
 
 
 def evaluation_of(
@@ -140,6 +143,7 @@ def evaluation_of(
     split: str = "validation",
     model_sha256: str | None = None,
     throughput: Throughput | None = None,
+    ensemble: Ensemble | None = None,
 ) -> Evaluation:
     """The evaluation document of these scores; `classes` are the names in index order."""
     speed = throughput or Throughput()
@@ -178,6 +182,7 @@ def evaluation_of(
             confidence=[_finite(value) for value in scores.calibration.confidence],
             accuracy=[_finite(value) for value in scores.calibration.accuracy],
         ),
+        ensemble=ensemble,
     )
 
 
@@ -228,6 +233,13 @@ def evaluate_run(
             f"{run.predictions}: does not hold each sample of the split {split} of {shard_set.directory} exactly once "
             f"({len(found)} rows, {len(shard_set.split(split))} samples); run `podscale evaluate` again"
         )
+    several = evaluated_together(config)
+    ensemble = ensemble_of(config, read_together(config, shard_set.classes), run.ensemble) if several else None
+    speed = throughput_of(config, read_history(run.metrics))
+    if ensemble is not None:
+        rate = ensemble.chosen.answered.images_per_second
+        taken = {"evaluation_seconds": len(found) / rate if rate else None, "evaluation_images_per_second": rate}
+        speed = speed.model_copy(update=taken)
     weights = run.model / "model.safetensors"
     evaluation = evaluation_of(
         score(found, len(shard_set.classes)),
@@ -236,8 +248,9 @@ def evaluate_run(
         manifest=shard_set.manifest,
         shard_set=str(shard_set.directory),
         split=split,
-        model_sha256=_sha256(weights) if weights.exists() else None,
-        throughput=throughput_of(config, read_history(run.metrics)),
+        model_sha256=_sha256(weights) if weights.exists() and not several else None,
+        throughput=speed,
+        ensemble=ensemble,
     )
     write(run.evaluation, evaluation)
     return evaluation

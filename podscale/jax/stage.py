@@ -13,6 +13,8 @@ from podscale.engine.prediction import Predict, predict_all
 from podscale.engine.stage import train_run
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult
+from podscale.ensemble import evaluated_together
+from podscale.errors import InputError
 from podscale.input import Loader
 from podscale.jax.build import build_evaluator, build_session
 from podscale.jax.compilation import keep_programs
@@ -40,6 +42,11 @@ def run_training(
 def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
     """Evaluates the final model; process 0 writes the predictions of every sample to the run directory."""
     config = place.config
+    if evaluated_together(config):
+        raise InputError(
+            "the JAX engine evaluates one model, and this document has several evaluated together; set "
+            "train.engine=pytorch for the evaluation: models do not depend on the engine that trained them"
+        )
     keep_programs(run)
     mesh = mesh_of(config, world.devices)
     model = load_weights(models.spec(config.model, len(shard_set.classes)), run.model / WEIGHTS)

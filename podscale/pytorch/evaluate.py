@@ -1,7 +1,7 @@
 """Evaluation over all ranks: every sample once. During training as three numbers, afterwards as predictions."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,12 +15,15 @@ from podscale import progress
 from podscale.engine.evaluation import STOP_EVERY, TOP_K, Evaluation, evaluation_of
 from podscale.engine.phase import Phase
 from podscale.evaluate.predictions import Predictions
-from podscale.input.batch import Loader
+from podscale.input.batch import Batch, Loader
 from podscale.order import evaluation_steps
 from podscale.pytorch.feed import DeviceBatch, Feed
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
+
+Columns = dict[str, np.ndarray]
+"""Rows of some samples, by the names of `Predictions`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ class Evaluator:
 
     def predict(self, model: nn.Module, phase: Phase) -> Predictions | None:
         """The predictions of the whole split on rank 0, None elsewhere."""
-        parts = [_columns(batch, answers) for batch, answers in self._answers(model, phase)]
+        return self.gather([columns_of(batch.source, answers) for batch, answers in self._answers(model, phase)])
+
+    def gather(self, parts: Sequence[Columns]) -> Predictions | None:
+        """The whole split's on rank 0, of the batches of each rank; all ranks call it."""
         mine = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         gathered: list[dict[str, np.ndarray]] | None = [{}] * self._world.size if self._world.first else None
         dist.gather_object(mine, gathered)
@@ -99,12 +105,17 @@ class Evaluator:
         return Predictions(**whole)
 
     def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
+        for batch, logits in self.logits(model, phase):
+            yield batch, answers_of(logits, batch.labels)
+
+    def logits(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Tensor]]:
+        """What the model says of each batch of this rank: [n, classes]; the same batches every time."""
         with evaluating(model), torch.inference_mode():
             ticker = progress.Ticker("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
                     logits = self._logits(model, self._normalise(batch.images))
-                yield batch, answers_of(logits, batch.labels)
+                yield batch, logits
                 self._counted(int(np.count_nonzero(batch.source.weights)))
                 ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
@@ -135,12 +146,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(before)
 
 
-def _columns(batch: DeviceBatch, answers: Answers) -> dict[str, np.ndarray]:
+def columns_of(batch: Batch, answers: Answers) -> Columns:
     """The rows of one batch that are samples, by the names of `Predictions`."""
-    real = batch.source.weights > 0
+    real = batch.weights > 0
     return {
-        "keys": batch.source.keys[real],
-        "labels": batch.source.labels[real].astype(np.int32),
+        "keys": batch.keys[real],
+        "labels": batch.labels[real].astype(np.int32),
         "topk": answers.topk.cpu().numpy()[real].astype(np.int32),
         "confidences": answers.confidences.cpu().numpy()[real],
         "losses": answers.losses.cpu().numpy()[real],

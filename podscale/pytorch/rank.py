@@ -21,6 +21,7 @@ from podscale.engine.prediction import Predict, predict_all
 from podscale.engine.stage import carry_out, train_run
 from podscale.engine.start import agreed_shard_set
 from podscale.engine.stop import StopRequest
+from podscale.ensemble import evaluated_together
 from podscale.errors import Preempted
 from podscale.input import Loader
 from podscale.pytorch import world as worlds
@@ -33,6 +34,7 @@ from podscale.pytorch.meeting import meet
 from podscale.pytorch.modelfile import load_weights
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.session import Session
+from podscale.pytorch.together import evaluate_together
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
@@ -67,11 +69,12 @@ def run_stage(place: Place, meeting: Meeting, whereabouts: Whereabouts) -> None:
     shard_set = agreed_shard_set(place, meeting, device=device, libraries=library_facts())
     world = worlds.join(meeting.timeout_seconds, meeting=meeting)
     run = RunDirectory.of(place.config)
+    evaluate = evaluate_together if evaluated_together(place.config) else run_evaluation
     carry_out(
         place,
         whereabouts,
         training=lambda: run_training(place, world, shard_set, run, stop, whereabouts),
-        evaluation=lambda: run_evaluation(place, world, shard_set, run),
+        evaluation=lambda: evaluate(place, world, shard_set, run),
     )
 
 

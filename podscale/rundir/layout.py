@@ -120,6 +120,12 @@ class RunDirectory:
         return self.path / "evaluation.json"
 
     @property
+    def ensemble(self) -> Path:
+        """What models that were evaluated together said each (see podscale.evaluate.passes), and `mean`, the model of
+        their mean weights."""
+        return self.path / "ensemble"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

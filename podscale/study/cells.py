@@ -181,20 +181,21 @@ class Chain:
 
     def check(self) -> None:
         """Raises InputError where this chain could not run whatever the rates turn out to be."""
-        section = self.section
-        if section is not None and section.table and self.batch not in section.table:
+        section, batch = self.section, self.batch
+        if section is not None and section.table and batch not in section.table:
             raise InputError(
                 f"study {self.grid.study.name}: learning_rate of {self.variant.name}: the table has no batch "
-                f"{self.batch} (it has {', '.join(map(str, section.table))})"
+                f"{batch} (it has {', '.join(map(str, section.table))})"
             )
         if section is not None and section.sweep is not None and section.sweep.seeds > len(self.grid.study.seeds):
             raise InputError(
                 f"study {self.grid.study.name}: learning_rate of {self.variant.name}: the sweep asks for "
                 f"{section.sweep.seeds} seeds and the study has {len(self.grid.study.seeds)}"
             )
-        for name in self.place:
-            if name[0] in self.variant.set:
-                raise InputError(f"study {self.grid.study.name}: {name[0]} is in the grid and in {self.variant.name}")
+        for name, _ in self.place:
+            if name in self.variant.set:
+                raise InputError(f"study {self.grid.study.name}: {name} is in the grid and in {self.variant.name}")
+        _ = self.followed
 
     def ruled(self, get: Get) -> float | None:
         """The rate by rule or table; None while the rate that it follows is not known, or where there is no rule."""

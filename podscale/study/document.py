@@ -68,7 +68,9 @@ class Variant(Section):
 class StudyDocument(Section):
     """A question to a grid of runs: (variants x grid) cells, each with every seed."""
 
-    name: str = Field(..., description="Its folder is <workspace>/studies/<name>.", pattern=r"^[a-z][-a-z0-9]{0,59}$")
+    name: str = Field(
+        ..., description="Its folder is <workspace>/studies/results/<name>.", pattern=r"^[a-z][-a-z0-9]{0,59}$"
+    )
     title: str = Field("", description="Heading of the results; default: the name.")
     question: str = Field("", description="What is asked and how; stands before the figures.")
     reading: str = Field("", description="What a person reads in the figures; stands after them.")
@@ -97,7 +99,7 @@ class StudyDocument(Section):
             if not values or len(set(map(repr, values))) < len(values):
                 raise ValueError(f"grid: {field} needs values, each once")
         for name in [*self.grid, *self.set, *(name for variant in self.variants for name in variant.set)]:
-            if name in ("run.id", "run.workspace", "run.seed"):
+            if name in ("run.id", "run.seed"):
                 raise ValueError(f"{name} is the study's to give")
         if self.x is not None and self.x not in self.grid:
             raise ValueError(f"x: {self.x} is not in the grid ({', '.join(self.grid) or 'which is empty'})")

@@ -101,6 +101,8 @@ class Findings:
         if target is None or self.study.axis != BATCH or not self.numeric:
             return None
         arms = [arm for arm in self.of(line) if arm.records]
+        if not arms:
+            return None
         whole = {arm.chain.batch: arm for arm in arms if len(arm.reached(target)) == len(arm.records)}
         means = {batch: fmean(updates for updates, _ in arm.reached(target)) for batch, arm in whole.items()}
         return critical_batch(means, [arm.chain.batch for arm in arms if arm.chain.batch not in whole])

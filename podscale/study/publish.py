@@ -2,19 +2,29 @@
 
 import csv
 import io
+import os
+import platform
 import re
+import shlex
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from podscale import devices
 from podscale.evaluate.report.charts.lines import line_chart
 from podscale.evaluate.report.charts.standalone import line_file
 from podscale.evaluate.report.page import framed
 from podscale.evaluate.report.sections.parts import section
 from podscale.evaluate.report.svg import Markup, tag
 from podscale.files import write_atomically
+from podscale.launch.environment import COMMAND
 from podscale.study.blocks import Block, Bullets, Chart, Table, Text, blocks
-from podscale.study.findings import Findings
+from podscale.study.cells import Grid
+from podscale.study.document import StudyDocument
+from podscale.study.findings import Findings, findings
+from podscale.study.records import Records
+from podscale.version import VERSION, installed
 
 
 def publish(found: Findings, folder: Path, head: Sequence[str]) -> list[Path]:
@@ -33,6 +43,27 @@ def publish(found: Findings, folder: Path, head: Sequence[str]) -> list[Path]:
     for file, content in files.items():
         write_atomically(folder / file, content)
     return [folder / file for file in files]
+
+
+def publish_study(study: StudyDocument) -> list[Path]:
+    """Writes the results of a study into its folder of the workspace, from the records that are there."""
+    grid = Grid(study)
+    records = Records(grid.workspace)
+    return publish(findings(grid, records.get), records.folder(study.name), conditions())
+
+
+def conditions() -> list[str]:
+    """Under which the results were made: the lines below their title."""
+    versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
+    versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
+    words = shlex.split(os.environ.get(COMMAND, "podscale study"))
+    command = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)
+    return [
+        f"Command: `{command}`",
+        f"Machine: {devices.cores()} cores of {devices.cpu_name()}",
+        f"Versions: {', '.join(versions)}",
+        f"Date: {time.strftime('%Y-%m-%d')}",
+    ]
 
 
 def markdown(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:

@@ -75,8 +75,13 @@ class Records:
     """The records of a workspace: <workspace>/studies/cells/<cell>.json, read when first asked for."""
 
     def __init__(self, workspace: str) -> None:
-        self._folder = local_path(workspace) / "studies" / "cells"
+        self._studies = local_path(workspace) / "studies"
+        self._folder = self._studies / "cells"
         self._found: dict[str, Record] = {}
+
+    def folder(self, study: str) -> Path:
+        """Where the results of a study of this name go."""
+        return self._studies / "results" / study
 
     def get(self, cell: str) -> Record | None:
         """The record of a cell, also where another process has just written it."""

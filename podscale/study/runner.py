@@ -20,7 +20,7 @@ from podscale.config import RunConfig, data_fingerprint
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.files import write_atomically
-from podscale.rundir import RunDirectory, local_path, read_outcomes
+from podscale.rundir import RunDirectory, read_outcomes
 from podscale.study.budget import Costs
 from podscale.study.cells import Cell, Chain, Grid
 from podscale.study.measure import ended_how, history_of, record_of
@@ -68,8 +68,8 @@ class Runner:
 
     def prepare(self) -> None:
         """Makes the shard sets, or finds them, and checks that every chain can run here. Raises InputError."""
-        for cell in self.grid.all(self.records.get).values():
-            if self.records.get(cell.key) is None and cell.turn == 0:
+        for cell in self.grid.due(self.records.get, self.chains):
+            if cell.turn == 0:
                 self._shard_set(cell.config)
                 preflight(cell.config, stages.place())
 
@@ -169,8 +169,8 @@ class Runner:
 
     @property
     def folder(self) -> Path:
-        """<workspace>/studies/<name>."""
-        return local_path(self.grid.workspace) / "studies" / self.grid.study.name
+        """Of the study in the workspace."""
+        return self.records.folder(self.grid.study.name)
 
     def _shard_set(self, config: RunConfig) -> tuple[str, int]:
         """Location and training images of the shard set of a cell; made where it is not there."""

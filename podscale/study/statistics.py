@@ -102,14 +102,14 @@ def critical_batch(updates: Mapping[int, float], absent: Sequence[int] = ()) -> 
     rows = np.stack([np.ones_like(inverse), inverse], axis=1) / seen[:, np.newaxis]
     (least, images), *_ = np.linalg.lstsq(rows, np.ones_like(seen), rcond=None)
     error = float(np.sqrt(np.mean((rows @ np.array([least, images]) - 1.0) ** 2)))
+    if error > FIT_ERROR:
+        reason = f"updates do not follow the model (relative error {error:.0%}); a rate that is not tuned does that"
+        return replace(measured, error=error, reason=reason)
     if least <= 0:
         reason = f"updates fall in proportion to the batch up to {batches[-1]:,}: the critical batch is larger"
         return replace(measured, error=error, reason=reason)
     if images <= 0:
         reason = f"updates do not fall as the batch grows from {batches[0]:,}: the critical batch is smaller"
-        return replace(measured, error=error, reason=reason)
-    if error > FIT_ERROR:
-        reason = f"updates do not follow the model (relative error {error:.0%}); a rate that is not tuned does that"
         return replace(measured, error=error, reason=reason)
     return replace(
         measured, batch=float(images / least), least_updates=float(least), least_images=float(images), error=error

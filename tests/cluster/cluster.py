@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -54,11 +55,14 @@ class Cluster:
     core: client.CoreV1Api = field(init=False)
     dynamic: DynamicClient = field(init=False)
     groups: frozenset[str] = field(init=False)
+    _served: "tempfile.TemporaryDirectory[str]" = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.core = client.CoreV1Api(self.api)
         self.groups = frozenset(group.name for group in client.ApisApi(self.api).get_api_versions().groups)
-        self.dynamic = DynamicClient(self.api)
+        # Its own cache of what is served is kept by address, and clusters of the lab follow each other at one.
+        self._served = tempfile.TemporaryDirectory()
+        self.dynamic = DynamicClient(self.api, cache_file=f"{self._served.name}/served.json")
 
     @contextlib.contextmanager
     def namespace(self, prefix: str, *, security: str = "restricted") -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,23 +29,33 @@ def _environment() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    """The cluster under test; skips where there is none."""
+@cache
+def _look() -> Cluster | str:
+    """The cluster under test, or why there is none; looked for once."""
     file = kubeconfig()
     if file is None:
-        pytest.skip(f"needs a Kubernetes cluster: {HOW}")
-    found = connect(str(file))
-    if found is None:
-        pytest.skip(f"the cluster of {file} does not answer: {HOW}")
+        return f"needs a Kubernetes cluster: {HOW}"
+    return connect(str(file)) or f"the cluster of {file} does not answer: {HOW}"
+
+
+def _connected() -> Cluster:
+    found = _look()
+    if isinstance(found, str):
+        pytest.skip(found)
     return found
 
 
-@pytest.fixture(autouse=True)
-def _tier(request: pytest.FixtureRequest) -> None:
-    """Skips a test marked cluster_full(group, ...) on a cluster without one of these API groups."""
-    for mark in request.node.iter_markers("cluster_full"):
-        missing = [group for group in mark.args if group not in request.getfixturevalue("cluster").groups]
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster under test; skips where there is none."""
+    return _connected()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test marked cluster_full(group, ...) on a cluster without one of these API groups, before any fixture."""
+    for mark in item.iter_markers("cluster_full"):
+        missing = [group for group in mark.args if group not in _connected().groups]
         if missing:
             pytest.skip(f"this cluster lacks {', '.join(missing)}: make cluster-up FULL=1")
 

@@ -3,6 +3,7 @@ a process that is lost. Every disturbed run ends with the same bits as the undis
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,10 @@ CHANGES = ("train.engine=jax", "train.epochs=12")  # still at work when a pod is
 LOST_AT = 45
 
 Start = Callable[..., Training]
-JAXJOB = pytest.param("jaxjob")
-JOBSET = pytest.param("jobset", marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
+
+
+def of_jobset(pod: int) -> Any:
+    return pytest.param("jobset", pod, marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +57,14 @@ def test_the_model_is_evaluated_by_a_job(
     assert json.loads(written)["figures"]["top1"] > 0.8
 
 
-@pytest.mark.parametrize("backend", [JOBSET])
-def test_the_same_training_ends_with_the_same_bits(backend: str, start: Start, calm: Result) -> None:
-    training = start(f"by-{backend}", backend)
+@pytest.mark.cluster_full("jobset.x-k8s.io")
+def test_a_jobset_ends_with_the_same_bits(start: Start, calm: Result) -> None:
+    training = start("by-jobset", "jobset")
     training.succeed()
     assert training.result().same_bits(calm)
 
 
-@pytest.mark.parametrize("pod", [0, 1])
-@pytest.mark.parametrize("backend", [JAXJOB, JOBSET])
+@pytest.mark.parametrize(("backend", "pod"), [("jaxjob", 0), ("jaxjob", 1), of_jobset(0)])
 def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
     backend: str, pod: int, cluster: Cluster, namespace: str, start: Start, calm: Result
 ) -> None:
@@ -78,8 +80,7 @@ def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
     assert "resumed" in result.events
 
 
-@pytest.mark.parametrize("pod", [0, 1])
-@pytest.mark.parametrize("backend", [JAXJOB, JOBSET])
+@pytest.mark.parametrize(("backend", "pod"), [("jaxjob", 0), of_jobset(1)])
 def test_a_killed_rank_is_started_again_and_the_run_ends_with_the_same_bits(
     backend: str, pod: int, start: Start, calm: Result
 ) -> None:

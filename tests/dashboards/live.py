@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import yaml
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from podscale.monitoring.local import LocalPrometheus, running
 from podscale.monitoring.scraping import CADENCE
@@ -56,6 +55,8 @@ class Recorded:
 
 def photographs(folder: Path) -> None:
     """Scikit-learn's digits as JPEGs in a folder a class, each a little different; some files are broken."""
+    from sklearn.datasets import load_digits  # here: it takes seconds, of all who only collect tests
+
     digits = load_digits()
     random = np.random.default_rng(1)
     for number in range(PICTURES):

@@ -1,4 +1,4 @@
-"""The sharded update against the whole one, on real processes."""
+"""The sharded update, and one whose work is dealt out, against the whole one, on real processes."""
 
 from typing import Any
 
@@ -11,16 +11,28 @@ from podscale.config import ModelSection, RunConfig
 from podscale.models import spec
 from podscale.pytorch.build import build_update
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Hyper, Optimizer
+from podscale.pytorch.optim import Hyper, Optimizer, Periodic, Shampoo, Shaped, build_optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import Reducer
 from podscale.pytorch.step import all_finite, zero_unless
 from podscale.pytorch.weights import Weights
 from podscale.pytorch.world import World
+from tests.support.flat_share import FlatArrays, hyper
+from tests.support.shampoo_oracle import Step, shampoo_oracle
 
 SECTION = ModelSection(name="resnet18", stem="small", width=4)
 STEPS = 20
+SHAMPOO: dict[str, Any] = {
+    "name": "shampoo",
+    "nesterov": True,
+    "shampoo": {"block": 16, "eps": 1e-3, "beta2": 0.9, "start_step": 3, "every_steps": 4},
+}
+SHAMPOO_STEPS, MIDDLE = 50, 25
 LARS = {"name": "lars", "trust_coefficient": 0.02}
+
+
+def rate_of(number: int) -> float:
+    return 0.1 * (1 + number % 3)
 
 
 def train_section(**changes: Any) -> Any:
@@ -44,6 +56,15 @@ class Update:
             self.train, self.model, spec(SECTION, 10), precision, world, 10.0, extra=1
         )
 
+    def named(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """Weights, moments and what is kept in other shapes, by parameter."""
+        assert isinstance(self.optimizer, Shaped)
+        flat = {"weights": self.weights.published, **self.optimizer.moments}
+        found = {kind: self.weights.named(values) for kind, values in flat.items()} | {
+            "arrays": self.optimizer.arrays()
+        }
+        return {kind: {name: t.numpy().copy() for name, t in tensors.items()} for kind, tensors in found.items()}
+
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
         """One update from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
         generator = torch.Generator().manual_seed(100 * number + rank)
@@ -56,7 +77,9 @@ class Update:
             buffer.averages[0][bad] = float("nan")
         finite = all_finite([*buffer.averages, buffer.extra])
         zero_unless(finite, buffer.averages)
-        rate = 0.1 * (1 + number % 3)
+        if isinstance(self.optimizer, Periodic):
+            self.optimizer.begin(number)
+        rate = rate_of(number)
         finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3, 2.0]).unbind()), finite)
         self.weights.publish()
         return bool(finite)
@@ -69,6 +92,8 @@ RULES = [
     LARS,
     {**LARS, "trust": "norm_of_sum", "momentum_form": "scaled", "nesterov": True},
     {"name": "lamb"},
+    {"name": "adam", "adam": {"decoupled": True}},
+    {"name": "rmsprop"},
     {"name": "sgd", "nesterov": True},
     {"name": "nlcg", "nlcg": {"beta": "polak_ribiere", "lars_coefficient": 0.01}},
     {"name": "neumann", "neumann": {"sgd_epochs": 0.5, "reset_epochs": 1.0}},
@@ -98,12 +123,65 @@ def whole_and_sharded(world: World) -> dict[Any, Any]:
         found["elements", number] = (sum(map(len, whole.optimizer.moments.values())), elements)
         for update in (whole, *updates.values()):
             update.reducer.close()
+    if world.size < 8:
+        found["shampoo"] = dealt_out(world)
     return found
 
 
+def dealt_out(world: World) -> list[Any]:
+    """Shampoo's state at the beginning, between two refreshes of its roots, and at the end."""
+    update = Update(world, optimizer=SHAMPOO, all_reduce={"algorithm": "flat", "bucket_mb": 0.05})
+    states = [update.named()]
+    for number in range(SHAMPOO_STEPS):
+        assert update.step(number, world.rank)
+        if number + 1 in (MIDDLE, SHAMPOO_STEPS):
+            states.append(update.named())
+    assert isinstance(update.optimizer, Shaped)
+    update.reducer.close()
+    return [states, update.optimizer.shaped_bytes]
+
+
+def means(number: int, size: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
+    """The averaged gradients of an update."""
+    generators = [torch.Generator().manual_seed(100 * number + rank) for rank in range(size)]
+    return {
+        name: torch.stack([torch.randn(shape, generator=g) for g in generators]).mean(0).numpy()
+        for name, shape in shapes.items()
+    }
+
+
+def check_shampoo(ranks: list[Any]) -> None:
+    """Against the oracle; alike on all ranks to the bit; taken up in the middle by a rank that is alone."""
+    (start, middle, end), _ = ranks[0]
+    for states, _ in ranks[1:]:
+        for mine, others in zip(states, (start, middle, end), strict=True):
+            for kind, arrays in mine.items():
+                for name, array in arrays.items():
+                    assert np.array_equal(array, others[kind][name]), (kind, name)
+    decays = {p.name: p.role == "weight" for p in spec(SECTION, 10).parameters}
+    shapes = {name: array.shape for name, array in start["weights"].items()}
+    steps = [Step(means(n, len(ranks), shapes), rate_of(n), 0.9, 1e-3) for n in range(SHAMPOO_STEPS)]
+    want = shampoo_oracle(start["weights"], steps, decays, block=16, eps=1e-3, beta2=0.9, start=3, every=4)
+    alone = FlatArrays(middle["weights"], decays)
+    rule = build_optimizer(train_section(optimizer=SHAMPOO).optimizer, alone.share(), 10.0)
+    assert isinstance(rule, Shampoo)
+    alone.put(rule.moments["momentum"], middle["momentum"])
+    rule.load({name: torch.from_numpy(array) for name, array in middle["arrays"].items()})
+    for number, step in enumerate(steps[MIDDLE:], MIDDLE):
+        alone.step(rule, step.gradients, hyper(step.rate, step.momentum, step.decay), number=number)
+    for name, taken_up in alone.take(alone.weights).items():
+        for found in (end["weights"][name], taken_up):
+            np.testing.assert_allclose(found, want[name], rtol=1e-4, atol=1e-4, err_msg=name)
+    roots = sum(array.nbytes for name, array in end["arrays"].items() if name.startswith("roots/"))
+    for _, kept in ranks:
+        assert kept == pytest.approx(roots + roots / len(ranks), rel=0.02)
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_sharded_update_is_the_whole_one(run_world: Any, size: int) -> None:
+def test_a_sharded_update_is_the_whole_one_and_so_is_one_dealt_out(run_world: Any, size: int) -> None:
     ranks = run_world(size, whole_and_sharded)
+    if size < 8:
+        check_shampoo([rank.pop("shampoo") for rank in ranks])
     for number, (whole, sharded) in ((key, value) for key, value in ranks[0].items() if isinstance(key, int)):
         for row, parameters in sharded.items():
             for found, want in zip(parameters, whole, strict=True):

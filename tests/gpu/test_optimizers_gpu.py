@@ -37,7 +37,7 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
             torch.testing.assert_close(a.cpu(), c, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "nlcg", "neumann"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann"])
 @pytest.mark.parametrize("finite", [True, False])
 def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> None:
     """With synchronising calls forbidden, and replayed from a graph to the same bits."""
@@ -78,6 +78,41 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
     torch.cuda.synchronize()
     assert torch.equal(plain, graphed)
     assert torch.equal(plain, build()[0]) == (not finite)
+
+
+@pytest.mark.parametrize("roots", ["eigh", "newton"])
+def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) -> None:
+    import torch
+
+    from podscale.pytorch.optim import Hyper, Segment, Shampoo, Share
+    from podscale.pytorch.optim.peers import Peers
+
+    shapes, starts = ((40, 24, 3, 3), (64,), (10, 48)), (0, 8640, 8704)
+    segments = [
+        Segment(str(n), start, torch.Size(shape).numel(), True, True, shape=shape, strides=torch.empty(shape).stride())
+        for n, (shape, start) in enumerate(zip(shapes, starts, strict=True))
+    ]
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(9184, generator=generator) for _ in range(7)]
+    found = {}
+    for device in ("cpu", "cuda"):
+        weights, gradients = drawn[0].to(device, copy=True), torch.zeros(9184, device=device)
+        share = Share(segments, [(0, 9184)], weights, gradients)
+        rule = Shampoo(share, Peers(), block=16, eps=1e-2, start=1, every=2, roots=roots)
+        row = Hyper(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device=device).unbind())
+        flags = [torch.tensor(number != 4, device=device) for number in range(6)]
+        given = [values.to(device) for values in drawn[1:]]
+        for number in range(6):
+            gradients.copy_(given[number] * flags[number])
+            rule.begin(number)
+            if number == 3 and device == "cuda" and roots == "newton":  # kernels are compiled by now; roots are due
+                torch.cuda.synchronize()
+                torch.cuda.set_sync_debug_mode("error")
+            rule.step(row, flags[number])
+        torch.cuda.set_sync_debug_mode("default")
+        found[device] = [weights, *rule.moments.values(), *rule.arrays().values()]
+    for on_cpu, on_gpu in zip(found["cpu"], found["cuda"], strict=True):
+        torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from safetensors.numpy import save_file
-from sklearn.datasets import load_digits
 
 from podscale.config import RunConfig, dumps, loads
 from podscale.evaluate import predictions
@@ -70,6 +69,8 @@ def png(pixels: np.ndarray) -> bytes:
 
 def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.ndarray]], list[bytes]]:
     """The digits as PNG files, four fifths to train, and where each came from."""
+    from sklearn.datasets import load_digits  # here: it takes seconds, of all who only collect tests
+
     digits = load_digits()
     pixels = (digits.images * 15.9375).astype(np.uint8)
     images, labels = [png(image) for image in pixels], digits.target.astype(np.int32)

@@ -79,6 +79,11 @@ class FlatArrays:
         return self.take(self.weights)
 
 
+def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """In elements, of the array laid out row by row."""
+    return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
+
+
 class Meeting:
     """Adds what every rank brings, in the same order for each."""
 
@@ -100,11 +105,6 @@ def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
         return [steps[0]()]
     with ThreadPoolExecutor(len(steps)) as pool:
         return [future.result() for future in [pool.submit(step) for step in steps]]
-
-
-def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """In elements, of the array laid out row by row."""
-    return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
 
 
 def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> Hyper:

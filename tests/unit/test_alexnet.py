@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torchvision
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -76,6 +75,8 @@ def test_outputs_are_those_of_torchvisions_layers(side: int) -> None:
     """torchvision's network has other channels but the same geometry: its layers are set to ours."""
     torch.manual_seed(0)
     ours = build_model(section(8, **PLAIN, groups=1), 10).eval().double()
+    import torchvision  # here: it takes seconds, of every process that only collects this test
+
     theirs = torchvision.models.AlexNet(num_classes=10).double().eval()
     numbers = {0: "conv1", 3: "conv2", 6: "conv3", 8: "conv4", 10: "conv5"}
     for number, name in numbers.items():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from podscale.config import InputSection, ModelSection
 from podscale.models.resnet import BASIC, ResNetPlan
@@ -83,6 +82,8 @@ def assert_alike(found: tuple[list[float], nn.Module], want: tuple[list[float], 
 
 
 def test_alone_it_is_one_graph_and_with_others_one_a_region(world: World) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # here: it takes seconds of all who only collect
+
     plain = updates(resnet, world, 16, mode="off", backend="inductor", ranks=1)
     for ranks, graphs in ((1, 1), (4, 6)):
         torch._dynamo.reset()

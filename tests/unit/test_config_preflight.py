@@ -284,6 +284,24 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     assert "the JAX engine needs jax" in only(config)
 
 
+@pytest.mark.parametrize(
+    ("engine", "image", "fitting"),
+    [
+        ("jax", "podscale-base:latest", "podscale-tpu"),
+        ("jax", "localhost:5000/own/podscale-gpu@sha256:00", "podscale-tpu"),
+        ("pytorch", "podscale-tpu:dev", "podscale-base or podscale-gpu"),
+        ("jax", "registry/podscale-tpu", None),
+        ("pytorch", "podscale-base:latest", None),
+        ("jax", "registry/their-own-jax", None),
+    ],
+)
+def test_an_image_of_ours_without_the_engine(engine, image, fitting):
+    changes = ["run.workspace=/workspace", "data.source=digits", "launch.processes=1"]
+    config = loads("", overrides=[*changes, f"train.engine={engine}", f"launch.image={image}"])
+    found = [f"launch.image {image}: that image is without the engine of train.engine={engine}; name {fitting}"]
+    assert find_problems(config, "cluster") == (found if fitting else [])
+
+
 def test_tpus_that_are_not_here(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax", "launch.hardware=tpu-v5e-2x2")
     monkeypatch.setattr(preflighting, "find_spec", lambda name: name)

@@ -29,6 +29,10 @@ TORUS = {"algorithm": "torus2d"}
         ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "and train.optimizer.name is lars"),
         ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "and train.optimizer.name is sgd"),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "momentum above 0"),
+        ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
+        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "an option of shampoo"),
+        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "of whole blocks"),
+        ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
         ({"optimizer": {"nlcg": {"beta": "polak_ribiere"}}}, "train.optimizer.nlcg.beta", "an option of nlcg"),
         ({"optimizer": {"name": "nlcg", "momentum": 0.8}}, "train.optimizer.momentum", "which has none"),
         (
@@ -46,10 +50,6 @@ TORUS = {"algorithm": "torus2d"}
         ({"optimizer": {"name": "neumann"}, "epochs": 9}, "train.optimizer.neumann.reset_epochs", "never comes"),
         ({"optimizer": {"name": "nlcg"}, "engine": "jax"}, "train.optimizer.name", "has sgd and lars"),
         ({"optimizer": {"name": "neumann"}, "engine": "jax"}, "train.optimizer.name", "has sgd and lars"),
-        ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
-        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "an option of shampoo"),
-        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "of whole blocks"),
-        ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
         ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "only the JAX engine cuts images"),
         ({"steps_per_call": 4}, "train.steps_per_call", "one update a call"),
     ],
@@ -98,7 +98,7 @@ def test_a_rule_named_by_an_override_comes_without_the_options_of_the_one_before
     text = "train: {optimizer: {name: sgd, nesterov: true, weight_decay: 0.5}}"
     optimizer = loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nlcg.step=none"]).train.optimizer
     assert (optimizer.nesterov, optimizer.weight_decay, optimizer.nlcg.step) == (False, 0.5, "none")
-    with pytest.raises(InputError, match=r"train\.optimizer\.nesterov is an option of sgd, lars"):
+    with pytest.raises(InputError, match=r"train\.optimizer\.nesterov is an option of sgd, lars and shampoo"):
         loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nesterov=true"])
     with pytest.raises(InputError, match=r"train\.optimizer\.name: input should be"):
         loads(text, overrides=["train.optimizer.name=nlgc"])

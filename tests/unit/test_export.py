@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchvision
 from safetensors.torch import load_file
 
 from podscale.checkpoint.modelfile import WEIGHTS
 from podscale.config import ModelSection, RunConfig
-from podscale.engine.export import DESCRIPTION, Trained, export
+from podscale.engine.export import Trained, export
 from podscale.engine.progress import Progress
+from podscale.ensemble import DESCRIPTION
 from podscale.errors import InputError
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.modelfile import load_weights
@@ -30,6 +30,8 @@ def arrays_of(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 def test_torchvision_reads_the_weights(tmp_path: Path) -> None:
     model = build_model(SECTION, 3).to(memory_format=torch.channels_last)
     export(arrays_of(model), TRAINED, tmp_path / "model")
+    import torchvision  # here: it takes seconds, of every process that only collects this test
+
     theirs = torchvision.models.resnet18(num_classes=3)
     theirs.load_state_dict(load_file(tmp_path / "model" / WEIGHTS), strict=True)
     images = torch.randn(2, 3, 64, 64)

@@ -22,10 +22,10 @@ RULES: dict[str, Callable[[Share], Optimizer]] = {
     "lars": lambda share: Lars(share, nesterov=False, trust_coefficient=0.01),
     "lars, norm of sum": lambda share: Lars(share, nesterov=True, trust_coefficient=0.01, trust="norm_of_sum"),
     "lamb": lambda share: Lamb(share, beta2=0.99),
-    "nlcg": lambda share: Nlcg(share, beta="polak_ribiere", norm_gradient_scale=0.5),
-    "neumann": lambda share: Neumann(share, NeumannSection(sgd_epochs=0.1), 10.0),
     "adam": lambda share: Adam(share, decoupled=True),
     "rmsprop": lambda share: RmsProp(share),
+    "nlcg": lambda share: Nlcg(share, beta="polak_ribiere", norm_gradient_scale=0.5),
+    "neumann": lambda share: Neumann(share, NeumannSection(sgd_epochs=0.1), 10.0),
 }
 OVER_ALL = ("nlcg", "neumann")
 """Rules with sums over whole ranges, which are added in another order than sums over pieces."""

@@ -92,11 +92,11 @@ def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
             arrays.share(**share), nesterov=False, trust_coefficient=0.02, form="scaled", trust="norm_of_sum"
         ),
         "lamb": Lamb(arrays.share(**share), beta2=0.99),
-        "nlcg": Nlcg(arrays.share(**share), beta="polak_ribiere", lars_coefficient=0.01),
-        "neumann": Neumann(arrays.share(**share), NeumannSection(sgd_epochs=0, beta=0), 10.0),
         "adam": Adam(arrays.share(**share)),
         "adam decoupled": Adam(arrays.share(**share), decoupled=True),
         "rmsprop": RmsProp(arrays.share(**share)),
+        "nlcg": Nlcg(arrays.share(**share), beta="polak_ribiere", lars_coefficient=0.01),
+        "neumann": Neumann(arrays.share(**share), NeumannSection(sgd_epochs=0, beta=0), 10.0),
     }
 
 

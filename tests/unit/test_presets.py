@@ -72,6 +72,7 @@ PUBLISHED = [name for name in names() if name not in OWN]
 # Written here a second time, from the sources that the heads of the presets name: global batch, ranks, optimizer,
 # learning rate, warm-up epochs, momentum, weight decay, epochs, images behind one batch-norm statistic.
 CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] = {
+    "ffcv-88epochs": (4096, 8, "sgd", 1.7, 2, 0.9, 1e-4, 88, 512),
     "goyal2017-8k": (8192, 256, "sgd", 3.2, 5, 0.9, 1e-4, 90, 32),
     "codreanu2017-448nodes": (14336, 896, "sgd", 4.8, 446 * 14336 / 1281167, 0.9, 5e-5, 8040 * 14336 / 1281167, 16),
     "codreanu2017-64nodes": (4096, 128, "sgd", 1.6, 1560 * 4096 / 1281167, 0.9, 5e-5, 22610 * 4096 / 1281167, 32),
@@ -89,9 +90,21 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
     "mlperf-8xh100": (3264, 8, "lars", 10.7, 2, 0.9, 5e-5, 37, 408),
     "mlperf-3584xh100": (57344, 3584, "lars", 23.0, 32, 0.95, 2.5e-5, 78, 32),
     "mlperf-4096xtpuv4": (32768, 4096, "lars", 27.5, 16, 0.9321, 1e-4, 16 + 1731 * 32768 / 1281167, 64),
+    "shampoo-mlperf-32k": (
+        32768,
+        128,
+        "shampoo",
+        16.22,
+        5 * 39.25 * 32768 / 1281167,
+        0.96,
+        6.248644874764753e-05,
+        1727 * 32768 / 1281167,
+        256,
+    ),
 }
 # top-1, minutes, images/s as published; None where the source gives none or it was not found
 CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
+    "ffcv-88epochs": (0.784, 77.2, None),
     "goyal2017-8k": (0.7626, 60, None),
     "codreanu2017-448nodes": (0.7615, 65, None),
     "codreanu2017-64nodes": (0.763, 240, 6303),
@@ -109,6 +122,7 @@ CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
     "mlperf-8xh100": (0.759, 13.87, 54057),
     "mlperf-3584xh100": (0.759, 0.183, 9855127),
     "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
+    "shampoo-mlperf-32k": (0.7595, 3.32, 357107),
 }
 
 
@@ -135,6 +149,23 @@ def test_a_published_run_has_the_cited_settings(name):
     assert found[2] == CITED[name][2]
     assert [*found[:2], *found[3:]] == pytest.approx([*CITED[name][:2], *CITED[name][3:]], rel=2e-4)
     assert not optimizer.decay_all, "none of them decays batch norm"
+
+
+def test_shampoo_is_that_of_the_entry():
+    """Its own constants, and those that its code leaves at their defaults: all are written out."""
+    train = load(resolve("shampoo-mlperf-32k")).train
+    own = train.optimizer.shampoo
+    assert (own.beta2, own.eps, own.exponent, own.start_step) == (0.75, 1e-8, 4, 5)
+    assert (own.block, own.vectors, own.every_steps, own.graft, train.optimizer.nesterov) == (128, True, 1, "sgd", True)
+    schedule = train.schedule
+    assert (schedule.name, schedule.power, schedule.end_learning_rate) == ("polynomial", 2.0, 0.0)
+    assert (train.label_smoothing, train.target_top1) == (0.2, 0.759)
+    rates = schedules.table(train, 1281167)[:, 0]
+    assert len(rates) == 1727
+    steps = np.arange(len(rates))
+    decayed = 16.22 * (1 - np.clip((steps - 196.25) / 1531.75, 0, 1)) ** 2
+    entry = np.where(steps <= 196.25, 16.22 * steps / 196.25, decayed)
+    np.testing.assert_allclose(rates, entry, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -170,6 +201,29 @@ def test_the_classic_recipe_is_goyals():
     assert (train.schedule.warmup_start, train.schedule.milestones) == (0.1, (30, 60, 80))
     rates = schedules.table(train, IMAGENET)[:, 0]
     assert rates[[0, -1]].tolist() == pytest.approx([0.1, 0.0032])
+
+
+FFCV_RAMPS = {16: (11, 13), 24: (17, 20), 32: (23, 27), 40: (29, 34), 56: (41, 48), 88: (65, 76)}
+"""start_ramp and end_ramp of FFCV's configurations by epochs: between them images grow from 160 to 192 px."""
+
+
+@pytest.mark.parametrize("epochs", FFCV_RAMPS)
+def test_ffcvs_table_says_when_its_images_grow(epochs):
+    """At the first whole epoch at which the line between both sizes, in multiples of 32, is nearer to the larger."""
+    sides = np.round(np.interp(np.arange(epochs), FFCV_RAMPS[epochs], (160, 192)) / 32) * 32
+    (row,) = (
+        line.split()[1:]
+        for line in resolve("ffcv-88epochs").read_text().splitlines()
+        if line.split()[:2] == ["#", str(epochs)]
+    )
+    assert int(row[1]) == np.argmax(sides == 192)
+    phases = f"train.phases=[{{start: {row[1]}, image_size: 192}}]"
+    train = load(resolve("ffcv-88epochs"), [f"train.epochs={epochs}", phases]).train
+    rates = schedules.table(train, IMAGENET)[:, 0]
+    per_epoch = schedules.steps_per_epoch(train, IMAGENET)
+    want = np.interp(np.arange(len(rates)) / per_epoch, (0, 2, epochs), (1.7e-4, 1.7, 0))
+    np.testing.assert_allclose(rates, want, atol=1e-6)
+    assert float(row[2]) / 100 <= load(resolve("ffcv-88epochs")).claim.top1
 
 
 def poly(base, power, length, begin=0, end=None, warmup=0, start=0.0):

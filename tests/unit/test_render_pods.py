@@ -189,6 +189,28 @@ def test_gpudirect(hardware: str, networks: int, daemon: str | None) -> None:
     assert other.metadata["annotations"]["networking.gke.io/interfaces"] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("hardware", "platforms"), [("cpu", "cpu"), ("nvidia-l4", "cuda,cpu"), ("tpu-v5e-2x2", "tpu,cpu")]
+)
+def test_a_run_of_jax_ends_where_its_devices_are_missing(hardware: str, platforms: str) -> None:
+    on = (f"launch.hardware={hardware}", "launch.processes=1")
+    assert pods("jobset", *on, "train.engine=jax").environment["JAX_PLATFORMS"] == platforms
+    assert "JAX_PLATFORMS" not in pods("jobset", *on).environment, "PyTorch does not read it"
+    assert "JAX_PLATFORMS" not in pods("job", *on, "train.engine=jax", stage="report").environment
+    own = pods("jobset", *on, "train.engine=jax", "launch.cluster.env={JAX_PLATFORMS: ''}")
+    assert own.environment["JAX_PLATFORMS"] == ""
+
+
+def test_hosts_of_a_slice_tell_their_ports() -> None:
+    tpus = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch=512", "train.engine=jax")
+    ports = {
+        name: {port["name"]: port["containerPort"] for port in pods("jobset", *tpus, *more).container["ports"]}
+        for name, more in {"one": (), "two": ("launch.cluster.slices=2",)}.items()
+    }
+    assert ports["one"] == {"rendezvous": 29500, "tpu": 8471, "tpu-metrics": 8431, "metrics": 9464}
+    assert ports["two"] == {**ports["one"], "megascale": 8080}
+
+
 def test_all_stages_of_a_privileged_run_have_one_user() -> None:
     """What root writes into the run directory no other user could replace."""
     tpu = ("launch.hardware=tpu-v5e-2x2", "launch.processes=1")

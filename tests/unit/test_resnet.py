@@ -1,11 +1,11 @@
 """Our residual networks against torchvision's: the same weights give the same outputs, in both directions."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-import torchvision
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models.resnet import BasicBlock
 
 from podscale import models
 from podscale.config import ModelSection
@@ -20,11 +20,19 @@ def exported(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
+def peer(name: str) -> Callable[..., torch.nn.Module]:
+    """torchvision's network of the same name."""
+    import torchvision  # here: it takes seconds, of every process that only collects these tests
+
+    network: Callable[..., torch.nn.Module] = getattr(torchvision.models, name)
+    return network
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_same_weights_give_torchvisions_outputs(name: str) -> None:
     torch.manual_seed(1)
     ours = build_model(ModelSection(name=name, zero_init_last_gamma=False), 10)
-    theirs = getattr(torchvision.models, name)(num_classes=10)
+    theirs = peer(name)(num_classes=10)
     for module in ours.modules():
         if hasattr(module, "running_var"):
             module.running_mean.normal_()
@@ -47,7 +55,7 @@ def test_same_weights_give_torchvisions_outputs(name: str) -> None:
 def test_the_family_has_torchvisions_arrays(name: str) -> None:
     with torch.device("meta"):
         ours = build_model(ModelSection(name=name), 1000)
-        theirs = getattr(torchvision.models, name)()
+        theirs = peer(name)()
     kept = {k: tuple(v.shape) for k, v in theirs.state_dict().items() if not k.endswith("num_batches_tracked")}
     assert {k: tuple(v.shape) for k, v in ours.state_dict().items()} == kept
 
@@ -61,6 +69,8 @@ class OptionA(torch.nn.Module):
 
 
 def cifar_of_torchvisions_blocks(blocks: int, classes: int) -> torch.nn.Module:
+    from torchvision.models.resnet import BasicBlock
+
     network, inputs = torch.nn.Module(), 16
     network.conv1 = torch.nn.Conv2d(3, 16, 3, padding=1, bias=False)
     network.bn1 = torch.nn.BatchNorm2d(16)

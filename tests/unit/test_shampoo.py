@@ -157,7 +157,7 @@ def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last:
     memory = filters.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     segments = [
         Segment("vector", 0, 30, True, True),
-        Segment("filters", 32, filters.numel(), True, True, (20, 10, 3, 3), memory.stride()),
+        Segment("filters", 32, filters.numel(), True, True, shape=(20, 10, 3, 3), strides=memory.stride()),
     ]
     flat = torch.zeros(32 + filters.numel())
     segments[1].view(flat).copy_(filters)

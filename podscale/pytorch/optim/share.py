@@ -26,8 +26,8 @@ CACHED = 2**17
 class Segment(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
-    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether batch norm has it.
-    shape, strides: those of the parameter, which channels-last filters have in another order than their elements;
+    decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether it is of batch
+    norm. shape, strides: those of the parameter, which channels-last filters have in another order than their elements;
     default: a vector's.
     """
 

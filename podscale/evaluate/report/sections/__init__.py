@@ -4,7 +4,21 @@ from podscale.evaluate.report.sections.classes import calibration, confusion, mi
 from podscale.evaluate.report.sections.data import dataset
 from podscale.evaluate.report.sections.head import claim, headline, problems
 from podscale.evaluate.report.sections.origin import environment, reproduce
+from podscale.evaluate.report.sections.together import together
 from podscale.evaluate.report.sections.training import curves, time
 
-ALL = (headline, problems, claim, curves, time, confusion, calibration, mistakes, dataset, environment, reproduce)
+ALL = (
+    headline,
+    problems,
+    claim,
+    together,
+    curves,
+    time,
+    confusion,
+    calibration,
+    mistakes,
+    dataset,
+    environment,
+    reproduce,
+)
 """In the order of the page."""

@@ -1,0 +1,60 @@
+"""A study as a pipeline: shards, then a ParallelFor of small jobs over its chains, then what they say together.
+
+Chains whose learning rates follow another chain's come in a loop of their own after it.
+"""
+
+from typing import Any
+
+from podscale.config import RunConfig, data_fingerprint
+from podscale.errors import InputError
+from podscale.launch.jobspec import pod_telemetry
+from podscale.pipelines.kfp_quickly import dsl
+from podscale.pipelines.package import KFP_VERSIONS, compiled
+from podscale.pipelines.placement import placed
+from podscale.pipelines.training import Place, shard
+from podscale.study import StudyDocument
+from podscale.study.cells import Grid
+
+from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.findings.component import findings  # isort: skip
+
+NAME = "podscale-study"
+
+
+def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSIONS[-1]) -> str:
+    """The pipeline of a study as a KFP package (YAML). Raises InputError for what a task of KFP cannot have."""
+    if kfp not in KFP_VERSIONS:
+        raise InputError(f"--kfp {kfp}: one of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)")
+    config = _in_pods(Grid(study).chains[0].config)
+    text: str = compiled(study_pipeline(study, placed(config, security=kfp != "2.15"), parallel=parallel))
+    return text
+
+
+def study_pipeline(study: StudyDocument, place: Place = lambda task, role: None, *, parallel: int = 8) -> Any:
+    """The pipeline of a study, as kfp's pipeline object. parallel: pods at a time."""
+    document, grid = study.model_dump_json(), Grid(study)
+    data = {data_fingerprint(chain.config.data): chain.config.data for chain in grid.chains}
+
+    @dsl.pipeline(name=NAME, description=f"Podscale study {study.name}: {study.title or 'a grid of runs'}.")
+    def pipeline() -> None:
+        before = []
+        for section in data.values():
+            task = shard(data=section.model_dump_json(), workspace=grid.workspace)
+            place(task.set_caching_options(enable_caching=True), "shard")
+            before.append(task)
+        for number, wave in enumerate(grid.waves()):
+            items = [grid.chains.index(chain) for chain in wave]
+            with dsl.ParallelFor(items=items, name=f"chains-{number}", parallelism=parallel) as chain:
+                task = cells(study=document, chain=chain).after(*before)
+                place(task.set_caching_options(enable_caching=False), "train")
+            before = [task]
+        last = findings(study=document).after(*before)
+        place(last.set_caching_options(enable_caching=False), "report")
+
+    return pipeline
+
+
+def _in_pods(config: RunConfig) -> RunConfig:
+    """Cells train in the pods of their tasks, whatever launcher the document names for single runs."""
+    launch = config.launch.model_copy(update={"backend": "local"})
+    return config.model_copy(update={"launch": launch, "telemetry": pod_telemetry(config)})

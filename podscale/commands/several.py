@@ -1,0 +1,65 @@
+"""The run document of models that a person names on the command line, to be evaluated together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from podscale.config import RunConfig, dumps, fingerprint, load, loads
+from podscale.config.ensemble import EnsembleSection, StartSection
+from podscale.config.model import ClaimSection
+from podscale.ensemble import DESCRIPTION
+from podscale.errors import InputError
+from podscale.evaluate.models import read_model
+from podscale.rundir import RunDirectory
+
+
+def several(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:
+    """A run without a training of its own, named after its models, in the workspace of the first one's run.
+
+    What it needs besides the models it takes from the document of that run; for a model that lies alone, from its
+    model.json, and the shard set must be named. Raises InputError for fewer than two models.
+    """
+    if len(names) < 2:
+        raise InputError(
+            f"{names[0]}: an ensemble of one is a single model; name two models or more, or a run document to evaluate "
+            "the model of a run"
+        )
+    directories = [_model(Path(name)) for name in names]
+    first = _document(directories[0], shard_set)
+    paths = [str(directory) for directory in directories]
+    identity = first.run.model_copy(update={"id": f"together-{fingerprint({'models': paths})[:8]}"})
+    train = first.train.model_copy(update={"phases": (), "start_from": StartSection(), "target_top1": None})
+    config = first.model_copy(
+        update={
+            "run": identity,
+            "train": train,
+            "ensemble": EnsembleSection(),
+            "evaluate": first.evaluate.model_copy(update={"models": tuple(paths), "weights": "trained"}),
+            "checkpoint": first.checkpoint.model_copy(update={"snapshots": ()}),
+            "telemetry": first.telemetry.model_copy(update={"mlperf_log": False}),
+            "claim": ClaimSection(),
+        }
+    )
+    return loads(dumps(config), " ".join(names), changes)
+
+
+def _model(path: Path) -> Path:
+    return path if (path / DESCRIPTION).exists() or not (path / "model").is_dir() else path / "model"
+
+
+def _document(directory: Path, shard_set: str | None) -> RunConfig:
+    run = RunDirectory(directory.resolve().parent)
+    if directory.name == "model" and run.config.exists():
+        return load(run.config)
+    if shard_set is None:
+        raise InputError(
+            f"{directory}: this model lies outside of a run directory, so nothing says which images it is for; name "
+            "them with --shard-set"
+        )
+    told = read_model(directory).description
+    prepared = told["preprocessing"]
+    values = {
+        "input": {"image_size": prepared["image_size"], "mean": prepared["mean"], "std": prepared["std"]},
+        "model": told["architecture"],
+        "evaluate": {"crop_fraction": prepared["crop_fraction"]},
+    }
+    return RunConfig.model_validate(values)

@@ -1,0 +1,156 @@
+"""The part of evaluation.json about several models: each member, how much they disagree, what combining them brings and
+costs, and how many epochs it all took."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from podscale.config import RunConfig
+from podscale.evaluate import predictions
+from podscale.evaluate.models import Listed, Together
+from podscale.evaluate.part import Part
+from podscale.evaluate.passes import WAYS, Pass, Way, predictions_path, read_passes
+from podscale.evaluate.predictions import Predictions
+from podscale.evaluate.scores import wilson_interval
+from podscale.text import printable
+
+
+class Answered(Part):
+    """What one model, or several together, answered."""
+
+    top1: float = Field(ge=0, le=1)
+    top1_interval: tuple[float, float] = Field(description="95 % Wilson score interval of top1.")
+    top5: float = Field(ge=0, le=1)
+    loss: float | None = Field(description="Mean cross-entropy in nats; null where not finite.")
+    passes: int = Field(ge=1, description="Forward passes per image.")
+    images_per_second: float | None = Field(description="Over the split, input included, a pass of its own each.")
+
+
+class SingleModel(Part):
+    """One model and where it comes from."""
+
+    name: str = Field(description="The run that trained it.")
+    directory: str
+    model: str = Field(description="Architecture, by its name in the catalogue.")
+    model_sha256: str
+    started_from: str | None = Field(description="The run whose snapshot it began with.")
+    started_epoch: float | None = Field(description="The epoch of that run that the snapshot is of.")
+    epochs_before: float = Field(ge=0, description="Epochs trained before its own run, over all runs that led there.")
+    epochs: float = Field(gt=0, description="Epochs of its own run.")
+    answered: Answered
+    average: Answered | None = Field(description="With the running average of its weights, where one was kept.")
+
+
+class Combined(Part):
+    """One way of combining the members."""
+
+    way: Way
+    answered: Answered
+    statistics_seconds: float | None = Field(
+        description="Once, before its pass: batch norm's statistics of the mean weights, over training images."
+    )
+
+
+class Ensemble(Part):
+    """Several models evaluated together."""
+
+    combine: Way = Field(description="The way that the document's figures are of.")
+    members: list[SingleModel]
+    combined: list[Combined] = Field(description="`weights` is absent where architectures differ.")
+    disagreement: list[list[float]] = Field(description="Share of samples on which two members' first guesses differ.")
+    epochs: float = Field(gt=0, description="Trained in all: what members have in common counts once.")
+    baseline: SingleModel | None = Field(description="The single model of evaluate.baseline.")
+
+    @property
+    def chosen(self) -> Combined:
+        return next(one for one in self.combined if one.way == self.combine)
+
+
+def ensemble_of(config: RunConfig, together: Together, directory: Path) -> Ensemble:
+    """The figures of what an evaluation left in `directory`."""
+    passes = read_passes(directory)
+    found = {name: predictions.read(predictions_path(directory, name)) for name in [*passes, *_answer_only(directory)]}
+    names = [f"member-{number}" for number in range(len(together.members))]
+    each = [passes[name].seconds for name in names]
+    combined = [
+        Combined(
+            way=way,
+            answered=_answered(found[way], [passes[way].seconds] if way in passes else each),
+            statistics_seconds=passes[way].statistics_seconds if way in passes else None,
+        )
+        for way in WAYS
+        if way in found
+    ]
+    return Ensemble(
+        combine=config.evaluate.combine,
+        members=[
+            _single(one, passes, found, name, f"average-{number}")
+            for number, (one, name) in enumerate(zip(together.members, names, strict=True))
+        ],
+        combined=combined,
+        disagreement=disagreement([found[name] for name in names]),
+        epochs=total_epochs(together.members),
+        baseline=_single(together.baseline, passes, found, "baseline") if together.baseline else None,
+    )
+
+
+def disagreement(answers: Sequence[Predictions]) -> list[list[float]]:
+    """Shares of samples whose most probable classes differ, of every two; all must be of the same samples."""
+    firsts = [one.sorted_by_key().topk[:, 0] for one in answers]
+    return [[float(np.mean(a != b)) for b in firsts] for a in firsts]
+
+
+def total_epochs(members: Sequence[Listed]) -> float:
+    """Epochs that went into these models: of a run that several began with, as far as the last of them; and their own.
+
+    Runs before that one are counted once with it. What a run was trained on after the last snapshot is not counted,
+    since no member holds any of it.
+    """
+    shared: dict[str, float] = {}
+    for one in members:
+        if origin := one.description["training"].get("started_from"):
+            shared[origin["run"]] = max(shared.get(origin["run"], 0.0), float(origin["epochs"]))
+    return sum(shared.values()) + sum(float(one.description["training"]["epochs"]) for one in members)
+
+
+def _single(
+    one: Listed, passes: dict[str, Pass], found: dict[str, Predictions], name: str, average: str = ""
+) -> SingleModel:
+    training = one.description["training"]
+    origin = training.get("started_from") or {}
+    with one.weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return SingleModel(
+        name=printable(one.name),
+        directory=str(one.directory),
+        model=one.section.name,
+        model_sha256=digest,
+        started_from=origin.get("run"),
+        started_epoch=origin.get("epoch"),
+        epochs_before=origin.get("epochs", 0.0),
+        epochs=training["epochs"],
+        answered=_answered(found[name], [passes[name].seconds]),
+        average=_answered(found[average], [passes[average].seconds]) if average in passes else None,
+    )
+
+
+def _answered(answers: Predictions, seconds: Sequence[float]) -> Answered:
+    top1, top5 = answers.accuracies()
+    loss = float(answers.losses.mean(dtype=np.float64))
+    total = sum(seconds)
+    return Answered(
+        top1=top1,
+        top1_interval=wilson_interval(round(top1 * len(answers)), len(answers)),
+        top5=top5,
+        loss=loss if np.isfinite(loss) else None,
+        passes=len(seconds),
+        images_per_second=len(answers) / total if total else None,
+    )
+
+
+def _answer_only(directory: Path) -> list[Way]:
+    """The ways that need no pass of their own."""
+    return [way for way in WAYS if way != "weights" and predictions_path(directory, way).exists()]

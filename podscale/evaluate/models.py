@@ -1,0 +1,119 @@
+"""The models that are evaluated together: read, and refused where they do not answer the same question."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podscale.checkpoint.modelfile import BESIDE, WEIGHTS
+from podscale.config import ModelSection, RunConfig
+from podscale.ensemble import DESCRIPTION, evaluated_together, model_directory
+from podscale.errors import InputError
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One model: its directory, and what its model.json says."""
+
+    directory: Path
+    description: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The run that trained it."""
+        return str(self.description["run"])
+
+    @property
+    def weights(self) -> Path:
+        return self.directory / WEIGHTS
+
+    @property
+    def section(self) -> ModelSection:
+        """The architecture as a section of a run document."""
+        return ModelSection.model_validate(self.description["architecture"])
+
+    @property
+    def average(self) -> Path | None:
+        """The running average of its weights, where the run kept one and it is not the model itself."""
+        beside = self.directory / BESIDE["trained"]
+        return beside if self.description["training"].get("weights") == "trained" and beside.exists() else None
+
+
+@dataclass(frozen=True)
+class Together:
+    """members: at least two, in the order of the document. baseline: the single model set beside them."""
+
+    members: list[Listed]
+    baseline: Listed | None
+
+    @property
+    def alike(self) -> bool:
+        """Whether all members have one architecture, so that their weights have a mean."""
+        return all(one.section == self.members[0].section for one in self.members)
+
+
+def preprocessing(config: RunConfig) -> dict[str, Any]:
+    """What becomes of an image before a document's model sees it, as model.json says it."""
+    return {
+        "color": "RGB",
+        "image_size": config.eval_image_size,
+        "crop_fraction": config.evaluate.crop_fraction,
+        "mean": list(config.input.mean),
+        "std": list(config.input.std),
+    }
+
+
+def read_together(config: RunConfig, classes: Sequence[str]) -> Together:
+    """The models that a document has evaluated together. classes: of the shard set, in index order.
+
+    Raises InputError for a model that is missing or damaged, that knows other classes, or that wants its images
+    prepared in another way.
+    """
+    baseline = config.evaluate.baseline
+    members = [read_model(directory) for directory in evaluated_together(config)]
+    found = Together(members, read_model(model_directory(config, baseline)) if baseline is not None else None)
+    for one in [*members, *([found.baseline] if found.baseline else [])]:
+        _check(one, list(classes), preprocessing(config))
+    if config.evaluate.combine == "weights" and not found.alike:
+        raise InputError(
+            "evaluate.combine=weights: the models have different architectures, so their weights have no mean; choose "
+            "probabilities or logits"
+        )
+    return found
+
+
+def read_model(directory: Path) -> Listed:
+    """The model in a directory; raises InputError where there is none, or its description is damaged."""
+    path = directory / DESCRIPTION
+    try:
+        listed = Listed(directory, json.loads(path.read_text(encoding="utf-8")))
+        _ = listed.section, listed.name, listed.description["classes"], listed.description["training"]
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{directory}: there is no model here; train it first (`podscale collapse` trains the members of an "
+            "ensemble), or name the directory of a run or of a model"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the description of a model ({str(error).splitlines()[0]})") from error
+    return listed
+
+
+def _check(one: Listed, classes: list[str], prepared: dict[str, Any]) -> None:
+    theirs = list(one.description["classes"])
+    if theirs != classes:
+        pairs = [i for i, (a, b) in enumerate(zip(theirs, classes, strict=False)) if a != b]
+        at = pairs[0] if pairs else min(len(theirs), len(classes))
+        mine, wanted = (names[at] if at < len(names) else "nothing" for names in (theirs, classes))
+        raise InputError(
+            f"{one.directory}: this model has other classes than the shard set: {len(theirs)} against {len(classes)}, "
+            f"class {at} is {mine!r} against {wanted!r}; answers of such models cannot be averaged: leave it out"
+        )
+    different = {key: one.description["preprocessing"].get(key) for key in prepared}
+    different = {key: value for key, value in different.items() if value != prepared[key]}
+    if different:
+        told = ", ".join(f"{key} {value} against {prepared[key]}" for key, value in different.items())
+        raise InputError(
+            f"{one.directory}: this model wants its images prepared in another way ({told}); all are fed from one pass "
+            "over the images, so leave it out, or evaluate it as a run of its own"
+        )

@@ -1,0 +1,162 @@
+"""Several models over one validation split: a pass of each, their answers averaged, and a model of their mean weights.
+
+One model is on the device at a time. Every pass reads the images anew, so that its images/s are those of a model that
+is evaluated alone; an ensemble of n costs the sum.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save
+from torch import nn
+
+from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.config import RunConfig
+from podscale.engine.fit import check_fit
+from podscale.engine.phase import untimed
+from podscale.engine.place import Place
+from podscale.engine.prediction import Predict, predict_all
+from podscale.ensemble import DESCRIPTION
+from podscale.evaluate.models import Listed, Together, read_together
+from podscale.evaluate.passes import Pass, write_passes
+from podscale.evaluate.predictions import Predictions
+from podscale.files import write_atomically, write_json
+from podscale.input import Loader
+from podscale.pytorch.build import build_evaluator, build_placed_model
+from podscale.pytorch.checkpoints import as_array
+from podscale.pytorch.evaluate import Columns, Evaluator, answers_of, columns_of
+from podscale.pytorch.feed import Feed
+from podscale.pytorch.meanweights import estimate_statistics, mean_arrays
+from podscale.pytorch.modelfile import load_arrays, load_weights
+from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.votes import Votes
+from podscale.pytorch.world import World
+from podscale.rundir import RunDirectory
+from podscale.shards.shardset import ShardSet
+
+
+def evaluate_together(place: Place, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+    """Evaluates the models of a document together; rank 0 writes what they said to the run directory.
+
+    Raises InputError on every rank for models that do not go together.
+    """
+    config = place.config
+    set_numerics(config.train)
+    together = read_together(config, shard_set.classes)
+    if together.alike:
+        check_fit(config, world.size, len(shard_set.split("train")))
+    precision, feed = build_precision(config.train, world), Feed(world)
+
+    def prepare(counted: Callable[[int], None]) -> tuple[Loader, Predict]:
+        loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, counted)
+        passes = _Passes(config, world, shard_set, together, run.ensemble, evaluator, feed, precision)
+        return loader, passes.carry_out
+
+    predict_all(place, world, run, prepare, world.barrier)
+
+
+@dataclass
+class _Passes:
+    """All passes of an evaluation, one after the other; every rank takes part in each."""
+
+    config: RunConfig
+    world: World
+    shard_set: ShardSet
+    together: Together
+    directory: Path
+    evaluator: Evaluator
+    feed: Feed
+    precision: Precision
+    done: list[Pass] = field(default_factory=list)
+    found: dict[str, Predictions] = field(default_factory=dict)
+
+    def carry_out(self) -> Predictions | None:
+        """The predictions that the headline is of, on rank 0, where all others are written too."""
+        votes = Votes()
+        for number, one in enumerate(self.together.members):
+            votes.begin()
+            self._pass(f"member-{number}", one, one.weights, votes)
+        for number, one in enumerate(self.together.members):
+            if one.average is not None:
+                self._pass(f"average-{number}", one, one.average)
+        if self.together.alike:
+            self._mean_weights()
+        if self.together.baseline is not None:
+            self._pass("baseline", self.together.baseline, self.together.baseline.weights)
+        self._keep("probabilities", votes.columns("probabilities"))
+        self._keep("logits", votes.columns("logits"))
+        if not self.world.first:
+            return None
+        write_passes(self.directory, self.done, self.found)
+        return self.found[self.config.evaluate.combine]
+
+    def _pass(self, name: str, one: Listed, weights: Path, votes: Votes | None = None) -> None:
+        model = self._placed(one)
+        load_weights(model, weights)
+        self._predict(name, one.directory, model, votes)
+
+    def _mean_weights(self) -> None:
+        members = self.together.members
+        model = self._placed(members[0])
+        arrays = mean_arrays(model, [one.weights for one in members])
+        load_arrays(model, arrays)
+        with self._timed() as seconds:
+            estimate_statistics(model, self.config, self.world, self.shard_set, self.feed, self.precision)
+        directory = self.directory / "mean"
+        if self.world.first:
+            arrays |= {name: as_array(buffer) for name, buffer in model.named_buffers()}
+            _write_mean(arrays, members, directory)
+        self._predict("weights", directory, model, statistics_seconds=seconds[0])
+
+    def _predict(
+        self, name: str, directory: Path, model: nn.Module, votes: Votes | None = None, statistics_seconds: float = 0.0
+    ) -> None:
+        parts = []
+        with self._timed() as seconds:
+            for batch, logits in self.evaluator.logits(model, untimed):
+                parts.append(columns_of(batch.source, answers_of(logits, batch.labels)))
+                if votes is not None:
+                    votes.add(batch.source, logits)
+        self.done.append(Pass(name, str(directory), seconds[0], statistics_seconds))
+        self._keep(name, parts)
+
+    def _keep(self, name: str, parts: list[Columns]) -> None:
+        found = self.evaluator.gather(parts)
+        if found is not None:
+            self.found[name] = found
+
+    def _placed(self, one: Listed) -> nn.Module:
+        config = self.config.model_copy(update={"model": one.section})
+        model = build_placed_model(config, self.world, len(self.shard_set.classes))
+        self.precision.cast(model)
+        return model
+
+    @contextmanager
+    def _timed(self) -> Iterator[list[float]]:
+        """The seconds until all ranks and their devices are done, once it is over."""
+        self._settle()
+        started, seconds = time.perf_counter(), list[float]()
+        yield seconds
+        self._settle()
+        seconds.append(round(time.perf_counter() - started, 6))
+
+    def _settle(self) -> None:
+        if self.world.on_gpu:
+            torch.cuda.synchronize(self.world.device)
+        self.world.barrier()
+
+
+def _write_mean(arrays: dict[str, npt.NDArray[Any]], members: list[Listed], directory: Path) -> None:
+    """The model of the mean weights, as files like those of any other."""
+    directory.mkdir(parents=True, exist_ok=True)
+    described = json.loads((members[0].directory / DESCRIPTION).read_text(encoding="utf-8"))
+    described["training"] = {"mean_of": [str(one.directory) for one in members]}
+    write_atomically(directory / WEIGHTS, save(arrays, metadata={"format": "pt"}))
+    write_json(directory / DESCRIPTION, described)

@@ -1,0 +1,225 @@
+"""Several models evaluated together: their answers averaged, a model of their mean weights, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from podscale import ensemble
+from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.config import RunConfig
+from podscale.engine.phase import untimed
+from podscale.engine.place import Place
+from podscale.errors import InputError
+from podscale.evaluate import evaluation, predictions
+from podscale.evaluate.models import read_together
+from podscale.evaluate.passes import WAYS, predictions_path, read_passes
+from podscale.evaluate.report import build_report
+from podscale.input.batch import Batch
+from podscale.pytorch import world as worlds
+from podscale.pytorch.build import build_evaluator, build_placed_model
+from podscale.pytorch.feed import Feed
+from podscale.pytorch.modelfile import load_weights
+from podscale.pytorch.precision import Precision
+from podscale.pytorch.together import evaluate_together
+from podscale.pytorch.votes import Votes
+from podscale.rundir import RunDirectory
+from podscale.shards.shardset import ShardSet
+from tests.support.engines import small, train_in_torch
+
+CYCLES = {"cycles": [1, 1, 1], "collapse": {"epochs": 1, "weight_decay_factor": 3}}
+
+
+def document(workspace: Path, **changes: Any) -> RunConfig:
+    values = small(workspace).model_dump(exclude_unset=True)
+    del values["train"]["epochs"]
+    values["train"]["schedule"] = {"learning_rate": 0.1, "warmup_epochs": 0.5}
+    values |= {"ensemble": CYCLES, "evaluate": {"batch": 4, "statistics_images": 32, **changes}}
+    return RunConfig.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+    """Three collapsed members, the first with a running average of its weights, and their shards."""
+    from tests.support.shard_set import make_shard_set
+
+    workspace = tmp_path_factory.mktemp("together")
+    config, shards = document(workspace), make_shard_set(workspace / "shards")
+    train_in_torch(config, shards)
+    for member in ensemble.members(config):
+        averaged = {"ema": {"decay": 0.5}} if member.cycle == 0 else {}
+        values = member.config.model_dump()
+        values["train"] |= averaged
+        train_in_torch(RunConfig.model_validate(values), shards)
+    return config, shards
+
+
+def evaluated(config: RunConfig, shards: Path) -> evaluation.Evaluation:
+    """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
+    run, shard_set = RunDirectory.of(config).create(), ShardSet.open(shards)
+    place = Place(config, "evaluate", str(shards), run.path / "ranks", None, 0)
+    place.rank_directory.mkdir(exist_ok=True)
+    try:
+        evaluate_together(place, worlds.join(60.0, {}), shard_set, run)
+    finally:
+        worlds.leave()
+    return evaluation.evaluate_run(run.path, config, shard_set)
+
+
+def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.ndarray[Any, Any]]:
+    """What one model says of each sample, by key, in float64."""
+    shard_set = ShardSet.open(shards)
+    try:
+        world = worlds.join(60.0, {})
+        model = build_placed_model(config, world, len(shard_set.classes))
+        load_weights(model, weights)
+        loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), Precision("fp32", world.device))
+        found = {}
+        for batch, logits in evaluator.logits(model, untimed):
+            real = batch.source.weights > 0
+            found |= zip(batch.source.keys[real].tolist(), logits.double().numpy()[real], strict=True)
+        loader.close()
+    finally:
+        worlds.leave()
+    return found
+
+
+def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    raised = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
+    """Every way against NumPy in float64, and the figures against the predictions that they are of."""
+    config, shards = trained
+    found = evaluated(config, shards).ensemble
+    assert found is not None
+    run, models = RunDirectory.of(config), [m.model for m in ensemble.members(config)]
+    each = [logits_of(config, shards, model / WEIGHTS) for model in models]
+    answers = {name: predictions.read(predictions_path(run.ensemble, name)) for name in WAYS}
+    for way, mean in {
+        "probabilities": lambda rows: softmax(rows).mean(0),
+        "logits": lambda rows: softmax(rows.mean(0)),
+    }.items():
+        for key, label, topk, confidences, loss in zip(
+            *(getattr(answers[way], name).tolist() for name in ("keys", "labels", "topk", "confidences", "losses")),
+            strict=True,
+        ):
+            expected = mean(np.stack([one[key] for one in each]))
+            assert loss == pytest.approx(-np.log(expected[label]), rel=1e-5, abs=1e-6)
+            np.testing.assert_allclose(confidences, expected[topk], rtol=1e-5)
+            assert (np.diff(expected[topk]) <= 1e-7).all()
+    assert not np.allclose(answers["probabilities"].losses, answers["logits"].losses)
+    for one in found.combined:
+        assert one.answered.top1 == np.mean(answers[one.way].topk[:, 0] == answers[one.way].labels)
+        assert one.answered.loss == pytest.approx(answers[one.way].losses.mean(), rel=1e-6)
+    firsts = [np.array([int(one[key].argmax()) for key in answers["logits"].keys.tolist()]) for one in each]
+    assert found.disagreement == [[float(np.mean(a != b)) for b in firsts] for a in firsts]
+    assert found.disagreement[0][2] > 0
+
+
+def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path]) -> None:
+    config, shards = trained
+    told = evaluated(
+        config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"combine": "logits"})}), shards
+    )
+    found = told.ensemble
+    assert found is not None
+    passes = read_passes(RunDirectory.of(config).ensemble)
+    assert list(passes) == ["member-0", "member-1", "member-2", "average-0", "weights"]
+    costs = {one.way: one.answered for one in found.combined}
+    assert [costs[way].passes for way in WAYS] == [3, 3, 1]
+    seconds = sum(passes[f"member-{number}"].seconds for number in range(3))
+    assert costs["logits"].images_per_second == pytest.approx(told.figures.samples / seconds)
+    assert costs["weights"].images_per_second == pytest.approx(told.figures.samples / passes["weights"].seconds)
+    assert (told.figures.top1, told.figures.loss) == (costs["logits"].top1, pytest.approx(costs["logits"].loss))
+    assert [(m.name, m.started_from, m.started_epoch, m.epochs) for m in found.members] == [
+        (f"tiny-c{cycle}", "tiny", cycle + 1.0, 1.0) for cycle in range(3)
+    ]
+    assert found.epochs == 3 + 3  # cycles are shared
+    assert found.members[0].average is not None
+    assert found.members[0].average.loss != found.members[0].answered.loss
+    assert found.members[1].average is None
+    page = build_report(RunDirectory.of(config).path, shards).read_text()
+    for words in ("Ensemble", "tiny-c2, from epoch 3 of tiny", "mean of logits", "running average", "Disagreement"):
+        assert words in page, words
+
+
+def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunConfig, Path]) -> None:
+    config, shards = trained
+    evaluated(config, shards)
+    mean = load_file(RunDirectory.of(config).ensemble / "mean" / WEIGHTS)
+    members = [load_file(one.model / WEIGHTS) for one in ensemble.members(config)]
+    assert mean.keys() == members[0].keys()
+    for name, values in mean.items():
+        by_hand = np.mean([one[name].astype(np.float64) for one in members], axis=0)
+        if "running" in name:
+            assert not np.allclose(values, by_hand, rtol=1e-3), name
+        else:
+            np.testing.assert_allclose(values, by_hand, rtol=1e-6, atol=1e-8, err_msg=name)
+    assert all((values > 0).all() for name, values in mean.items() if "running_var" in name)
+
+
+def test_any_models_can_be_set_beside_each_other(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    """Named by directory, against a single model; a copy that lies alone is a model like any other."""
+    config, shards = trained
+    first, second, _ = (member.model for member in ensemble.members(config))
+    shutil.copytree(second, tmp_path / "alone")
+    named = {"models": (str(first), str(tmp_path / "alone")), "baseline": "tiny"}
+    values = config.model_dump() | {"ensemble": {}, "run": {**config.run.model_dump(), "id": "two"}}
+    values["evaluate"] |= named
+    values["checkpoint"] |= {"snapshots": ()}
+    found = evaluated(RunConfig.model_validate(values), shards).ensemble
+    assert found is not None
+    assert [member.directory for member in found.members] == list(named["models"])
+    assert found.epochs == 2 + 2
+    assert found.baseline is not None
+    assert (found.baseline.name, found.baseline.epochs) == ("tiny", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": ["ant", "bee", "cat", "eel"]}, "class 3 is 'eel' against 'dog'"),
+        ({"classes": ["ant", "bee", "cat"]}, "3 against 4, class 3 is 'nothing' against 'dog'"),
+        ({"preprocessing": {"image_size": 32}}, "image_size 32 against 16"),
+        ({"preprocessing": {"mean": [0, 0, 0]}}, r"mean \[0, 0, 0\] against"),
+        ({"architecture": {"name": "vgg"}}, "not the description of a model"),
+        (None, "there is no model here"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(
+    change: dict[str, Any] | None, words: str, trained: tuple[RunConfig, Path], tmp_path: Path
+) -> None:
+    config, shards = trained
+    first, second, _ = (member.model for member in ensemble.members(config))
+    odd = tmp_path / "odd"
+    shutil.copytree(second, odd)
+    if change is None:
+        (odd / "model.json").unlink()
+    else:
+        described = json.loads((odd / "model.json").read_text())
+        for key, value in change.items():
+            described[key] = {**described[key], **value} if isinstance(value, dict) else value
+        (odd / "model.json").write_text(json.dumps(described))
+    asked = config.evaluate.model_copy(update={"models": (str(first), str(odd))})
+    with pytest.raises(InputError, match=words):
+        read_together(config.model_copy(update={"evaluate": asked}), ShardSet.open(shards).classes)
+
+
+def test_votes_add_up_where_probabilities_vanish() -> None:
+    """Two members that are sure of different classes: half each, though one of them has exp(-200) for either."""
+    rows = Batch(None, np.array([0]), np.array([7], np.uint64), np.ones(1, np.float32), 0)
+    votes = Votes()
+    for logits in ([200.0, 0.0, -300.0], [0.0, 200.0, -300.0]):
+        votes.begin()
+        votes.add(rows, torch.tensor([logits]))
+    (answers,) = votes.columns("probabilities")
+    np.testing.assert_allclose(answers["confidences"][0], [0.5, 0.5, 0.0])
+    assert answers["topk"][0].tolist() == [0, 1, 2]
+    assert answers["losses"][0] == pytest.approx(np.log(2))

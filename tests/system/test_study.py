@@ -1,0 +1,80 @@
+"""A real study: cells that train, one that diverges, a kill in the middle, and the same command to its end."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.polling import until
+
+STUDY = """
+name: tiny
+title: A tiny study
+run:
+  data: {source: digits, shard_bytes: 1048576}
+  input: {image_size: 8, crop: {scale: [0.7, 1.0], flip: 0.0}}
+  model: {name: resnet18, stem: small, width: 8}
+  train:
+    epochs: 2
+    max_nonfinite: 0
+    schedule: {name: constant}
+  evaluate: {crop_fraction: 1.0, every_epochs: 1}
+  checkpoint: {every_epochs: 0}
+  launch: {processes: 1, threads: 1}
+set: {run.workspace: WORKSPACE}
+seeds: [1]
+grid: {train.global_batch: [256, 1024]}
+target: 0.05
+variants:
+  - name: sane
+    learning_rate: {at: 0.05}
+  - name: absurd
+    learning_rate: {at: 1.0e+18}
+"""
+
+
+def study(path: Path, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "podscale", "study", str(path), "--jobs", "1", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.timeout(1200)  # about 25 s alone; the machine may be busy
+def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) -> None:
+    path, cells = tmp_path / "tiny.yaml", tmp_path / "studies" / "cells"
+    path.write_text(STUDY.replace("WORKSPACE", str(tmp_path)))
+    stopped = study(path)
+    until(lambda: stopped.poll() is not None or any(cells.glob("*.json")), 600)
+    stopped.send_signal(signal.SIGTERM)
+    said, _ = stopped.communicate(timeout=600)
+    assert stopped.returncode == 75, said
+    assert "the same command continues" in said
+    before = {file.name: file.stat().st_mtime_ns for file in cells.glob("*.json")}
+    assert 1 <= len(before) < 4
+
+    whole = study(path, "--out", str(tmp_path))
+    said, _ = whole.communicate(timeout=600)
+    assert whole.returncode == 0, said
+    records = {file.name: json.loads(file.read_text()) for file in cells.glob("*.json")}
+    assert len(records) == 4
+    assert {name: (cells / name).stat().st_mtime_ns for name in before} == before, "what was done is not done again"
+    settings = ("train.schedule.learning_rate", "train.global_batch")
+    by_name = {tuple(record["settings"][name] for name in settings): record for record in records.values()}
+    for batch in (256, 1024):
+        assert by_name[1e18, batch]["ended"] == "diverged"
+        assert by_name[0.05, batch]["ended"] == "done"
+        assert 0 < by_name[0.05, batch]["top1"] <= 1
+    assert by_name[0.05, 1024]["updates"] < by_name[0.05, 256]["updates"]
+    assert not list((tmp_path / "runs").iterdir()), "run directories of cells with a record are taken away"
+
+    rows = list(csv.DictReader((tmp_path / "tiny.csv").open()))
+    assert sorted(row["ended"] for row in rows) == ["diverged", "diverged", "done", "done"]
+    text = (tmp_path / "tiny.md").read_text()
+    assert "| absurd | 1e+18 |" in text
+    assert "0 (1 diverged)" in text
+    page = (tmp_path / "tiny.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "<svg" in page

@@ -1,0 +1,32 @@
+"""Ranks before they begin: copies of their parent, which wait for its word and do not outlive it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podscale.launch.orphans import RANK_DIR, SUPERVISOR, members
+from tests.support.polling import until
+from tests.support.ports import free_port
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_that_were_told_nothing_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
+    """The first of two pods waits for the second; its two ranks wait with it."""
+    options = ("--processes=2", "--nodes=2", "--node-rank=0", "--slices=1", "--address=127.0.0.1")
+    variables = {name: value for name, value in os.environ.items() if name != SUPERVISOR} | {RANK_DIR: str(tmp_path)}
+    spawner = subprocess.Popen(
+        [sys.executable, "-m", "podscale.launch.spawner", *options, f"--port={free_port()}", "podscale.jax.rank"],
+        env=variables,
+    )
+    try:
+        until(lambda: len(members(tmp_path)) == 3, 120)
+        spawner.send_signal(number)
+        assert spawner.wait(60) == -number
+        until(lambda: members(tmp_path) == [], 60)
+    finally:
+        spawner.kill()
+    assert list(tmp_path.iterdir()) == [], "no rank has come to life"

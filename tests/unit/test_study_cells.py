@@ -1,0 +1,253 @@
+"""Studies before anything runs: documents, cells and their order, learning rates, the time box."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale.errors import InputError
+from podscale.pipelines import presets
+from podscale.study import StudyDocument, read_study
+from podscale.study.budget import plan
+from podscale.study.cells import Cell, Chain, Grid
+from podscale.study.records import Point, Record, Records, cell_key
+
+RUN = {"train": {"epochs": 10}, "launch": {"processes": 1}}
+
+
+def study(**given: Any) -> StudyDocument:
+    return StudyDocument.model_validate({"name": "s", "run": RUN, "seeds": [1, 2, 3], **given})
+
+
+def swept(at: Any = 0.1, **given: Any) -> StudyDocument:
+    """Two variants at three batches; the first sweeps its rate, the second takes the first's at the smallest."""
+    rate = {"at": at, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2], "widen": 2}}
+    variants = [
+        {"name": "swept", "learning_rate": rate},
+        {"name": "ruled", "learning_rate": {"at": "swept", "batch": 64, "rule": "sqrt"}},
+    ]
+    return study(**{"variants": variants, "grid": {"train.global_batch": [64, 256, 1024]}, **given})
+
+
+def record(cell: Cell, top1: float | None, **more: Any) -> Record:
+    ended: Any = "done" if top1 is not None else "diverged"
+    return Record(cell.key, ended, dict(cell.settings), cell.seed, top1=top1, **more)
+
+
+class Known:
+    """Records by a function of the cell; `get` learns of each cell when the grid makes it."""
+
+    def __init__(self, grid: Grid, top1: Callable[[Cell], float | None], **more: Any) -> None:
+        self.records: dict[str, Record] = {}
+        for _ in range(20):
+            due = grid.due(self.get)
+            self.records |= {cell.key: record(cell, top1(cell), **more) for cell in due}
+            if not due:
+                return
+        raise AssertionError("a study ends")
+
+    def get(self, key: str) -> Record | None:
+        return self.records.get(key)
+
+
+def nothing(key: str) -> Record | None:
+    return None
+
+
+def chain(grid: Grid, variant: str, batch: int) -> Chain:
+    return grid.chain(variant, (("train.global_batch", batch),))
+
+
+class TestDocument:
+    @pytest.mark.parametrize("name", presets.studies())
+    def test_every_study_that_comes_along_is_valid(self, name: str) -> None:
+        path = presets.resolve_study(name)
+        found = read_study(path, {}, presets.resolve)
+        assert found.name == name
+        assert len(found.seeds) >= 3
+        grid = Grid(found)
+        assert len(grid.due(nothing)) >= 3
+        head = path.read_text().split("\n\n")[0].splitlines()
+        assert all(line.startswith("#") for line in head)
+        assert any(f"podscale study {name}" in line for line in head), "the head shows the command"
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("name: s\nrun: digits\nvarants: []\n", "s.yaml:3: unknown key varants; did you mean variants?"),
+            ("name: s\nrun: digits\nseeds: [1, 1]\n", "s.yaml: seeds: one is given twice"),
+            ("name: s\nrun: digits\ngrid: {train.batch: [1, 2]}\n", "unknown option train.batch"),
+            ("name: s\nrun: digits\nset: {run.seed: 3}\n", "run.seed is the study's to give"),
+            ("name: s\nrun: digits\nx: train.epochs\n", "x: train.epochs is not in the grid"),
+            ("name: s\nrun: digits\nlearning_rate: {rule: linear, at: 0.1}\n", "needs `at` and the `batch`"),
+            ("name: s\nrun: digits\nlearning_rate: {at: b}\n", "there is no variant b"),
+            ("name: s\nrun: digits\nchoose: updates\n", "needs a target"),
+            ("name: s\nrun: digitz\n", "did you mean digits?"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, tmp_path: Path, text: str, told: str) -> None:
+        path = tmp_path / "s.yaml"
+        path.write_text(text)
+        with pytest.raises(InputError) as raised:
+            read_study(path, {}, presets.resolve)
+        assert told in str(raised.value)
+
+    def test_rates_that_follow_each_other_in_a_circle_are_refused(self) -> None:
+        variants = [{"name": a, "learning_rate": {"at": b}} for a, b in ("xy", "yx")]
+        with pytest.raises(ValueError, match="x -> y -> x go round in a circle"):
+            study(variants=variants)
+
+    def test_a_cell_that_is_no_valid_run_is_told_before_anything_runs(self) -> None:
+        with pytest.raises(InputError, match=r"did you mean train\.optimizer\.momentum\?"):
+            Grid(study(variants=[{"name": "a", "set": {"train.optimizer.momentun": 0.5}}]))
+        with pytest.raises(InputError, match="is in the grid and in a"):
+            Grid(study(variants=[{"name": "a", "set": {"train.epochs": 5}}], grid={"train.epochs": [1, 2]}))
+
+    def test_the_run_beside_the_study_and_changes_on_top(self, tmp_path: Path) -> None:
+        (tmp_path / "own.yaml").write_text("train: {epochs: 3, optimizer: {name: sgd, momentum: 0.5}}\n")
+        path = tmp_path / "s.yaml"
+        path.write_text("name: s\nrun: own.yaml\nset: {train.optimizer: {momentum: 0.7}, train.epochs: 4}\n")
+        config = Grid(read_study(path, {"train.epochs": 5}, presets.resolve)).chains[0].config
+        assert (config.train.epochs, config.train.optimizer.name) == (5, "sgd")
+        assert config.train.optimizer.momentum == 0.7, "a section sets only what it names"
+
+
+class TestExpansion:
+    def test_variants_times_grid_times_seeds(self) -> None:
+        variants = [{"name": name, "set": {"train.optimizer.name": name}} for name in ("sgd", "lars")]
+        grid = Grid(study(variants=variants, grid={"train.global_batch": [64, 256], "train.epochs": [1, 2]}))
+        assert len(grid.chains) == 8
+        cells = grid.due(nothing)
+        assert len(cells) == len({cell.key for cell in cells}) == 24
+        assert {(c.config.train.optimizer.name, c.config.train.global_batch) for c in cells} == {
+            (name, batch) for name in ("sgd", "lars") for batch in (64, 256)
+        }
+
+    def test_the_order_is_seed_by_seed_and_the_cheapest_first(self) -> None:
+        grid = Grid(study(grid={"train.global_batch": [64, 1024, 256]}))
+        cells = grid.due(nothing)
+        assert [(cell.seed, cell.config.train.global_batch) for cell in cells] == [
+            (seed, batch) for seed in (1, 2, 3) for batch in (1024, 256, 64)
+        ]
+
+    def test_a_cell_is_known_by_what_changes_its_numbers(self) -> None:
+        one = Grid(study()).chains[0].config
+        assert one.run.id == cell_key(one)
+        assert cell_key(Grid(study(set={"launch.threads": 2})).chains[0].config) == one.run.id
+        assert cell_key(Grid(study(set={"train.epochs": 11})).chains[0].config) != one.run.id
+        assert cell_key(Grid(study(name="other")).chains[0].config) == one.run.id, "studies share their cells"
+
+
+class TestRates:
+    @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 1.6), ("sqrt", 0.4)])
+    def test_rules(self, rule: str, expected: float) -> None:
+        rate = {"at": 0.1, "batch": 64, "rule": rule}
+        grid = Grid(study(learning_rate=rate, set={"train.global_batch": 1024}))
+        assert [cell.rate for cell in grid.due(nothing)] == [expected] * 3
+
+    def test_a_table(self) -> None:
+        given = {"table": {64: 0.1, 256: 0.7}}
+        grid = Grid(study(learning_rate=given, grid={"train.global_batch": [64, 256]}))
+        assert {cell.config.train.global_batch: cell.rate for cell in grid.due(nothing)} == {64: 0.1, 256: 0.7}
+        with pytest.raises(InputError, match=r"the table has no batch 512 \(it has 64, 256\)"):
+            Grid(study(learning_rate=given, grid={"train.global_batch": [64, 512]}))
+
+    def test_a_sweep_is_widened_towards_its_best_rate(self) -> None:
+        grid = Grid(swept())
+
+        def rates(top1: Callable[[Cell], float | None]) -> list[float]:
+            return chain(grid, "swept", 256).sweep(Known(grid, top1).get)
+
+        assert chain(grid, "swept", 256).sweep(nothing) == [0.2, 0.4, 0.8]
+        assert rates(lambda cell: 1 / (1 + abs(cell.rate - 0.4))) == [0.2, 0.4, 0.8]
+        assert rates(lambda cell: cell.rate / 100) == [0.2, 0.4, 0.8, 1.6, 3.2]
+        assert rates(lambda cell: 1 - cell.rate / 100) == [0.05, 0.1, 0.2, 0.4, 0.8]
+
+    def test_a_rate_that_diverged_is_not_the_best(self) -> None:
+        grid = Grid(swept())
+        known = Known(grid, lambda cell: None if cell.rate > 0.5 else cell.rate)
+        assert chain(grid, "swept", 256).rate(known.get) == 0.4
+        assert chain(grid, "swept", 256).rate(nothing) is None
+
+    def test_among_equal_accuracies_the_smaller_loss_decides(self) -> None:
+        grid, records = Grid(swept()), {}
+        for cell in grid.due(nothing):
+            records[cell.key] = record(cell, 0.9, loss=0.3 + abs(cell.rate - 0.4))
+        assert chain(grid, "swept", 256).rate(records.get) == 0.4
+
+    def test_the_mean_over_the_seeds_of_the_sweep_decides(self) -> None:
+        rate = {"at": 0.1, "sweep": {"factors": [1, 2], "widen": 0, "seeds": 2}}
+        grid = Grid(study(learning_rate=rate))
+        top1 = {(0.1, 1): 0.9, (0.1, 2): 0.1, (0.2, 1): 0.6, (0.2, 2): 0.6}
+        known = Known(grid, lambda cell: top1.get((cell.rate, cell.seed), 0.0))
+        assert grid.chains[0].rate(known.get) == 0.2
+        assert [cell.seed for cell in grid.chains[0].seeded(0.2)] == [1, 2, 3]
+
+    def test_the_fewest_updates_to_the_target_may_decide(self) -> None:
+        rate = {"at": 0.1, "sweep": {"factors": [1, 2, 4], "widen": 0}}
+        grid = Grid(study(learning_rate=rate, choose="updates", target=0.5))
+        ends = {0.1: (40, 0.9), 0.2: (20, 0.6), 0.4: (10, 0.4)}  # the last never reaches the target
+        records = {
+            cell.key: record(cell, ends[cell.rate][1], curve=(Point(ends[cell.rate][0], 1.0, ends[cell.rate][1]),))
+            for cell in grid.due(nothing)
+        }
+        assert grid.chains[0].rate(records.get) == 0.2
+
+    def test_a_rate_may_follow_another_variants(self) -> None:
+        grid = Grid(swept())
+        assert chain(grid, "ruled", 1024).rate(nothing) is None
+        known = Known(grid, lambda cell: 1 / (1 + abs(cell.rate - 0.2)))
+        assert chain(grid, "swept", 64).rate(known.get) == 0.2
+        assert [chain(grid, "ruled", batch).rate(known.get) for batch in (64, 256, 1024)] == [0.2, 0.4, 0.8]
+        assert [[c.variant.name for c in wave] for wave in grid.waves()] == [["swept"] * 3, ["ruled"] * 3]
+        with pytest.raises(InputError, match=r"follows swept at train\.global_batch=64, which is not in the grid"):
+            Grid(swept(grid={"train.global_batch": [256]}))
+
+
+class TestTimeBox:
+    def test_without_measurements_a_guess_or_nothing(self) -> None:
+        grid = Grid(study(grid={"train.global_batch": [64, 256]}))
+        assert plan(grid, nothing, jobs=1, box=None).seconds is None
+        assert plan(Grid(study(cell_seconds=10.0)), nothing, jobs=2, box=None).seconds == pytest.approx(15.0)
+
+    def test_what_does_not_fit_is_the_last_and_is_named(self) -> None:
+        grid = Grid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))
+        made = plan(grid, nothing, jobs=1, box=35.0)
+        assert [(cell.seed, cell.config.train.global_batch) for cell in made.kept] == [(1, 256), (1, 64), (2, 256)]
+        assert [(cell.seed, cell.config.train.global_batch) for cell in made.left_out] == [(2, 64), (3, 256), (3, 64)]
+        assert made.by_chain == {"as it is, batch 256": (2, 1), "as it is, batch 64": (1, 2)}
+
+    def test_estimates_come_from_the_nearest_measured_cell(self) -> None:
+        grid = Grid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=99.0))
+        records = {
+            cell.key: record(cell, 0.9, seconds=4.0 if cell.config.train.global_batch == 256 else 8.0, cpu_seconds=3.0)
+            for cell in grid.due(nothing)[:2]
+        }
+        made = plan(grid, records.get, jobs=1, box=None)
+        assert (made.done, made.measured) == (2, 2)
+        assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
+
+    def test_cells_whose_rate_is_not_known_yet_are_counted(self) -> None:
+        made = plan(Grid(swept()), nothing, jobs=1, box=None)
+        assert len(made.kept) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the chains that follow
+        assert made.widening == 6
+
+
+class TestRecords:
+    def test_a_record_is_kept_and_dropped(self, tmp_path: Path) -> None:
+        cell = Grid(study()).due(nothing)[0]
+        made = record(cell, 0.5, curve=(Point(5, 1.0, 0.3, 2.0), Point(10, 2.0, 0.5)))
+        Records(str(tmp_path)).add(made)
+        fresh = Records(str(tmp_path))
+        assert fresh.get(cell.key) == made
+        fresh.drop(cell.key)
+        assert Records(str(tmp_path)).get(cell.key) is None
+
+    @pytest.mark.parametrize(
+        ("target", "expected"), [(0.3, (5.0, 1.0)), (0.4, (7.5, 1.5)), (0.15, (2.5, 0.5)), (0.6, None)]
+    )
+    def test_the_target_is_reached_between_evaluations(self, target: float, expected: tuple[float, float]) -> None:
+        curve = (Point(5, 1.0, 0.3), Point(10, 2.0, 0.5), Point(15, 3.0, 0.45))
+        found = Record("c", "done", {}, 1, curve=curve).reached(target)
+        assert found == (pytest.approx(expected) if expected else None)

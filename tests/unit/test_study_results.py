@@ -1,0 +1,237 @@
+"""What a study says of its records: spread, differences, critical batch, table, pictures and page."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podscale.engine.session import DIVERGED
+from podscale.evaluate.history import parse_history
+from podscale.study import StudyDocument
+from podscale.study.blocks import Bullets, Chart, Table, at_a_glance, blocks, comparison, over_the_range
+from podscale.study.cells import Grid
+from podscale.study.findings import Findings, findings
+from podscale.study.measure import ended_how, record_of
+from podscale.study.publish import publish, table
+from podscale.study.records import Point, Record
+from podscale.study.statistics import critical_batch, difference, spread
+
+LINES = (
+    {"kind": "step", "step": 1, "epoch": 1.0, "loss": 2.0, "time": 1.0},
+    {"kind": "step", "step": 2, "epoch": 1.5, "loss": 1.5, "time": 2.0},
+    {"kind": "step", "step": 3, "epoch": 2.2, "loss": 1.1, "time": 3.0},
+    {"kind": "evaluation", "step": 3, "epoch": 2.2, "top1": 0.6, "top5": 0.9, "loss": 1.0, "time": 4.0},
+    {"kind": "event", "event": "done", "step": 3, "skipped_updates": 1, "time": 5.0},
+)
+
+
+def history(*lines: Any) -> Any:
+    return parse_history([json.dumps(line).encode() for line in lines])
+
+
+class TestStatistics:
+    def test_a_difference_has_its_interval(self) -> None:
+        first, other = [0.60, 0.61, 0.62], [0.65, 0.66, 0.67]
+        assert spread(first) == "61.00 \u00b1 1.00 %"
+        found = difference(first, other)
+        assert found is not None
+        pooled = math.sqrt((np.var(first, ddof=1) + np.var(other, ddof=1)) / 2)
+        assert found.value == pytest.approx(np.mean(other) - np.mean(first))
+        assert found.half == pytest.approx(2.776 * pooled * math.sqrt(2 / 3), rel=2e-3)
+        assert str(found) == "+5.00 \u00b1 2.27"
+        assert str(difference(first, [0.61, 0.63])) == "+1.00 \u00b1 3.35 (within noise)"
+        assert difference(first, []) is None
+        assert difference([0.5], [0.6]) is not None
+
+    @pytest.mark.parametrize(("least", "critical"), [(100.0, 256.0), (37.0, 900.0)])
+    def test_the_critical_batch_is_found_where_it_was_put(self, least: float, critical: float) -> None:
+        batches = (64, 128, 256, 512, 1024, 2048)
+        exact = {batch: least * (1 + critical / batch) for batch in batches}
+        found = critical_batch(exact)
+        assert found.batch == pytest.approx(critical)
+        assert found.least_updates == pytest.approx(least)
+        assert found.least_images == pytest.approx(least * critical)
+        for batch, updates in exact.items():  # the equation as McCandlish 2018 writes it
+            images = updates * batch
+            assert (updates / found.least_updates - 1) * (images / found.least_images - 1) == pytest.approx(1.0)
+        noisy = {batch: updates * (1.05 if i % 2 else 0.95) for i, (batch, updates) in enumerate(exact.items())}
+        found = critical_batch(noisy)
+        rows = np.array([[1 / s, 1 / b / s] for b, s in noisy.items()])
+        by_hand = np.linalg.solve(rows.T @ rows, rows.T @ np.ones(len(rows)))
+        assert found.batch == pytest.approx(by_hand[1] / by_hand[0])
+        assert 0.03 < found.error < 0.07
+
+    def test_data_that_do_not_allow_it_are_told(self) -> None:
+        assert critical_batch({64: 100, 128: 50}, [256]).reason == (
+            "2 of 3 batches reached the target; a fit needs three"
+        )
+        perfect = critical_batch({64: 401, 128: 200, 256: 99})
+        assert perfect.batch is None
+        assert "the critical batch is larger" in perfect.reason
+        assert perfect.linear_to == 256
+        flat = critical_batch({64: 90, 128: 95, 256: 100})
+        assert flat.batch is None
+        assert "the critical batch is smaller" in flat.reason
+        assert (flat.linear_to, flat.useful_to) == (64, 64)
+        wild = critical_batch({64: 400, 128: 20, 256: 300, 512: 30})
+        assert "do not follow the model" in wild.reason
+
+    def test_what_was_measured_is_told_without_a_model(self) -> None:
+        found = critical_batch({64: 800, 128: 400, 256: 205, 512: 150, 1024: 149, 2048: 148})
+        assert (found.linear_to, found.useful_to) == (256, 512)
+
+
+STUDY: dict[str, Any] = {
+    "name": "s",
+    "title": "A study",
+    "question": "What holds?",
+    "run": {"train": {"epochs": 10}},
+    "grid": {"train.global_batch": [64, 256, 1024]},
+    "target": 0.5,
+    "variants": [
+        {"name": "one", "learning_rate": {"at": 0.1, "sweep": {"factors": [1, 2], "widen": 0}}},
+        {"name": "two", "set": {"train.optimizer.name": "lars"}, "learning_rate": {"at": 1.0}},
+    ],
+}
+TOP1 = {("one", 64): 0.9, ("one", 256): 0.9, ("one", 1024): 0.6, ("two", 64): 0.9, ("two", 256): 0.9}
+UPDATES = {64: 500, 256: 200, 1024: 125}
+
+
+def found_in(**changes: Any) -> Findings:
+    """A study whose first line loses at 1,024 and whose second diverges there with one seed of three."""
+    grid = Grid(StudyDocument.model_validate({**STUDY, **changes}))
+    records: dict[str, Record] = {}
+    for _ in range(3):
+        for cell in grid.due(records.get):
+            variant, batch = cell.chain.partition(",")[0], cell.config.train.global_batch
+            bad = (variant, batch, cell.seed) == ("two", 1024, 2)
+            top1 = TOP1.get((variant, batch), 0.9) + 0.01 * (cell.seed - 2) - (0.2 if cell.rate == 0.2 else 0.0)
+            half = UPDATES[batch]
+            curve = (Point(half, 5.0, 0.5, 1.0), Point(2 * half, 10.0, top1, 0.5))
+            records[cell.key] = Record(
+                cell.key,
+                "diverged" if bad else "done",
+                dict(cell.settings),
+                cell.seed,
+                code="c" * 40,
+                top1=None if bad else top1,
+                loss=None if bad else 0.5,
+                training_loss=1.25,
+                updates=2 * half,
+                curve=() if bad else curve,
+                cpu_seconds=30.0,
+            )
+    return findings(grid, records.get)
+
+
+class TestFindings:
+    def test_lines_hold_as_far_as_they_hold(self) -> None:
+        found = found_in()
+        assert found.unfinished == 0
+        assert found.lines == ["one", "two"]
+        assert found.holds_to("one") == 256
+        assert found.holds_to("two") == 256, "a training that diverged is no noise"
+
+    def test_the_critical_batch_counts_what_reached_the_target_with_every_seed(self) -> None:
+        found = found_in()
+        one, two = found.critical("one"), found.critical("two")
+        assert one is not None
+        assert two is not None
+        assert one.batch == pytest.approx(256.0, rel=0.05)
+        assert one.least_updates == pytest.approx(100.0, rel=0.05)
+        assert two.reason == "2 of 3 batches reached the target; a fit needs three"
+        assert found_in(target=None).critical("one") is None
+
+    def test_curves_are_means_over_the_seeds(self) -> None:
+        arm = found_in().of("one")[0]
+        assert arm.rate == 0.1
+        assert arm.curve() == [(5.0, 0.5, 0.0), (10.0, pytest.approx(0.9), pytest.approx(0.01))]
+
+    def test_a_grid_of_two_options_has_a_line_for_each_of_the_other(self) -> None:
+        variants = [{"name": "one"}]
+        grid = {"train.global_batch": [64, 256, 1024], "model.width": [8, 16]}
+        found = found_in(grid=grid, variants=variants, target=None)
+        assert found.lines == ["width 8", "width 16"]
+        assert found.xs == [64, 256, 1024]
+
+
+class TestBlocks:
+    def test_a_comparison_tells_what_noise_can_explain(self) -> None:
+        found = found_in()
+        made = comparison(found, found.at(1024), "batch 1,024")
+        heads = ["", "rate", "updates", "n", "updates to 50.0\u202f%", "epochs"]
+        assert list(made.heads[:6]) == heads
+        one, two = made.rows
+        assert one[:7] == ["one", "0.1", "250", "3", "125 \u00b1 0", "5.0 \u00b1 0.0", "60.00 \u00b1 1.00 %"]
+        assert two[3] == "2 (1 diverged)"
+        assert two[7].startswith("+30.00 \u00b1 ")
+        assert "noise" not in two[7]
+
+    def test_what_matters_stands_first(self) -> None:
+        glance = list(at_a_glance(found_in()))
+        assert glance[0] == "Best at batch 1,024: two, 90.00 \u00b1 1.41 % (n = 2)."
+        assert glance[1] == "one: 90.00 \u00b1 1.00 % at 64, keeps its accuracy to batch 256."
+        assert glance[3].startswith("one: critical batch size 260 (fit")
+        assert glance[4].startswith("two: no critical batch size to 50.0")
+        made = list(blocks(found_in()))
+        assert isinstance(made[1], Bullets)
+        assert [block.name for block in made if isinstance(block, Chart)] == ["accuracy", "epochs", "updates", "curves"]
+
+    def test_lines_are_followed_over_the_whole_range(self) -> None:
+        made = over_the_range(found_in())
+        assert list(made.heads) == ["", "64", "256", "1,024", "from 64 to 1,024"]
+        assert made.rows[0][1:4] == ["90.00 \u00b1 1.00 %", "90.00 \u00b1 1.00 %", "60.00 \u00b1 1.00 %"]
+        assert made.rows[0][4] == "-30.00 \u00b1 2.27"
+
+    def test_an_unfinished_study_says_so(self) -> None:
+        grid = Grid(StudyDocument.model_validate(STUDY))
+        found = findings(grid, lambda key: None)
+        assert list(at_a_glance(found)) == ["Not finished: 21 cells still to be run."]
+        tables = [block for block in blocks(found) if isinstance(block, Table)]
+        assert tables[0].rows[0][1] == "not chosen yet"
+
+
+class TestPublished:
+    def test_files(self, tmp_path: Path) -> None:
+        made = publish(found_in(), tmp_path, ["Command: `podscale study s`"])
+        assert {path.name for path in made} == {path.name for path in tmp_path.iterdir()}
+        text = (tmp_path / "s.md").read_text()
+        assert text.startswith("# A study\n\nCommand: `podscale study s`  \n")
+        for name in ("accuracy", "epochs", "updates", "curves"):
+            assert f"(s-{name}.svg)" in text
+            assert (tmp_path / f"s-{name}.svg").read_text().startswith("<svg")
+        assert "level tinted c1" in (tmp_path / "s-updates.svg").read_text(), "the critical batch is marked"
+        assert 'class="bar c1"' in (tmp_path / "s-accuracy.svg").read_text()
+        assert 'class="band c1"' in (tmp_path / "s-curves.svg").read_text()
+        assert "Every training: 21, 10 CPU minutes by code cccccccccccc" in text
+        page = (tmp_path / "s.html").read_text()
+        assert page.count("<svg") == 4
+        assert "keeps its accuracy to batch 256" in page
+
+    def test_the_table_for_programs(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(table(found_in()))))
+        assert len(rows) == 21  # two rates at three batches, two more seeds of one of them, three seeds of the other
+        row = next(row for row in rows if row["train.optimizer.name"] == "lars" and row["train.global_batch"] == "256")
+        assert (row["updates_to_target"], row["epochs_to_target"]) == ("200.0", "5.0")
+
+
+class TestMeasuring:
+    def test_a_training_is_read_from_its_log(self) -> None:
+        cell = Grid(StudyDocument.model_validate(STUDY)).due(lambda key: None)[0]
+        made = record_of(cell, "done", "", history(*LINES), images=100)
+        assert (made.updates, made.top1, made.loss, made.masked, made.images) == (3, 0.6, 1.0, 1, 100)
+        assert made.training_loss == pytest.approx(1.3)
+        assert made.curve == (Point(3, 2.2, 0.6, 1.0),)
+        assert record_of(cell, "diverged", "why", history(*LINES[:4]), images=100).top1 is None
+
+    def test_only_divergence_is_a_result(self) -> None:
+        assert ended_how(0, "", history(*LINES)) == "done"
+        assert ended_how(1, f"9 updates in a row {DIVERGED} (train", history(*LINES[:3])) == "diverged"
+        assert ended_how(0, "", history(*LINES[:3], {**LINES[3], "loss": None}, LINES[4])) == "diverged"
+        assert ended_how(1, "was killed by SIGSEGV", history(*LINES[:3])) is None
+        assert ended_how(75, "stopped on request", history(*LINES[:3])) is None
