@@ -34,6 +34,8 @@ OURS: dict[str, dict[str, Any]] = {
     "LARS, norm of sum, Nesterov": {"name": "lars", "trust": "norm_of_sum", "nesterov": True},
     "LAMB": {"name": "lamb"},
     "Adam": {"name": "adam"},
+    "NLCG": {"name": "nlcg"},
+    "Neumann": {"name": "neumann"},
     "RMSProp": {"name": "rmsprop"},
     "Shampoo, roots as they are": {"name": "shampoo", "shampoo": {"start_step": 0, "every_steps": 2**20}},
     "Shampoo, roots in every update": {"name": "shampoo", "shampoo": {"start_step": 0}},

@@ -53,7 +53,7 @@ def test_names_and_paths(tmp_path, monkeypatch):
     assert resolve("digits") == Path("digits"), "a file of that name in this folder wins"
     with pytest.raises(InputError, match=r"did you mean imagenette\?"):
         resolve("imagenete")
-    with pytest.raises(InputError, match="presets: akiba2017-32k, codreanu"):
+    with pytest.raises(InputError, match="presets: adya2018-65k, adya2018-cifar100-16k, akiba"):
         resolve("zzz")
 
 
@@ -85,6 +85,9 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
     "jia2018-64k": (65536, 2048, "lars", 24.699, 31, 0.951807, 1e-4, 90, 32),
     "jia2018-alexnet-64k": (65536, 1024, "lars", 22, 5, 0.9, 5e-4, 95, 64),
     "kumar2019-32k": (32768, 1024, "lars", 31.2, 25, 0.9, 1e-4, 2983 * 32768 / 1281167, 128),
+    "krishnan2018-32k": (32000, 250, "neumann", 12.5, 5, 0.9, 1e-4, 237, 32),
+    "adya2018-65k": (65536, 1024, "nlcg", 1.6, 25 * 90 / 200, 0.9, 1e-4, 90, 64),
+    "adya2018-cifar100-16k": (16384, 16, "nlcg", 1.6, 25, 0.9, 1e-4, 200, 1024),
     "mlperf-8xh100": (3264, 8, "lars", 10.7, 2, 0.9, 5e-5, 37, 408),
     "mlperf-3584xh100": (57344, 3584, "lars", 23.0, 32, 0.95, 2.5e-5, 78, 32),
     "mlperf-4096xtpuv4": (32768, 4096, "lars", 27.5, 16, 0.9321, 1e-4, 16 + 1731 * 32768 / 1281167, 64),
@@ -117,6 +120,9 @@ CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
     "jia2018-64k": (0.758, 6.6, None),
     "jia2018-alexnet-64k": (0.587, 4, None),
     "kumar2019-32k": (0.759, 1.282, 1298041),
+    "krishnan2018-32k": (0.76, None, None),
+    "adya2018-65k": (None, None, None),
+    "adya2018-cifar100-16k": (0.56, None, None),
     "mlperf-8xh100": (0.759, 13.87, 54057),
     "mlperf-3584xh100": (0.759, 0.183, 9855127),
     "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
@@ -289,6 +295,28 @@ def test_runs_with_lars_share_what_all_logs_share(name):
     mlperf = name.startswith(("mlperf", "kumar", "ying"))
     assert not mlperf or (train.schedule.end_learning_rate, train.label_smoothing) == (1e-4, 0.1)
     assert train.target_top1 == (0.759 if name.startswith(("mlperf", "kumar")) else None)
+
+
+def test_the_neumann_run_has_table_1_of_its_paper():
+    train = load(resolve("krishnan2018-32k")).train
+    found = train.optimizer.neumann
+    assert (found.alpha, found.beta, found.gamma) == (1e-7, 1e-5, 0.99)
+    assert (found.momentum_start, found.momentum_end) == (0.5, 0.9)
+    assert (found.sgd_epochs, found.reset_epochs) == (5, 10)
+    assert found == type(found)(), "which are the defaults"
+    assert train.global_batch == 250 * 32 * train.accumulation
+    rates = schedules.table(train, IMAGENET)[:, 0]
+    ends = [schedules.first_step(epoch, schedules.steps_per_epoch(train, IMAGENET)) for epoch in range(40, 237, 40)]
+    np.testing.assert_allclose([rates[end] / rates[end - 1] for end in ends], 0.3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "share"), [("adya2018-65k", 90 / 200), ("adya2018-cifar100-16k", 1.0)])
+def test_the_runs_of_adya_have_the_programs_defaults_and_the_scripts_schedule(name, share):
+    train = load(resolve(name)).train
+    assert train.optimizer.nlcg == type(train.optimizer.nlcg)()
+    schedule = train.schedule
+    assert [schedule.warmup_epochs, *schedule.milestones] == pytest.approx([25 * share, 102 * share, 153 * share])
+    assert (schedule.warmup_start, schedule.gamma) == (0.1, 0.1)
 
 
 def test_kumars_run_is_that_of_the_log():
