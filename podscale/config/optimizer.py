@@ -66,6 +66,10 @@ class OptimizerSection(Section):
         """The momentum form in use."""
         return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
 
+    def has(self, option: str) -> bool:
+        """Whether the chosen rule has an option, by its name in this section."""
+        return self.name in rules_with(option)
+
     @property
     def added_eps(self) -> float:
         """The epsilon in use."""
@@ -98,7 +102,7 @@ def rules_with(option: str) -> tuple[str, ...]:
 def foreign_options(section: OptimizerSection) -> Iterator[str]:
     """The options, by their names within the section, that are set and that the chosen rule does not have."""
     for option in type(section).model_fields:
-        if section.name not in rules_with(option):
+        if not section.has(option):
             yield from (f"{option}{inner}" for inner in _set(getattr(section, option), _default(section, option)))
 
 

@@ -110,9 +110,10 @@ def _recipe(data: ReportData) -> str:
     if data.config is None:
         return ""
     train, schedule, optimizer = data.config.train, data.config.train.schedule, data.config.train.optimizer
+    momentum = f" with momentum {optimizer.momentum:g}," if optimizer.has("momentum") else ","
     lines = [
         f"- {train.epochs:g} epochs in batches of {train.global_batch}, {train.precision}, seed {data.config.run.seed}",
-        f"- {optimizer.name.upper()} with momentum {optimizer.momentum:g}, weight decay {optimizer.weight_decay:g}",
+        f"- {optimizer.name.upper()}{momentum} weight decay {optimizer.weight_decay:g}",
         f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
         *([f"- Settings by the recipe {inline(train.recipe_origin)}"] if train.recipe_origin else []),

@@ -137,7 +137,8 @@ def hyper_parameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> I
     yield "opt_name", optimizer.name
     own = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
     yield f"{own}_base_learning_rate", schedule.learning_rate
-    yield f"{own}_momentum", optimizer.momentum
+    if optimizer.has("momentum"):
+        yield f"{own}_momentum", optimizer.momentum
     yield f"{own}_weight_decay", optimizer.weight_decay
     yield f"{'lars_opt' if own == 'lars_opt' else 'opt'}_learning_rate_warmup_epochs", schedule.warmup_epochs
     if optimizer.name == "lars":
