@@ -249,7 +249,7 @@ def sharded(place: Place) -> Place:
         (["train.precision=fp16", "train.loss_scale=1"], "fp16 without loss scaling loses small gradients"),
         (["train.weight_gather=bf16"], "only a sharded update gathers weights"),
         (["train.weight_update=sharded", "train.all_reduce.algorithm=ddp"], "ddp, the baseline, reduces whole"),
-        (["train.optimizer.name=lamb", "train.optimizer.nesterov=true"], "an option of sgd and lars"),
+        (["train.optimizer.name=lamb", "train.optimizer.nesterov=true"], "and train.optimizer.name is lamb"),
         (["train.cuda_graph=true"], "there is no NVIDIA GPU here to record a graph for"),
         (["model.name=alexnet"], "alexnet has no small stem"),
         (["train.phases=[{start: 3}]"], "a phase from epoch 3.0 on never begins"),

@@ -29,7 +29,7 @@ ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPL
 """No accelerator of this machine is touched, no metadata server of Google's cloud is asked, and another process may use
 libtpu too (it locks a file of the machine otherwise, because a TPU serves one process)."""
 PACKAGES = ("jax", "jaxlib", "libtpu")
-FRAMEWORK_FREE = ("models.py", "layout.py", "decay.py", "config/spans.py")
+FRAMEWORK_FREE = ("models/*.py", "layout.py", "decay.py", "config/spans.py")
 """What a compiled step depends on below the engine; the rest of what it imports only reads the document."""
 
 
@@ -117,7 +117,7 @@ def _modules() -> list[Path]:
             if path.is_file() and path not in found:
                 found.add(path)
                 waiting += [name for name in _imports(path) if name.startswith("podscale.jax.")]
-    return sorted([*found, *(root / name for name in FRAMEWORK_FREE)])
+    return sorted(found.union(*(root.glob(pattern) for pattern in FRAMEWORK_FREE)))
 
 
 def _imports(path: Path) -> Iterator[str]:

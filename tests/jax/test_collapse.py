@@ -15,6 +15,7 @@ from podscale.config.ema import EmaSection
 from podscale.errors import InputError
 from podscale.rundir import RunDirectory
 from tests.support.engines import small, state_after, train_in_jax, train_in_torch
+from tests.support.shard_set import make_shard_set
 
 CYCLES = {"cycles": [2, 1.5], "warmup_epochs": [0.3], "collapse": {"epochs": 1}}
 FIRST, LAST = 6, 11  # updates: three an epoch, and the last one begins inside an epoch
@@ -47,9 +48,9 @@ def beginning(found: dict[str, np.ndarray[Any, Any]]) -> Any:
 
 
 @pytest.fixture
-def trained(make_shard_set: Any, tmp_path: Path) -> tuple[RunConfig, Path]:
+def trained(tmp_path: Path) -> tuple[RunConfig, Path]:
     """A run in two cycles, and its shards."""
-    config, shards = cycling(tmp_path), make_shard_set()
+    config, shards = cycling(tmp_path), make_shard_set(tmp_path / "shards")
     train_in_torch(config, shards)
     return config, shards
 
@@ -106,9 +107,7 @@ def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path])
     assert (told["run"], told["epoch"], told["epochs"]) == ("tiny-c0", 1.0, 3.0)
 
 
-def test_what_it_cannot_begin_with_is_refused(
-    trained: tuple[RunConfig, Path], make_shard_set: Any, tmp_path: Path
-) -> None:
+def test_what_it_cannot_begin_with_is_refused(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
     config, shards = trained
     first = ensemble.members(config)[0].config
 
@@ -125,6 +124,6 @@ def test_what_it_cannot_begin_with_is_refused(
     ]:
         with pytest.raises(InputError, match=words):
             train_in_torch(refused, shards)
-    others = make_shard_set(name="others", classes=["ant", "bee", "cat", "eel"])
+    others = make_shard_set(tmp_path / "others", classes=["ant", "bee", "cat", "eel"])
     with pytest.raises(InputError, match="other classes"):
         train_in_torch(first, others)
