@@ -4,7 +4,7 @@ import random
 import socket
 
 OURS = range(10_000, 32_000)
-"""Below those that the kernel gives to outgoing connections, one of which may take a free port before its server does."""
+"""Below those of outgoing connections, one of which may take a free port before its server does."""
 
 _chance = random.Random()  # of the system's entropy: each process of pytest draws its own
 
