@@ -5,6 +5,7 @@ the others still work in the meeting that it was lost from: it must not join tha
 that are no more. It is known by having come there before.
 """
 
+import time
 from collections.abc import Callable
 
 from podscale.launch.rendezvous import Rendezvous
@@ -13,6 +14,7 @@ from podscale.text import ranks_text
 
 JOIN_SECONDS = 900.0
 """How long the pods of a job wait for each other, as torchrun does: machines may come up minutes apart."""
+AGAIN_SECONDS = 0.2
 NEVER = "never"
 """A key that nobody writes: who waits for it waits for the end of the store."""
 
@@ -33,21 +35,26 @@ def gather(
     assert meeting.node_rank is not None
     pods = [f"pod/{number}" for number in range(meeting.nodes)]
     me = pods[meeting.node_rank]
-    try:
+    deadline = time.monotonic() + seconds
+    while True:
         store = connect()
-        while (coming := store.add(f"came/{me}", 1)) > 1 and _has_begun(store, pods):
-            _await_end(store, rank, leaving, seconds)
-            store = connect()
-        store.set(me, str(coming))
-        store.wait(pods, seconds)
-    except StoreTimeout:
-        absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
-        told = ranks_text(absent).replace("rank", "pod", 1)
-        raise NotGathered(
-            f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why"
-        ) from None
-    except StoreError as error:
-        raise NotGathered(f"the first pod of {meeting.nodes} cannot be reached: {error}") from error
+        try:
+            if (coming := store.add(f"came/{me}", 1)) > 1 and _has_begun(store, pods):
+                _await_end(store, rank, leaving, seconds)
+                deadline = time.monotonic() + seconds
+                continue
+            store.set(me, str(coming))
+            return store.wait(pods, seconds)
+        except StoreTimeout:
+            absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
+            told = ranks_text(absent).replace("rank", "pod", 1)
+            raise NotGathered(
+                f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why"
+            ) from None
+        except StoreError as error:  # it may have ended in the middle of a question, and the next one be about to begin
+            if time.monotonic() >= deadline:
+                raise NotGathered(f"the first pod of {meeting.nodes} cannot be reached: {error}") from error
+            time.sleep(AGAIN_SECONDS)
 
 
 def tell_lost(store: Store, rank: int) -> None:
