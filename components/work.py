@@ -143,7 +143,9 @@ def cells(study: str, chain: int) -> None:
 
 
 def _tell(cell: "Cell", record: "Record | None", error: str) -> None:
-    print(f"{cell.name}: {error or (record and (record.top1 or record.ended))}", flush=True)
+    if record is not None:
+        error = record.ended if record.top1 is None else f"top-1 {record.top1:.2%}"
+    print(f"{cell.name}: {error}", flush=True)
 
 
 def findings(study: str, page: Any, text: Any) -> None:

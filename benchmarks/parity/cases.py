@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from podscale import schedules, stages
+from podscale import stages
 from podscale.config import RunConfig
 from podscale.input import build_evaluation_loader, build_loader
 from podscale.order import build_order
@@ -73,7 +73,7 @@ CASES = [Case(rule, group, sharded) for rule in RULES for group in (1, 4) for sh
 class Data:
     """What both engines are given: batches [updates, n, ...] in the order of the ranks, and the validation split.
 
-    schedule: fp32 [updates, 3]. weights: an exported model's file, the network before the first update.
+    samples: images of the training split. weights: an exported model's file, the network before the first update.
     """
 
     classes: int
@@ -81,7 +81,7 @@ class Data:
     labels: Values
     validation_images: Values
     validation_labels: Values
-    schedule: Values
+    samples: int
     weights: Path
 
 
@@ -145,6 +145,6 @@ def prepare(config: RunConfig, shard_set: ShardSet, updates: int, weights: Path)
         np.stack([labels for _, labels in with_labels]),
         np.concatenate([np.asarray(images)[real] for images, _, real in judged]),
         np.concatenate([labels[real] for _, labels, real in judged]),
-        schedules.table(config.train, len(training)),
+        len(training),
         weights,
     )

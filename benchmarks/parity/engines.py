@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.parity.cases import RANKS, Data, Trained
 from benchmarks.world import run_world
-from podscale import models
+from podscale import models, schedules
 from podscale.config import RunConfig
 
 
@@ -36,7 +36,7 @@ def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
     network = build.build_placed_model(config, world, data.classes)
     load_weights(network, data.weights)
     spec = models.spec(config.model, data.classes)
-    step = build.build_step(config, world, network, spec, data.schedule).step
+    step = build.build_step(config, world, network, spec, data.samples).step
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     losses = []
     for number, (images, labels) in enumerate(zip(data.images, data.labels, strict=True)):
@@ -76,8 +76,9 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
     found = []
     for data in given:
         state, losses = step.begin(*load_weights(spec, data.weights)), []
+        schedule = schedules.table(config.train, data.samples)
         for images, labels in zip(data.images, data.labels, strict=True):
-            state, figures = step.updates(state, step.batches(images[None], labels[None]), data.schedule)
+            state, figures = step.updates(state, step.batches(images[None], labels[None]), schedule)
             losses.append(float(figures.loss[0]))
         trained = {name: np.asarray(array) for name, array in step.named(state.weights).items()}
         statistics = {name: np.asarray(array) for name, array in state.statistics.items()}

@@ -60,9 +60,8 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
     except ValueError as error:
         raise InputError(f"{entry.path}: this checkpoint cannot be used: {error}") from None
     arrays = {name.removeprefix(MODEL): a for name, a in snapshot.arrays.items() if name.startswith(MODEL)}
-    spec = models.spec(
-        config.model, len(shard_set.classes)
-    )  # an option that the saving version did not know may matter
+    # Names and shapes too, because an option that the saving version did not know may change them.
+    spec = models.spec(config.model, len(shard_set.classes))
     wants = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
     if {name: array.shape for name, array in arrays.items()} != wants:
         raise InputError(f"{entry.path}: these weights belong to another model: they have other names or shapes")

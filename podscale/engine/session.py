@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,7 +69,7 @@ class Session(ABC):
     training_images: int
     stopping: bool = False
     """All ranks have agreed to stop."""
-    side: int = 0
+    _side: int = field(default=0, init=False)
     """Of the newest training images, in pixels; 0 before the first."""
 
     @abstractmethod
@@ -162,10 +162,10 @@ class Session(ABC):
             optimizer_bytes=self.state.optimizer_bytes,
         )
 
-    def meet(self, side: int) -> None:
+    def takes_images_of(self, side: int) -> None:
         """Tells the monitor what images cost that have another side than those before."""
-        if side != self.side:
-            self.side = side
+        if side != self._side:
+            self._side = side
             self.monitor.image_cost(self.spec.training_flops(side))
 
     def heed(self, words: list[Word]) -> bool:
@@ -221,9 +221,8 @@ class Session(ABC):
         """Whether the document asks for a checkpoint after so many updates."""
         settings = self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
-        if step in self._snapshots:
-            return True
-        return step == self.end or by_steps or schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+        by_epochs = schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+        return step == self.end or step in self._snapshots or by_steps or by_epochs
 
     def interrupts(self, step: int) -> bool:
         """Whether something other than an update is to follow so many of them."""

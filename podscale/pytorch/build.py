@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -64,7 +62,7 @@ def build_session(
     set_numerics(train)
     spec = models.spec(config.model, len(shard_set.classes))
     model = build_placed_model(config, world, len(shard_set.classes))
-    parts = build_step(config, world, model, spec, schedules.table(train, len(training_split)))
+    parts = build_step(config, world, model, spec, len(training_split))
     report_wire(train.all_reduce, parts.reducer, world, monitor)
     feed, precision = Feed(world), parts.precision
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, monitor.evaluated_images)
@@ -119,14 +117,14 @@ def build_step(
     world: World,
     model: torch.nn.Module,
     spec: models.ModelSpec,
-    schedule: npt.NDArray[np.float32],
+    samples: int,
 ) -> StepParts:
-    """The update of a document, over a model whose values it takes over. schedule: [updates, schedules.COLUMNS]."""
+    """The update of a document, over a model whose values it takes over. samples: training images."""
     train = config.train
     span_groups(model, world, batch_norm_span(config, world.size))
     statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
     precision = build_precision(train, world)
-    per_epoch = len(schedule) / train.epochs
+    per_epoch = schedules.steps_per_epoch(train, samples)
     extra = 1 + len(statistics)
     reducer, weights, optimizer = build_update(train, model, spec, precision, world, per_epoch, extra=extra)
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
@@ -138,7 +136,7 @@ def build_step(
         weights,
         precision,
         statistics,
-        schedule=torch.from_numpy(schedule).to(world.device),
+        schedule=torch.from_numpy(schedules.table(train, samples)).to(world.device),
         loss=build_loss(config),
         accumulation=train.accumulation,
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),

@@ -51,7 +51,7 @@ class Session(SharedSession):
         monitor, progress, ema = self.monitor, self.progress, self.state.ema
         batches = self.loader.batches(progress.step, self.end)
         for batch in self.feed(batches, monitor.phase):
-            self.meet(batch.images.shape[1])
+            self.takes_images_of(batch.images.shape[1])
             result = self.step(batch, monitor.phase)
             progress.step += 1
             if ema is not None:

@@ -45,8 +45,7 @@ class Cell:
 
     @property
     def cost(self) -> tuple[float, float]:
-        """Cheaper cells compare smaller: by epochs, then by updates an epoch."""
-        return self.config.train.epochs, 1.0 / self.config.train.global_batch
+        return _cost(self.config)
 
 
 class Grid:
@@ -129,7 +128,7 @@ class Unknown:
 
     @property
     def cost(self) -> tuple[float, float]:
-        return self.config.train.epochs, 1.0 / self.config.train.global_batch
+        return _cost(self.config)
 
 
 @dataclass(frozen=True)
@@ -296,6 +295,11 @@ class Chain:
 def rounded(rate: float) -> float:
     """Four significant digits: what a table shows is what was run."""
     return float(f"{rate:.4g}")
+
+
+def _cost(config: RunConfig) -> tuple[float, float]:
+    """Cheaper cells compare smaller: by epochs, then by updates an epoch."""
+    return config.train.epochs, 1.0 / config.train.global_batch
 
 
 def _short(option: str) -> str:
