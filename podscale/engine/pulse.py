@@ -77,7 +77,11 @@ class Pulse:
         self._bounded(lambda: self._say(ended, follows, stay), self._store_seconds)
 
     def call_hang(self) -> None:
-        """Lets the others know at once, before it is known who is to blame."""
+        """Lets the others know at once, before it is known who is to blame.
+
+        Whoever calls this is about to say more: this rank is not to take its own call for another's.
+        """
+        self._spoken = True
         self._bounded(self._say_hang, self._store_seconds)
 
     def hang_called(self) -> bool:

@@ -21,6 +21,8 @@ from podscale.text import ranks_text
 NEVER = 2**30
 """Seconds after which JAX itself would find a process missing: the pulse does, and says who and where."""
 COORDINATOR = "jax/coordinator"
+ANSWER_SECONDS = 5.0
+"""So much longer the others wait for process 0 than it waits for them: it alone knows who has not come."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,16 @@ class World:
         keys = [f"world/{number}/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], json.dumps(value))
         if not self.first:
-            found: list[Any] = json.loads(self._awaited([f"world/{number}"], name)[0])
+            found: list[Any] = json.loads(self._awaited([f"world/{number}"], name, ANSWER_SECONDS)[0])
             return found
         found = [json.loads(text) for text in self._awaited(keys, name)]
         store.set(f"world/{number}", json.dumps(found))
         return found
 
-    def _awaited(self, keys: list[str], name: str) -> list[str]:
+    def _awaited(self, keys: list[str], name: str, more: float = 0.0) -> list[str]:
         store = self.meeting.store
         try:
-            store.wait(keys, self.timeout_seconds)
+            store.wait(keys, self.timeout_seconds + more)
         except StoreTimeout as error:
             waited = [rank for rank, key in enumerate(keys) if not store.check(key)]  # of one key: for process 0
             raise StoreTimeout(f"timed out: {ranks_text(waited)} did not come to {name}") from error

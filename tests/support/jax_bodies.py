@@ -49,7 +49,8 @@ def loses(world: World, whereabouts: Whereabouts) -> None:
 
 
 def stays_away(world: World, whereabouts: Whereabouts) -> None:
-    """One process does not come to a barrier."""
+    """One process does not come to a barrier, before which all were together."""
+    world.barrier("the first barrier")
     if world.rank == 1:
         time.sleep(world.timeout_seconds + 8)
         return

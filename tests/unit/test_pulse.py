@@ -1,0 +1,40 @@
+"""A rank's pulse hears the others, and not itself. With a real store."""
+
+import json
+
+from podscale.engine.meeting import Meeting
+from podscale.engine.notes import Whereabouts
+from podscale.engine.pulse import Pulse
+from podscale.store.client import RemoteStore
+from podscale.store.server import StoreServer
+from tests.support.polling import until
+
+BEAT = 0.02
+
+
+def test_a_call_of_hang_is_for_the_others() -> None:
+    """Who calls it is about to say why, and knows more than that somebody has called."""
+    server = StoreServer("127.0.0.1", 0)
+    heard: dict[int, str] = {}
+
+    def pulse(rank: int) -> Pulse:
+        def told(reason: str, *, hang: bool) -> None:
+            assert hang
+            heard[rank] = reason
+
+        meeting = Meeting(rank, 2, RemoteStore("127.0.0.1", server.port, 10.0), 10.0)
+        return Pulse(meeting, Whereabouts(), seconds=BEAT, on_trouble=told)
+
+    def beat() -> int:
+        (note,) = RemoteStore("127.0.0.1", server.port, 10.0).get(["pulse/0"])
+        return int(json.loads(note)["beat"])
+
+    caller, other = pulse(0), pulse(1)
+    caller.call_hang()
+    until(lambda: 1 in heard)
+    assert heard[1] == "rank 0 calls it a hang"
+    seen = beat()
+    until(lambda: beat() > seen + 20)
+    assert 0 not in heard
+    for one in (caller, other):
+        one.last_words("")
