@@ -4,9 +4,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.ensemble photographs --source imagenette224.tar --work FOLDER
 
 For each seed one run in cycles is trained, the collapses of its snapshots, runs as long as all of them together, and as
-many short ones as members; then each side is evaluated. These are stages of ordinary runs in FOLDER, and a finished
-stage is not done again: a stopped command goes on where it was. At the end results/learning/ensemble.md is written from
-the families named, with all seeds that are complete.
+many short ones as members; then each side is evaluated. These are ordinary runs in FOLDER, and what is finished is not
+done again: a stopped command goes on where it was. At the end results/learning/ensemble.md is written from all that is
+complete in FOLDER.
 """
 
 import argparse
@@ -17,27 +17,14 @@ from pathlib import Path
 
 from benchmarks.conditions import RESULTS, code_version, head, publish
 from benchmarks.ensemble.cases import FAMILIES, Comparison, Family, comparison
+from benchmarks.ensemble.engine import carry_out
 from benchmarks.ensemble.picture import picture
-from benchmarks.ensemble.rows import Row, differences, rows
+from benchmarks.ensemble.rows import APART_WEIGHTS, Row, differences, rows
 from benchmarks.ensemble.table import introduction, section
-from podscale import stages
 from podscale.evaluate import evaluation
 from podscale.rundir import RunDirectory
-from podscale.stopping import stoppable
 
 LEARNING = RESULTS / "learning"
-
-
-def carry_out(sides: Comparison) -> None:
-    """Trains and evaluates what is not finished."""
-    shard_set = stages.shard(sides.cycles.data, sides.cycles.run.workspace)
-    assert shard_set is not None, "all parts at once"
-    for config in sides.trained:
-        started = time.monotonic()
-        if not stages.train(config, shard_set.location).reused:
-            print(f"{config.run.id}: trained in {time.monotonic() - started:.0f} s", flush=True)
-    for config in sides.evaluated:
-        stages.evaluate(config, shard_set.location)
 
 
 def found(sides: Comparison) -> dict[str, Row] | None:
@@ -50,14 +37,16 @@ def found(sides: Comparison) -> dict[str, Row] | None:
 
 
 def compared(family: Family, seeds: Sequence[int], workspace: Path, source: str) -> list[str]:
-    """The part of the page about a family, and its picture beside the page."""
+    """The part of the page about a family, and its picture beside the page; nothing where no seed is complete."""
     sides = [comparison(family, seed, workspace, source) for seed in seeds]
     seen = [figures for one in sides if (figures := found(one)) is not None]
+    if not seen:
+        return []
     name = f"ensemble-{family.name}.svg"
-    if seen:
-        LEARNING.mkdir(parents=True, exist_ok=True)
-        title = f"{family.title}: points of top-1 more than one long run, n = {len(seen)}"
-        (LEARNING / name).write_text(picture(title, differences(seen)))
+    title = f"{family.title}: points of top-1 more than one long run"
+    LEARNING.mkdir(parents=True, exist_ok=True)
+    drawn = {row: values for row, values in differences(seen).items() if row != APART_WEIGHTS}  # chance: far off
+    (LEARNING / name).write_text(picture(title, drawn))
     return section(family, sides[0], seen, name)
 
 
@@ -75,23 +64,19 @@ def main() -> None:
         parser.error(f"families are {', '.join(FAMILIES)}")
     if options.source is None and any(family.source is None for family in chosen):
         parser.error("--source: say where the photographs are")
-    names = " ".join(family.name for family in chosen)
-    start = head(
-        "A collapsed ensemble at equal epochs",
-        ("torch", "numpy"),
-        f"python -m benchmarks.ensemble {names} --seeds {options.seeds}",
-    )
+    named = " ".join(options.families)
+    command = f"python -m benchmarks.ensemble {named} --seeds {options.seeds}"
+    lines = [*head("A collapsed ensemble at equal epochs", ("torch", "numpy"), command), *introduction()]
     code, seeds = code_version()[1], range(1, options.seeds + 1)
-    places = {family.name: (options.work / f"{family.name}-{code[:12]}").resolve() for family in chosen}
-    if not options.write:
-        with stoppable():
-            for seed in seeds:  # one of every family before the next: what is cut short says something of each
-                for family in chosen:
-                    sides = comparison(family, seed, places[family.name], family.source or options.source)
-                    carry_out(sides)
-    lines = [*start, *introduction()]
-    for family in chosen:
-        lines += compared(family, seeds, places[family.name], family.source or options.source)
+    places = {name: (options.work / f"{name}-{code[:12]}").resolve() for name in FAMILIES}
+    for seed in seeds if not options.write else ():  # of every family before the next: a cut says something of each
+        for family in chosen:
+            started = time.process_time()
+            done = carry_out(comparison(family, seed, places[family.name], family.source or options.source))
+            used = f"{time.process_time() - started:.0f} s of CPU: {', '.join(done)}" if done else "finished before"
+            print(f"{family.name}, seed {seed}, {used}", flush=True)
+    for name, family in FAMILIES.items():
+        lines += compared(family, seeds, places[name], family.source or options.source or "photographs")
     publish(LEARNING / "ensemble.md", lines)
 
 

@@ -11,15 +11,16 @@ from podscale.study.statistics import T_95
 LONG, AVERAGE = "one long run", "its running average"
 ENDING = "one long run that ends in a collapse"
 CYCLES = "the run in cycles, not collapsed"
-BEST, MEAN = "best member", "members, mean"
+LAST, BEST, MEAN = "last member", "best member", "members, one by one"
 TOGETHER = "ensemble, mean of probabilities"
 WEIGHTS = "mean of the members' weights (SWA)"
 RESTARTS = "restarts, mean of probabilities"
 WAYS = {"probabilities": TOGETHER, "logits": "ensemble, mean of logits", "weights": WEIGHTS}
+APART_WEIGHTS = "mean of the restarts' weights"
 APART = {
     "probabilities": RESTARTS,
     "logits": "restarts, mean of logits",
-    "weights": "mean of the restarts' weights",
+    "weights": APART_WEIGHTS,
 }
 NORMAL_95 = 1.96
 
@@ -66,21 +67,19 @@ class Spread:
 def rows(members: Ensemble, apart: Ensemble, singles: Ensemble) -> dict[str, Row]:
     """The rows of one seed by name, in the order of the table."""
     long, ending, cycles = singles.members
-    found = {
-        LONG: _row(long.answered, long.epochs),
-        ENDING: _row(ending.answered, ending.epochs),
-        CYCLES: _row(cycles.answered, cycles.epochs),
-    }
+    found = {LONG: _row(long.answered, long.epochs)}
     if long.average is not None:
         found[f"{LONG}, {AVERAGE}"] = _row(long.average, long.epochs)
-    for number, one in enumerate(members.members):
+    found |= {ENDING: _row(ending.answered, ending.epochs), CYCLES: _row(cycles.answered, cycles.epochs)}
+    *earlier, last = members.members
+    for number, one in enumerate(earlier):
         found[f"member {number}"] = _row(one.answered, one.epochs_before + one.epochs)
-    last = members.members[-1]
+    found[LAST] = _row(last.answered, last.epochs_before + last.epochs)
     if last.average is not None:
-        found[f"member {len(members.members) - 1}, {AVERAGE}"] = _row(last.average, last.epochs_before + last.epochs)
+        found[f"{LAST}, {AVERAGE}"] = _row(last.average, last.epochs_before + last.epochs)
     found |= _group([one.answered for one in members.members], members.epochs, MEAN, BEST)
     found |= {WAYS[one.way]: _row(one.answered, members.epochs) for one in members.combined}
-    found |= _group([one.answered for one in apart.members], apart.epochs, "restarts, one of them", "best restart")
+    found |= _group([one.answered for one in apart.members], apart.epochs, "restarts, one by one", "best restart")
     return found | {APART[one.way]: _row(one.answered, apart.epochs) for one in apart.combined}
 
 
