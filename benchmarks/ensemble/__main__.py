@@ -43,10 +43,9 @@ def compared(family: Family, seeds: Sequence[int], workspace: Path, source: str)
     if not seen:
         return []
     name = f"ensemble-{family.name}.svg"
-    title = f"{family.title}: points of top-1 more than one long run"
     LEARNING.mkdir(parents=True, exist_ok=True)
     drawn = {row: values for row, values in differences(seen).items() if row != APART_WEIGHTS}  # chance: far off
-    (LEARNING / name).write_text(picture(title, drawn))
+    (LEARNING / name).write_text(picture(family.title, drawn))
     return section(family, sides[0], seen, name)
 
 

@@ -66,17 +66,18 @@ FAMILIES = {
         Family(
             "few-digits",
             "Handwritten digits at 8 px, a fifth of them to train on",
-            "The same with `data.validation_fraction: 0.8`: 359 images to train on, 1,438 to be judged by, so that one "
-            "image is 0.07 points and there is something left to gain. `train.global_batch: 32`, so that updates are "
-            "not as much fewer as images are, and the learning rate by the linear rule.",
+            "`digits-ensemble` with `input.image_size: 8`, `model.width: 8` and `data.validation_fraction: 0.8`: "
+            "359 images to train on, 1,438 to be judged by, so that one image is 0.07 points and there is "
+            "something left to gain. `train.global_batch: 32`, so that updates are not as much fewer as images "
+            "are, and the learning rate by the linear rule.",
             "digits",
             DIGITS,
             FEW,
         ),
         Family(
             "few-digits-long",
-            "The same few digits, four times as long",
-            "As before, with cycles of 24, 16 and 16 epochs, collapses of 8, and warm-ups four times as long.",
+            "Handwritten digits at 8 px, a fifth of them, four times as long",
+            "`few-digits` with cycles of 24, 16 and 16 epochs, collapses of 8, and warm-ups four times as long.",
             "digits",
             DIGITS,
             FEW

@@ -29,17 +29,17 @@ def picture(title: str, differences: Mapping[str, Sequence[float]]) -> str:
         _row(name, values, spreads[name], x, TOP + ROW * (number + 0.5))
         for number, (name, values) in enumerate(differences.items())
     ]
+    foot = "points of top-1 more than one long run; dots: seeds, bars: mean and 95 %"
     return standalone(
         tag("text", title, x=MARGIN, y=MARGIN + 4, class_="title"),
         ticks,
         tag("line", x1=x(0.0), x2=x(0.0), y1=TOP, y2=bottom, class_="level"),
         drawn,
-        tag("text", "points of top-1; dots: seeds, bar: mean and 95 %", x=WIDTH - MARGIN, y=bottom + 34,
-            text_anchor="end", class_="unit"),
+        tag("text", foot, x=WIDTH - MARGIN, y=bottom + 34, text_anchor="end", class_="unit"),
         width=WIDTH,
         height=bottom + FOOT,
         enlarged=1.5,
-    )  # fmt: skip
+    )
 
 
 def _row(name: str, values: Sequence[float], spread: Spread, x: Scale, y: float) -> list[Any]:
