@@ -157,20 +157,18 @@ def comparison(family: Family, seed: int, workspace: Path, source: str) -> Compa
     count = len(section.members)
     epochs = cycles.train.epochs + count * section.collapse.epochs
     alone: dict[str, Any] = {"ensemble__cycles": [], "train__epochs": epochs}
-    start = epochs - section.collapse.epochs
     collapse = {
-        "start": start,
+        "start": epochs - section.collapse.epochs,
         "schedule": collapse_schedule(section, 0, schedule).model_dump(mode="json"),
         "weight_decay": cycles.train.optimizer.weight_decay * section.collapse.weight_decay_factor,
         "crop": section.collapse.crop.model_dump(mode="json"),
         "reset_momentum": True,
     }
-    decayed = {"train__schedule__decay_epochs": start - schedule.warmup_epochs, "train__phases": [collapse]}
     shorter = {"train__epochs": epochs / count, "train__schedule__warmup_epochs": schedule.warmup_epochs / count}
     restarts = tuple(
         document(f"restart{number}", first + SEEDS_APART // 2 + number, **alone | shorter) for number in range(count)
     )
-    single, ending = document("single", first, **alone), document("ending", first, **alone | decayed)
+    single, ending = document("single", first, **alone), document("ending", first, **alone, train__phases=[collapse])
 
     def together(name: str, runs: tuple[RunConfig, ...]) -> RunConfig:
         return document(name, first, **alone, evaluate__models=[run.run.id for run in runs])
