@@ -57,13 +57,18 @@ def conditions() -> list[str]:
     versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
     versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
     words = shlex.split(os.environ.get(COMMAND, "podscale study"))
-    command = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)
     return [
-        f"Command: `{command}`",
+        f"Command: `{shlex.join(_placeless(word) for word in words)}`",
         f"Machine: {devices.cores()} cores of {devices.cpu_name()}",
         f"Versions: {', '.join(versions)}",
         f"Date: {time.strftime('%Y-%m-%d')}",
     ]
+
+
+def _placeless(word: str) -> str:
+    """A word of a command without the folders of this machine: of an absolute path the last name, after `option=` too."""
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{Path(value).name if value.startswith(('/', '~')) else value}"
 
 
 def markdown(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from podscale.study.blocks import Bullets, Chart, Table, at_a_glance, blocks, co
 from podscale.study.cells import Grid
 from podscale.study.findings import Findings, findings
 from podscale.study.measure import ended_how, record_of
-from podscale.study.publish import publish, table
+from podscale.study.publish import conditions, publish, table
 from podscale.study.records import Point, Record
 from podscale.study.statistics import critical_batch, difference, spread
 
@@ -217,6 +217,13 @@ class TestPublished:
         page = (tmp_path / "s.html").read_text()
         assert page.count("<svg") == 4
         assert "keeps its accuracy to batch 256" in page
+
+    def test_the_command_names_no_folder_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        typed = "podscale study s --set data.source=/home/me/photos.tar --out benchmarks/learning --set 'a.b=[1, 2]'"
+        monkeypatch.setenv("PODSCALE_COMMAND", f"{typed} /home/me/s.yaml")
+        assert conditions()[0] == (
+            "Command: `podscale study s --set data.source=photos.tar --out benchmarks/learning --set 'a.b=[1, 2]' s.yaml`"
+        )
 
     def test_the_table_for_programs(self) -> None:
         rows = list(csv.DictReader(io.StringIO(table(found_in()))))
