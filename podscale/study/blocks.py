@@ -154,8 +154,9 @@ def _charts(found: Findings) -> Iterator[Chart | Dots]:
                 for line in found.lines
             ]
             if any(line.points for line in lines):
-                options = {**axis, "log": name == "updates", "x_marks": _marks(found, looks)}
-                unit = f"{name} to {percent(target)}; dashed: critical batch size"
+                marks = _marks(found, looks)
+                options = {**axis, "log": name == "updates", "x_marks": marks}
+                unit = f"{name} to {percent(target)}{'; dashed: critical batch size' if marks else ''}"
                 yield Chart(name, f"{name.capitalize()} to {percent(target)} {by}", _drawn(lines), unit, options)
     last = found.at(found.xs[-1]) if found.xs else []
     if not found.numeric and len(last) > 1 and any(arm.top1s for arm in last):

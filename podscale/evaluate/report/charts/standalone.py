@@ -8,7 +8,10 @@ from podscale.evaluate.report.charts.dots import Row, dots_drawing, dots_height
 from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
 from podscale.evaluate.report.svg import Markup, tag
 
-GROUND = "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
+GROUND = (
+    "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
+    "svg text.readable{stroke:var(--bg)}"
+)
 
 MARGIN, TITLE, KEY, LETTER = 16.0, 40.0, 16.0, 5.9
 """Units of a drawing: around a chart, down to its legend, a row of that, and about a letter's width."""
@@ -32,7 +35,7 @@ def line_file(title: str, series: Sequence[Series], *, y_unit: str = "", **optio
     """A line chart with its title and legend, as the text of an SVG file; options: of `line_drawing`."""
     keys, row, at = [], 0, MARGIN
     for one in series:
-        width = LETTER * len(one.name) + 35.0
+        width = LETTER * len(one.name) + 42.0
         if at + width > WIDTH + MARGIN and at > MARGIN:
             row, at = row + 1, MARGIN
         y = TITLE + KEY * row
