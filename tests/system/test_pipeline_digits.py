@@ -1,5 +1,5 @@
 """The real pipeline on the real digits through `podscale run`: what it leaves, what it does not do again, what it
-refuses; and a stop in the middle of the evaluation."""
+refuses; a stop in the middle of the evaluation; and an ensemble, from one command and of models named by hand."""
 
 import json
 import re
@@ -161,3 +161,45 @@ def test_a_checkpoint_of_another_class_map_is_refused(workspace: Path) -> None:
     assert "class map: was 000000000000, is" in ended.err
     assert not (run / "model").exists()
     assert sorted((run / "checkpoints").rglob("*")) == checkpoints
+
+
+def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path: Path) -> None:
+    shutil.copytree(calm / "datasets", tmp_path / "datasets")
+    shutil.copy(calm / "run.yaml", tmp_path)
+    changes = [
+        "run.id=both",
+        "ensemble.cycles=[0.3,0.2]",
+        "ensemble.collapse.epochs=0.1",
+        "train.epochs=0.5",
+        "train.schedule.warmup_epochs=0",
+        "launch.processes=1",
+    ]
+    ended = podscale(tmp_path, "run", "run.yaml", *(word for change in changes for word in ("--set", change)))
+    assert ended.code == 0, ended.err
+    assert re.search(r"^ +collapse: both-c0, both-c1$", ended.err, re.MULTILINE)
+    run = tmp_path / "runs" / "both"
+    found = json.loads((run / "evaluation.json").read_text())
+    members = found["ensemble"]["members"]
+    assert [(m["name"], m["started_from"], m["started_epoch"]) for m in members] == [
+        ("both-c0", "both", 0.3),
+        ("both-c1", "both", 0.5),
+    ]
+    assert found["ensemble"]["epochs"] == pytest.approx(0.5 + 2 * 0.1)
+    combined = {one["way"]: one["answered"] for one in found["ensemble"]["combined"]}
+    assert list(combined) == ["probabilities", "logits", "weights"]
+    assert found["figures"]["loss"] == pytest.approx(combined["probabilities"]["loss"])
+    assert ">both-c1, from epoch 0.5 of both<" in (run / "report.html").read_text()
+
+    named = podscale(tmp_path, "evaluate", "runs/both-c0", "runs/both-c1/model", "--set", "evaluate.combine=logits")
+    assert named.code == 0, named.err
+    (row,) = re.findall(r"^mean of logits .*$", named.out, re.MULTILINE)
+    assert f"{100 * combined['logits']['top1']:.2f}%" in row.replace(" %", "%")
+    assert f"{combined['logits']['loss']:.4f} nats" in named.out
+
+    described = tmp_path / "runs/both-c1/model/model.json"
+    told = json.loads(described.read_text())
+    described.write_text(json.dumps({**told, "classes": [*told["classes"][:-1], "ten"]}))
+    refused = podscale(tmp_path, "evaluate", "runs/both-c0", "runs/both-c1")
+    assert refused.code == 2
+    assert "this model has other classes than the shard set: 10 against 10, class 9 is 'ten' against" in refused.last
+    assert "Traceback" not in refused.err

@@ -1,0 +1,155 @@
+"""What is compared: the families of images, and for each seed the runs of every side, as run documents."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conditions import ROOT
+from podscale import ensemble
+from podscale.config import RunConfig, load
+from podscale.config.document import overrides_of
+from podscale.config.ensemble import collapse_schedule
+
+SEEDS_APART = 100
+"""Between the seeds of two comparisons; inside one, members and restarts have their own."""
+COMMON: dict[str, Any] = {
+    "train.ema.decay": 0.95,  # over about an epoch; it changes nothing in the weights that are trained
+    "evaluate.every_epochs": 0,
+    "checkpoint.every_epochs": 0,
+    "telemetry": {"enabled": False, "log_every": 1000},
+    "launch": {"processes": 1, "threads": 1},
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Images and the document that trains on them in cycles. source: where they are; None: given on the command line.
+
+    about: what a reader should know of the task, one paragraph.
+    """
+
+    name: str
+    title: str
+    about: str
+    source: str | None
+    document: Path
+    settings: dict[str, Any]
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family(
+            "digits",
+            "Handwritten digits, the preset as it is",
+            "`digits-ensemble`: 1,438 images to train on, 359 to be judged by, so that one image is 0.28 points.",
+            "digits",
+            ROOT / "pipelines/runs/digits-ensemble.yaml",
+            {},
+        ),
+        Family(
+            "few-digits",
+            "Handwritten digits, a fifth of them to train on",
+            "The same document with `data.validation_fraction: 0.8`: 359 images to train on, 1,438 to be judged by, "
+            "so that one image is 0.07 points and there is something left to gain. `train.global_batch: 16` makes as "
+            "many updates an epoch as the preset has, the learning rate is lower by the linear rule.",
+            "digits",
+            ROOT / "pipelines/runs/digits-ensemble.yaml",
+            {
+                "data.validation_fraction": 0.8,
+                "train.global_batch": 16,
+                "train.schedule.learning_rate": 0.025,
+            },
+        ),
+        Family(
+            "photographs",
+            "Imagenette's photographs at 32 px",
+            "The document that the studies on photographs vary (`pipelines/studies/base/photographs.yaml`) in the "
+            "cycles of `digits-ensemble`.",
+            None,
+            ROOT / "pipelines/studies/base/photographs.yaml",
+            {
+                "train.epochs": 14,
+                "train.schedule.warmup_epochs": 2,
+                "ensemble": {
+                    "cycles": [6, 4, 4],
+                    "warmup_epochs": [1],
+                    "collapse": {"epochs": 2, "crop": {"short_side": 0.875, "flip": 0.5}},
+                },
+            },
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of one seed; all sides take the same epochs.
+
+    cycles: whose snapshots the members collapse, and which evaluates them together. single: one run of that length.
+    ending: the same, its last epochs the collapse of the members. restarts: independent runs, as many as members.
+    apart: evaluates the restarts together; singles: evaluates single, ending and cycles, each by itself.
+    """
+
+    cycles: RunConfig
+    single: RunConfig
+    ending: RunConfig
+    restarts: tuple[RunConfig, ...]
+    apart: RunConfig
+    singles: RunConfig
+
+    @property
+    def members(self) -> tuple[RunConfig, ...]:
+        return tuple(member.config for member in ensemble.members(self.cycles))
+
+    @property
+    def trained(self) -> tuple[RunConfig, ...]:
+        """What is trained, in order: members after the run whose snapshots they need."""
+        return (self.cycles, *self.members, self.single, self.ending, *self.restarts)
+
+    @property
+    def evaluated(self) -> tuple[RunConfig, ...]:
+        return (self.cycles, self.apart, self.singles)
+
+    @property
+    def epochs(self) -> float:
+        """Trained by each side in all."""
+        return self.single.train.epochs
+
+
+def comparison(family: Family, seed: int, workspace: Path, source: str) -> Comparison:
+    """All runs of a seed in this workspace. source: of the images."""
+
+    def document(name: str, seed_of_run: int, **settings: Any) -> RunConfig:
+        given = {**COMMON, **family.settings, "data.source": source, "run.workspace": str(workspace)}
+        named = {"run.id": f"{name}-{seed}", "run.seed": seed_of_run}
+        changes = {key.replace("__", "."): value for key, value in settings.items()}
+        return load(family.document, [*overrides_of(given), *overrides_of(named), *overrides_of(changes)])
+
+    first = seed * SEEDS_APART
+    cycles = document("cycles", first)
+    section, schedule = cycles.ensemble, cycles.train.schedule
+    count = len(section.members)
+    epochs = cycles.train.epochs + count * section.collapse.epochs
+    alone: dict[str, Any] = {"ensemble__cycles": [], "train__epochs": epochs}
+    start = epochs - section.collapse.epochs
+    collapse = {
+        "start": start,
+        "schedule": collapse_schedule(section, 0, schedule).model_dump(mode="json"),
+        "weight_decay": cycles.train.optimizer.weight_decay * section.collapse.weight_decay_factor,
+        "crop": section.collapse.crop.model_dump(mode="json"),
+        "reset_momentum": True,
+    }
+    decayed = {"train__schedule__decay_epochs": start - schedule.warmup_epochs, "train__phases": [collapse]}
+    shorter = {"train__epochs": epochs / count, "train__schedule__warmup_epochs": schedule.warmup_epochs / count}
+    restarts = tuple(
+        document(f"restart{number}", first + SEEDS_APART // 2 + number, **alone | shorter) for number in range(count)
+    )
+    single, ending = document("single", first, **alone), document("ending", first, **alone | decayed)
+
+    def together(name: str, runs: tuple[RunConfig, ...]) -> RunConfig:
+        return document(name, first, **alone, evaluate__models=[run.run.id for run in runs])
+
+    return Comparison(
+        cycles, single, ending, restarts, together("apart", restarts), together("singles", (single, ending, cycles))
+    )
