@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test lint types check bench bench-network bench-gpu bench-tpu chart dashboards drills images clean lock lock-upgrade \
+.PHONY: help run test coverage lint types check bench bench-network bench-gpu bench-tpu chart dashboards drills images clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
 help: ## this list
@@ -19,8 +19,13 @@ run: .venv/.run ## shard, train, evaluate and report on embedded real images (RU
 	@$(BIN)/podscale run $(RUN) $(ARGS)
 
 # In the order of the directories: files of short unit tests come last, so that no process is left with a long one.
-test: .venv/.dev ## every test, with coverage, a file at a time in WORKERS processes (ARGS="-k name" to choose)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
+SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: .venv/.dev ## every test, a file at a time in WORKERS processes (ARGS="-k name" to choose)
+	@$(SUITE) $(ARGS)
+
+coverage: .venv/.dev ## the same, and which lines ran: slower, and blind for ranks, which end without a word to coverage
+	@$(SUITE) --cov --cov-report=term:skip-covered $(ARGS)
 
 lint: .venv/.dev ## ruff: style and common mistakes
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

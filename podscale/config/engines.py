@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from podscale.config.conflict import conflict
+from podscale.config.optimizer import OF_JAX
 from podscale.config.spans import sharers
+from podscale.text import listed
 
 if TYPE_CHECKING:
     from podscale.config.model import RunConfig
@@ -47,7 +49,7 @@ def _check_jax(config: RunConfig) -> None:
         "train.deterministic": (train.deterministic, "has no switch for it", "false"),
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
-        "train.optimizer.name": (train.optimizer.name not in ("sgd", "lars"), "has sgd and lars", "lars"),
+        "train.optimizer.name": (train.optimizer.name not in OF_JAX, f"has {listed(OF_JAX)}", "lars"),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.wanted, "does not mix images", "{mixup: 0, cutmix: 0}"),

@@ -79,6 +79,9 @@ class OptimizerSection(Section):
 EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
 """Where the default of `eps` is not 0."""
 
+OF_JAX: tuple[Rule, ...] = ("sgd", "lars", "lamb", "adam", "rmsprop")
+"""The rules that the JAX engine has, too."""
+
 HAVE: dict[str, tuple[Rule, ...]] = {
     "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
     "momentum_form": ("sgd", "lars", "rmsprop"),

@@ -52,7 +52,7 @@ class State:
     @property
     def optimizer_bytes(self) -> int:
         """What a device keeps for its updates beside the weights that the model computes with."""
-        moments: list[Array] = jax.tree.leaves(self.on_devices.moments)
+        moments: list[Array] = jax.tree.leaves(self.on_devices.kept.moments)
         return sum(array.addressable_shards[0].data.nbytes for array in moments)
 
     def check(self, snapshot: Snapshot) -> None:
@@ -60,9 +60,7 @@ class State:
         spec = models.spec(self.config.model, self.classes)
         wanted = {f"model/{parameter.name}" for parameter in spec.parameters}
         wanted |= {f"model/{buffer.name}" for buffer in spec.buffers}
-        for slot in self.step.specs.moments:
-            wanted |= {f"optimizer/{slot}/{parameter.name}" for parameter in spec.parameters}
-        different = sorted(wanted ^ snapshot.arrays.keys())
+        different = sorted((wanted | self._fresh().keys()) ^ snapshot.arrays.keys())
         if different:
             raise InputError(
                 f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
@@ -71,11 +69,8 @@ class State:
 
     def first_of(self, origin: Origin) -> Snapshot:
         """The state of a new run that begins with the weights and statistics of another one."""
-        parameters = [parameter.name for parameter in models.spec(self.config.model, self.classes).parameters]
         arrays = {f"model/{name}": values for name, values in origin.arrays.items()}
-        for slot in self.step.specs.moments:
-            arrays |= {f"optimizer/{slot}/{name}": np.zeros_like(origin.arrays[name]) for name in parameters}
-        return Snapshot(0, arrays, {"progress": asdict(Progress(origin=origin.told))})
+        return Snapshot(0, arrays | self._fresh(), {"progress": asdict(Progress(origin=origin.told))})
 
     def begin(self, snapshot: Snapshot | None) -> None:
         """The state of `snapshot`, which process 0 alone has, on all devices; without one that of a new run."""
@@ -84,9 +79,7 @@ class State:
         if meta is None:
             self.on_devices = self.step.begin(parameters, statistics)
             return
-        slots = self.step.specs.moments
-        arrays = {f"model/{name}": value for name, value in {**parameters, **statistics}.items()}
-        arrays |= {f"optimizer/{slot}/{name}": np.zeros_like(parameters[name]) for slot in slots for name in parameters}
+        arrays = {f"model/{name}": value for name, value in {**parameters, **statistics}.items()} | self._fresh()
         if snapshot is not None:
             arrays = {name: np.asarray(snapshot.arrays[name], np.float32) for name in arrays}
         if self.world.size > 1:
@@ -97,7 +90,8 @@ class State:
             {name: arrays[f"model/{name}"] for name in parameters},
             {name: arrays[f"model/{name}"] for name in statistics},
             self.progress.step,
-            {slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters} for slot in slots},
+            {slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters} for slot in self.step.slots},
+            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
         )
 
     def model_arrays(self) -> dict[str, Values]:
@@ -107,13 +101,15 @@ class State:
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
         weights = self._whole(self.on_devices.weights)
-        moments = {slot: self._whole(buckets) for slot, buckets in self.on_devices.moments.items()}
+        kept = self.on_devices.kept
+        moments = {slot: self._whole(buckets) for slot, buckets in kept.moments.items()}
         if not self.world.first:
             return None
         arrays = {f"model/{name}": value for name, value in self._of_model(weights).items()}
         for slot, buckets in moments.items():
             named = self.step.layout.unpack([np.array(bucket) for bucket in buckets])
             arrays |= {f"optimizer/{slot}/{name}": value for name, value in named.items()}
+        arrays |= {f"optimizer/{name}": np.array(scalar) for name, scalar in kept.scalars.items()}
         precision = {"loss_scale": self.config.train.loss_scale, "finite_in_a_row": 0}  # for the other engine
         meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
         return Snapshot(self.progress.step, arrays, meta)
@@ -121,6 +117,12 @@ class State:
     def parameters(self) -> dict[str, Array]:
         """The weights by their names, whole on every device; all processes call it."""
         return self._named(self.on_devices.weights)
+
+    def _fresh(self) -> dict[str, Values]:
+        """What the optimizer has kept before the first update, by its names in a checkpoint."""
+        moments, scalars = self.step.fresh()
+        arrays = {f"optimizer/{slot}/{name}": array for slot, named in moments.items() for name, array in named.items()}
+        return arrays | {f"optimizer/{name}": array for name, array in scalars.items()}
 
     def _of_model(self, weights: Buckets) -> dict[str, Values]:
         if not self.world.first:

@@ -28,13 +28,12 @@ from podscale.decay import treatments
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce, build_all_reduce
 from podscale.jax.batchnorm import BatchNorm, span_groups
-from podscale.jax.gradients import Buckets, Layout
+from podscale.jax.gradients import Buckets, Layout, Values
 from podscale.jax.loss import smoothed_cross_entropy
 from podscale.jax.mesh import GROUP, RANKS, REPLICATED, SPATIAL, size_of
 from podscale.jax.models import build_model, convolution_on
 from podscale.jax.normalise import normalise
-from podscale.jax.optim import Hyper, Rule, build_optimizer, build_share
-from podscale.jax.optim.build import SLOTS
+from podscale.jax.optim import Hyper, Kept, Rule, build_optimizer, build_share, scalars, slots
 from podscale.jax.placing import spread
 from podscale.jax.precision import compute_dtype, exact_products
 from podscale.jax.statistics import change, changed, running_share
@@ -46,13 +45,13 @@ Named = Mapping[str, Any]
 class State(NamedTuple):
     """What an update changes, on the devices.
 
-    weights, moments: fp32 buckets (see `gradients.Layout`), equal on all devices, or scattered where the update is
-    sharded. statistics: batch norm's running ones by the catalogue's names. number: of updates so far, masked ones
-    included, int32.
+    weights: fp32 buckets (see `gradients.Layout`), equal on all devices, or scattered where the update is sharded; the
+    moments of what the update rule has kept lie as they do. statistics: batch norm's running ones by the catalogue's
+    names. number: of updates so far, masked ones included, int32.
     """
 
     weights: Buckets
-    moments: dict[str, Buckets]
+    kept: Kept
     statistics: dict[str, Array]
     number: Array
 
@@ -105,6 +104,8 @@ class Step:
     layout: Layout
     specs: Any
     """How the state lies on the mesh: a State with partition specs in the place of arrays."""
+    slots: Mapping[str, float]
+    """What the update rule keeps of every weight, and the value that it begins with."""
     updates: Callable[..., tuple[State, Figures]]
     """(state, batches, schedule, call): carries out updates; schedule: fp32 [updates, 3], replicated. The state given
     is used up. Without a call: one update for each batch, and nothing to say."""
@@ -115,19 +116,30 @@ class Step:
         statistics: Named,
         number: int = 0,
         moments: Mapping[str, Named] | None = None,
+        scalars: Named | None = None,
     ) -> State:
         """The state after `number` updates, on the devices, of values that every process has.
 
-        moments: arrays by the weights' names for every slot of the optimizer; default: zero.
+        moments: arrays by the weights' names for every slot of the optimizer; scalars: its others. Default: new ones.
         """
-        moments = moments or {slot: {} for slot in self.specs.moments}
+        fresh_moments, fresh_scalars = self.fresh()
+        laid = {slot: self.layout.lay_out(named) for slot, named in (moments or fresh_moments).items()}
         packed: Any = State(
             self.layout.lay_out(parameters),  # type: ignore[arg-type]
-            {slot: self.layout.lay_out(moments[slot]) for slot in self.specs.moments},  # type: ignore[misc]
+            Kept(laid, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
             dict(statistics),
             np.asarray(number, np.int32),  # type: ignore[arg-type]
         )
         return self._placed(packed)
+
+    def fresh(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
+        """What the update rule has kept before the first update: moments by slot and name, and scalars."""
+        shapes, names = self.layout.shapes.items(), self.specs.kept.scalars
+        moments = {
+            slot: {name: np.broadcast_to(np.float32(value), shape) for name, shape in shapes}
+            for slot, value in self.slots.items()
+        }
+        return moments, {name: np.zeros((), np.float32) for name in names}
 
     def batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> Batches:
         """Batches of the host on the devices."""
@@ -159,11 +171,14 @@ def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
         bucket_elements=int(train.all_reduce.bucket_mb * 2**18),
         shards=scattered.shards if scattered else 1,
     )
+    begins = slots(train.optimizer)
     buckets = (PartitionSpec(scattered.axes) if scattered else REPLICATED,) * len(layout.lengths)
+    moments: dict[str, Any] = dict.fromkeys(begins, buckets)
+    others: dict[str, Any] = dict.fromkeys(scalars(train.optimizer), REPLICATED)
     of_specs: Any = State
     specs = of_specs(
         weights=buckets,
-        moments=dict.fromkeys(SLOTS[train.optimizer.name], buckets),
+        kept=Kept(moments, others),
         statistics={buffer.name: REPLICATED for buffer in spec.buffers},
         number=REPLICATED,
     )
@@ -180,7 +195,7 @@ def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
         found: tuple[State, Figures] = called(state, batches, schedule, call or silence)
         return found
 
-    return Step(mesh, layout, specs, jax.jit(updates, donate_argnums=0))
+    return Step(mesh, layout, specs, begins, jax.jit(updates, donate_argnums=0))
 
 
 def _build_updates(
@@ -244,10 +259,10 @@ def _build_updates(
         share = build_share(train.optimizer, layout, spec, scattered)
         hyper = Hyper(*schedule[state.number])
         finite = all_finite([*averages, extra])
-        weights, moments, finite = rule(share, state.weights, averages, state.moments, hyper, finite)
+        weights, kept, finite = rule(share, state.weights, averages, state.kept, hyper, finite)
         statistics = changed(state.statistics, extra[1:], finite)
         norm = None if scattered else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
-        return State(weights, moments, statistics, state.number + 1), Figures(extra[0], finite, norm)
+        return State(weights, kept, statistics, state.number + 1), Figures(extra[0], finite, norm)
 
     def updates(state: State, batches: Batches, schedule: Array, call: Call) -> tuple[State, Figures]:
         word = lax.pmax(jnp.asarray(call.word)[0], RANKS)

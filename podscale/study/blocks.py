@@ -5,14 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from podscale.evaluate.report.charts.dots import Row
 from podscale.evaluate.report.charts.lines import Series
+from podscale.evaluate.report.charts.scale import rounded_out
 from podscale.evaluate.report.figures import percent
 from podscale.study.findings import Arm, Findings
 from podscale.study.statistics import difference, mean_deviation, spread
 from podscale.text import count
 
 COLOURS = 8
-"""In the palette of reports."""
+"""In the palette of reports; lines beyond it have them once more, dashed."""
+MAX_BANDS = 4
+"""Lines with bands in one chart, above which bands hide each other."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,18 @@ class Chart:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-Block = Text | Bullets | Table | Chart
+@dataclass(frozen=True)
+class Dots:
+    """Dots in rows; options: of charts.dots.dots_drawing. name: of its file."""
+
+    name: str
+    title: str
+    rows: Sequence[Row]
+    unit: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+Block = Text | Bullets | Table | Chart | Dots
 
 
 def blocks(found: Findings) -> Iterator[Block]:
@@ -121,60 +136,86 @@ def _noise(arm: Arm, best: Arm) -> bool:
     return found is not None and found.noise
 
 
-def _charts(found: Findings) -> Iterator[Chart]:
-    colours = {line: number % COLOURS + 1 for number, line in enumerate(found.lines)}
+def _charts(found: Findings) -> Iterator[Chart | Dots]:
+    looks = {line: _look(number) for number, line in enumerate(found.lines)}
     xs = [float(x) for x in found.xs] if found.numeric else []
     axis: dict[str, Any] = {"x_unit": axis_name(found), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
     by = f"by {axis_name(found)}"
     if found.numeric:
-        lines = [_line(found, line, colours[line], lambda arm: arm.top1s, 100.0) for line in found.lines]
-        if any(line.points for line in lines):
-            yield Chart("accuracy", f"Last top-1 {by}", _drawn(lines), "top-1, %", axis)
+        lines = [_line(found, line, looks[line], lambda arm: arm.top1s, 100.0) for line in found.lines]
+        if drawn := _drawn(lines):
+            options = {**axis, "y_range": _shares(drawn)}
+            yield Chart("accuracy", f"Last top-1 {by}", drawn, "top-1, %; bars: standard deviation", options)
     target = found.study.target
     if found.numeric and target is not None:
         for number, name in ((1, "epochs"), (0, "updates")):
             lines = [
-                _line(found, line, colours[line], lambda arm, i=number: [r[i] for r in arm.reached(target)], 1.0)
+                _line(found, line, looks[line], lambda arm, i=number: [r[i] for r in arm.reached(target)], 1.0)
                 for line in found.lines
             ]
             if any(line.points for line in lines):
-                options = {**axis, "log": name == "updates", "x_marks": _marks(found, colours)}
-                unit = f"{name} to {percent(target)}; dashed: critical batch size"
+                marks = _marks(found, looks)
+                options = {**axis, "log": name == "updates", "x_marks": marks}
+                unit = f"{name} to {percent(target)}{'; dashed: critical batch size' if marks else ''}"
                 yield Chart(name, f"{name.capitalize()} to {percent(target)} {by}", _drawn(lines), unit, options)
     last = found.at(found.xs[-1]) if found.xs else []
-    curves = [(arm, arm.curve()) for arm in last]
-    if any(curve for _, curve in curves):
+    if not found.numeric and len(last) > 1 and any(arm.top1s for arm in last):
+        unit = "top-1, %; dots: seeds, bar: their mean, dashed: mean of the first"
+        yield Dots("accuracy", "Last top-1", [_row(arm, looks[arm.line]) for arm in last], unit, {"x_range": (0, 100)})
+    curves = [(arm, curve) for arm in last if (curve := arm.curve())]
+    if curves:
         where = f", {axis_name(found)} {shown(last[0].x)}" if last[0].x is not None else ""
+        banded = len(curves) <= MAX_BANDS
         series = [
             Series(
                 arm.line,
                 [(epoch, 100 * mean) for epoch, mean, _ in curve],
-                colours[arm.line],
-                spread=[100 * deviation for _, _, deviation in curve],
+                spread=[100 * deviation for _, _, deviation in curve] if banded else (),
+                **looks[arm.line],
             )
             for arm, curve in curves
-            if curve
         ]
-        yield Chart(
-            "curves", f"Top-1 over the epochs{where}", series, "top-1, %; bands: standard deviation over the seeds"
-        )
+        unit = "top-1, %; bands: standard deviation over the seeds" if banded else "top-1, %; mean over the seeds"
+        yield Chart("curves", f"Top-1 over the epochs{where}", series, unit, {"y_range": _shares(series)})
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Of a line among several."""
+    return {"colour": number % COLOURS + 1, "dashed": number // COLOURS % 2 == 1}
+
+
+def _shares(lines: Sequence[Series]) -> tuple[float, float]:
+    """The vertical range of percentages, whose deviations may reach beyond what there is."""
+    ends = [
+        (y - deviation, y + deviation)
+        for line in lines
+        for (_, y), deviation in zip(line.points, line.spread or [0.0] * len(line.points), strict=True)
+    ]
+    low, high = rounded_out(max(0.0, min(a for a, _ in ends)), min(100.0, max(b for _, b in ends)))
+    return low, min(100.0, high)
+
+
+def _row(arm: Arm, look: dict[str, Any]) -> Row:
+    note = spread(arm.top1s) if arm.top1s else "diverged" if arm.diverged else "not run yet"
+    return Row(arm.line, [100 * top1 for top1 in arm.top1s], look["colour"], note)
 
 
 def _drawn(lines: Sequence[Series]) -> list[Series]:
     return [line for line in lines if line.points]
 
 
-def _line(found: Findings, line: str, colour: int, values: Any, times: float) -> Series:
+def _line(found: Findings, line: str, look: dict[str, Any], values: Any, times: float) -> Series:
     points = {float(arm.x): mean_deviation([times * v for v in values(arm)]) for arm in found.of(line) if values(arm)}
     ordered = sorted(points)
-    return Series(line, [(x, points[x][0]) for x in ordered], colour, dots=True, spread=[points[x][1] for x in ordered])
+    means, spreads = [(x, points[x][0]) for x in ordered], [points[x][1] for x in ordered]
+    return Series(line, means, dots=True, spread=spreads, **look)
 
 
-def _marks(found: Findings, colours: dict[str, int]) -> list[tuple[float, int]]:
+def _marks(found: Findings, looks: dict[str, dict[str, Any]]) -> list[tuple[float, int]]:
     """The critical batches inside the measured range, or near it."""
     critical = {line: found.critical(line) for line in found.lines}
     return [
-        (one.batch, colours[line])
+        (one.batch, looks[line]["colour"])
         for line, one in critical.items()
         if one is not None and one.batch is not None and found.xs[0] / 2 <= one.batch <= 2 * found.xs[-1]
     ]

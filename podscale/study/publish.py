@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from podscale import devices
+from podscale.evaluate.report.charts.dots import dots_chart
 from podscale.evaluate.report.charts.lines import line_chart
-from podscale.evaluate.report.charts.standalone import line_file
+from podscale.evaluate.report.charts.standalone import dots_file, line_file
 from podscale.evaluate.report.page import framed
 from podscale.evaluate.report.sections.parts import section
 from podscale.evaluate.report.svg import Markup, tag
 from podscale.files import write_atomically
 from podscale.launch.environment import COMMAND
-from podscale.study.blocks import Block, Bullets, Chart, Table, Text, blocks
+from podscale.study.blocks import Block, Bullets, Chart, Dots, Table, Text, blocks
 from podscale.study.cells import Grid
 from podscale.study.document import StudyDocument
 from podscale.study.findings import Findings, findings
@@ -38,7 +39,7 @@ def publish(found: Findings, folder: Path, head: Sequence[str]) -> list[Path]:
         f"{name}.md": markdown(found, made, head),
         f"{name}.html": page(found, made, head),
         f"{name}.csv": table(found),
-        **{f"{name}-{block.name}.svg": _picture(block) for block in made if isinstance(block, Chart)},
+        **{f"{name}-{block.name}.svg": _picture(block) for block in made if isinstance(block, Chart | Dots)},
     }
     for file, content in files.items():
         write_atomically(folder / file, content)
@@ -57,13 +58,18 @@ def conditions() -> list[str]:
     versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
     versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
     words = shlex.split(os.environ.get(COMMAND, "podscale study"))
-    command = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)
     return [
-        f"Command: `{command}`",
+        f"Command: `{shlex.join(_placeless(word) for word in words)}`",
         f"Machine: {devices.cores()} cores of {devices.cpu_name()}",
         f"Versions: {', '.join(versions)}",
         f"Date: {time.strftime('%Y-%m-%d')}",
     ]
+
+
+def _placeless(word: str) -> str:
+    """A word of a command without folders of this machine: of an absolute path its last name, after `option=` too."""
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{Path(value).name if value.startswith(('/', '~')) else value}"
 
 
 def markdown(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:
@@ -77,7 +83,7 @@ def markdown(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str
 def page(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:
     """The results as one self-contained page."""
     title = found.study.title or found.study.name
-    charts = [block for block in made if isinstance(block, Chart)]
+    charts = [block for block in made if isinstance(block, Chart | Dots)]
     drawn = tag("div", [_figure(chart) for chart in charts], class_="grid2") if charts else None
     before: list[Any] = []
     after: list[Any] = []
@@ -109,11 +115,15 @@ def table(found: Findings) -> str:
     return text.getvalue()
 
 
-def _picture(chart: Chart) -> str:
+def _picture(chart: Chart | Dots) -> str:
+    if isinstance(chart, Dots):
+        return dots_file(chart.title, chart.rows, unit=chart.unit, **chart.options)
     return line_file(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
 
 
-def _figure(chart: Chart) -> Markup:
+def _figure(chart: Chart | Dots) -> Markup:
+    if isinstance(chart, Dots):
+        return dots_chart(chart.title, chart.rows, unit=chart.unit, **chart.options)
     return line_chart(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
 
 
@@ -122,7 +132,7 @@ def _markdown(block: Block, name: str) -> Iterator[str]:
         yield block.text
     elif isinstance(block, Bullets):
         yield from (f"- {item}" for item in block.items)
-    elif isinstance(block, Chart):
+    elif isinstance(block, Chart | Dots):
         yield f"![{block.title}]({name}-{block.name}.svg)"
     else:
         if block.folded:

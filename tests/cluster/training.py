@@ -53,12 +53,22 @@ print(json.dumps({"weights": digest.hexdigest(), "losses": list(losses.values())
 """
 
 
-# The processes that train, and they alone, as the kernel takes a process when memory is short; the pod stays.
+# The processes that train, and they alone, as the kernel takes a process when memory is short; the pod stays. They are
+# copies of the spawner, with its words, or one process that was started as a rank.
 KILL_RANKS = """
-import os, pathlib
-for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    if b"podscale.launch.rankprocess" in entry.read_bytes().split(b"\\0")[:4]:  # further back: who starts them
-        os.kill(int(entry.parent.name), 9)
+import os, pathlib, re
+words, parents = {}, {}
+for place in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        told, status = (place / "cmdline").read_bytes(), (place / "status").read_text()
+    except OSError:  # it has just ended
+        continue
+    words[int(place.name)] = told.split(b"\\0")[:4]  # further back: who starts them
+    parents[int(place.name)] = int(re.search(r"PPid:\\s+(\\d+)", status)[1])
+spawned = b"podscale.launch.spawner"
+for pid, own in words.items():
+    if b"podscale.launch.rankprocess" in own or spawned in own and spawned in words.get(parents[pid], []):
+        os.kill(pid, 9)
 """
 
 

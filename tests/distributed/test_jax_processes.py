@@ -1,5 +1,6 @@
 """Real processes of JAX, started as in a run: they meet, agree, and those that are left name who was lost."""
 
+import hashlib
 import json
 import os
 import signal
@@ -12,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from podscale.config import load
+from podscale.input import build_loader
 from podscale.launch.outcomes import RankOutcome, read_rank_outcomes, registered_ranks
+from podscale.order import build_order
+from podscale.shards.shardset import ShardSet
 from tests.conftest import MakeShardSet
-from tests.support.jax_bodies import DIES_AT
+from tests.support.jax_bodies import DIES_AT, READ
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,16 +113,51 @@ def body(name: str) -> dict[str, str]:
     return {"PODSCALE_TEST_BODY": f"tests.support.jax_bodies:{name}"}
 
 
-@pytest.mark.parametrize(("pods", "processes", "devices"), [(1, 2, 1), (2, 1, 2), (2, 2, 1)])
-def test_processes_meet(start: Start, pods: int, processes: int, devices: int) -> None:
-    """In one pod and in two, with one device each and with two."""
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    ended = start(processes, "tests.support.jax_rank", pods=pods, **body("meets"), **flags)
+@pytest.mark.parametrize("pods", [1, 2])
+def test_processes_meet(start: Start, pods: int) -> None:
+    """Two in one pod, and two in each of two."""
+    ended = start(2, "tests.support.jax_rank", pods=pods, **body("meets"))
     assert ended.code == 0, ended.out
-    size = pods * processes
+    check_that_they_met(ended.answers, 2 * pods, devices=1)
+    assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
+
+
+def test_each_host_reads_its_own_shards_and_both_engines_the_same(start: Start, make_shard_set: MakeShardSet) -> None:
+    """Two hosts of two devices over three epochs, against the four ranks that PyTorch would have there."""
+    directory = make_shard_set(shards=4)
+    changes = ["input.order=blocked", "input.groups=4", "input.image_size=32", "train.global_batch=16"]
+    config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", "launch.processes=1"])
+    variables = {"PODSCALE_CONFIG": config.model_dump_json(), "PODSCALE_SHARD_SET": str(directory)}
+    variables["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    ended = start(1, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
+    assert ended.code == 0, ended.out
+    check_that_they_met({host: told.pop("met") for host, told in ended.answers.items()}, 2, devices=2)
+
+    split = ShardSet.open(directory).split("train")
+    order = build_order(config, split)
+    shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
+    for host, told in ended.answers.items():
+        own = {shard_of[key] for key in split.keys[order.host_rows(host)].tolist()}
+        assert len(own) == 2
+        assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
+        for epoch in range(3):  # an epoch of every group is three updates
+            seen = [key for batch in told["keys"][3 * epoch : 3 * epoch + 3] for key in batch]
+            assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)
+    for rank in range(4):
+        loader = build_loader(config, split, order, ranks=range(rank, rank + 1), world=4, device="cpu")
+        host, device = divmod(rank, 2)
+        told = ended.answers[host]
+        for step, batch in enumerate(loader.batches(0, READ)):
+            assert told["keys"][step][4 * device : 4 * device + 4] == batch.keys.tolist()
+            assert told["pixels"][step][device] == hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
+        loader.close()
+
+
+def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> None:
+    """devices: of each process."""
     of_devices = [rank for rank in range(size) for _ in range(devices)]
-    assert sorted(ended.answers) == list(range(size))
-    for rank, told in ended.answers.items():
+    assert sorted(answers) == list(range(size))
+    for rank, told in answers.items():
         assert told == {
             "rank": rank,
             "size": size,
@@ -129,7 +169,6 @@ def test_processes_meet(start: Start, pods: int, processes: int, devices: int) -
             "hosts": size,
             "sum": devices * size * (size + 1) / 2,
         }
-    assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,19 +26,23 @@ ENVIRONMENT = {
     "--xla_backend_optimization_level=0 "  # most of the time is the compiler's
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
     "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
 }
 WORKER = pytest.StashKey["Worker"]()
 
 
 class Worker:
-    """The process; it starts with the first test and lasts as long as the session."""
+    """The process; it starts with the first test and lasts as long as the session. What it compiles it keeps in
+    `programs`: many tests train the same small networks, in this process and in those of pytest-xdist beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Path) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would bring what this process has done with jax
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         before = dict(os.environ)
-        os.environ.update(ENVIRONMENT)
+        os.environ.update(ENVIRONMENT, JAX_COMPILATION_CACHE_DIR=str(programs))
         try:
             self._process.start()
         finally:
@@ -65,12 +70,11 @@ class Worker:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
-    stash = pyfuncitem.session.stash
-    if WORKER not in stash:
-        stash[WORKER] = Worker()
     names = pyfuncitem._fixtureinfo.argnames  # what the function itself asks for
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    outcome, reason = stash[WORKER].run(pyfuncitem.module.__name__, pyfuncitem.originalname, arguments)
+    outcome, reason = pyfuncitem.session.stash[WORKER].run(
+        pyfuncitem.module.__name__, pyfuncitem.originalname, arguments
+    )
     if outcome == "skipped":
         pytest.skip(reason)
     if outcome == "failed":
@@ -79,12 +83,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _worker_ends(request: pytest.FixtureRequest) -> Iterator[None]:
+def _worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    worker = request.session.stash[WORKER] = Worker(folder / "programs")
     yield
-    worker = request.session.stash.get(WORKER, None)
-    if worker is not None:
-        worker.end()
-        del request.session.stash[WORKER]
+    worker.end()
 
 
 def _serve(pipe: Connection) -> None:

@@ -1,4 +1,7 @@
-"""The update rules against the float64 oracles of the PyTorch engine's, whole and sharded, over 50 steps."""
+"""The update rules against the float64 oracles of the PyTorch engine's, whole and sharded, over 50 steps.
+
+Those that optax defines alike are held against optax.
+"""
 
 from functools import partial
 from typing import Any
@@ -12,13 +15,27 @@ from jax.sharding import PartitionSpec
 from podscale import models
 from podscale.config import ModelSection
 from podscale.config.model import AllReduceSection
-from podscale.config.optimizer import OptimizerSection
+from podscale.config.optimizer import OF_JAX, RULES, OptimizerSection
 from podscale.decay import Treatment
 from podscale.errors import InputError
 from podscale.jax.allreduce import build_all_reduce
 from podscale.jax.gradients import ROW, Layout
 from podscale.jax.mesh import RANKS, arrange
-from podscale.jax.optim import Hyper, Share, build_optimizer, build_share, lars, sgd
+from podscale.jax.optim import (
+    Hyper,
+    Kept,
+    Share,
+    adam,
+    build_optimizer,
+    build_share,
+    lamb,
+    lars,
+    rmsprop,
+    scalars,
+    sgd,
+    slots,
+)
+from podscale.jax.optim.moments import corrections
 from tests.support.updates import (
     DECAYS,
     EVERYTHING,
@@ -27,6 +44,7 @@ from tests.support.updates import (
     Values,
     compare,
     gradients,
+    lamb_oracle,
     momentum,
     momentum_oracle,
     rate,
@@ -35,14 +53,25 @@ from tests.support.updates import (
 )
 
 LARS = partial(lars, nesterov=False, trust_coefficient=0.05)
+LAMB = partial(lamb, beta2=0.99)
+BETA, DECAY = 0.9, 1e-2
 
 
 def treated(decays: dict[str, bool], adapts: dict[str, bool]) -> dict[str, Treatment]:
     return {name: Treatment(decays[name], adapts[name]) for name in SHAPES}
 
 
-def schedule(decay: float) -> np.ndarray[Any, Any]:
-    return np.array([[rate(step), momentum(step), decay] for step in range(STEPS)], np.float32)
+def schedule(decay: float, beta: float | None = None) -> np.ndarray[Any, Any]:
+    """beta: the momentum, where it stands still."""
+    return np.array([[rate(step), beta or momentum(step), decay] for step in range(STEPS)], np.float32)
+
+
+def begun(weights: Any, rule: Any, **begins: float) -> Kept:
+    """What a rule has kept before the first update. begins: values that a moment begins with, by its name."""
+    section = OptimizerSection(name=(rule.func if isinstance(rule, partial) else rule).__name__)
+    moments = {name: jax.tree.map(partial(jnp.full_like, fill_value=v), weights) for name, v in slots(section).items()}
+    moments |= {name: jax.tree.map(partial(jnp.full_like, fill_value=v), weights) for name, v in begins.items()}
+    return Kept(moments, {name: jnp.zeros(()) for name in scalars(section)})
 
 
 def all_gradients() -> Values:
@@ -50,30 +79,33 @@ def all_gradients() -> Values:
     return {name: np.stack([step[name] for step in steps]) for name in SHAPES}
 
 
-def scanned(rule: Any, share: Share, layout: Layout, weights: Any, pushes: Any, table: Any) -> Any:
+def scanned(rule: Any, share: Share, weights: Any, kept: Kept, pushes: Any, table: Any) -> Any:
     """The weights after all steps, in the buckets of the share. pushes: bucket by bucket [steps, elements]."""
 
     def step(carried: Any, given: Any) -> Any:
         row, push = given
         moved = rule(share, carried[0], push, carried[1], Hyper(*row), jnp.array(True))
-        return (moved.weights, moved.moments), moved.finite
+        return (moved.weights, moved.kept), moved.finite
 
-    moments = {"momentum": jax.tree.map(jnp.zeros_like, weights)}
-    (weights, _), finite = jax.lax.scan(step, (weights, moments), (table, pushes))
+    (weights, _), finite = jax.lax.scan(step, (weights, kept), (table, pushes))
     return weights, finite
 
 
-def trained(rule: Any, decay: float, treatments: dict[str, Treatment]) -> Values:
+def trained(
+    rule: Any, decay: float, treatments: dict[str, Treatment], beta: float | None = None, **begins: float
+) -> Values:
     """On one device that updates everything."""
     layout = Layout(SHAPES, bucket_elements=30_000)
 
     @jax.jit
     def run(weights: Any, pushes: Any, table: Any) -> Any:
         share = Share(layout, treatments)
-        moved, finite = scanned(rule, share, layout, layout.pack(weights), jax.vmap(layout.pack)(pushes), table)
+        packed = layout.pack(weights)
+        kept = begun(packed, rule, **begins)
+        moved, finite = scanned(rule, share, packed, kept, jax.vmap(layout.pack)(pushes), table)
         return layout.unpack(moved), finite
 
-    weights, finite = run(start(), all_gradients(), schedule(decay))
+    weights, finite = run(start(), all_gradients(), schedule(decay, beta))
     assert np.asarray(finite).all()
     return {name: np.asarray(w) for name, w in weights.items()}
 
@@ -124,9 +156,87 @@ def test_lars_follows_its_oracle(
     compare(trained(rule, decay, treated(decays, adapts)), want)
 
 
-@pytest.mark.parametrize(("algorithm", "shards"), [("torus2d", 4), ("flat", 8)])
-def test_a_sharded_update_is_the_whole_one(algorithm: Any, shards: int) -> None:
-    """Each device holds its shard alone; the norms travel in one small message a step."""
+@pytest.mark.parametrize(
+    ("decay", "beta2", "eps", "clip_norm", "clip", "adapts"),
+    [
+        (0.0, 0.99, 1e-6, 0.0, False, DECAYS),
+        (1e-2, 0.999, 1e-6, 1.0, True, EVERYTHING),
+        (1e-2, 0.0, 0.0, 300.0, False, DECAYS),  # clips some of the steps
+    ],
+)
+def test_lamb_follows_its_oracle(
+    decay: float, beta2: float, eps: float, clip_norm: float, clip: bool, adapts: Any
+) -> None:
+    rule = partial(lamb, beta2=beta2, eps=eps, clip_norm=clip_norm, clip=clip)
+    compare(trained(rule, decay, treated(DECAYS, adapts)), lamb_oracle(decay, beta2, eps, clip_norm, clip, adapts))
+
+
+@pytest.mark.parametrize("beta", [0.999, 0.9, 0.0])
+def test_corrections_keep_their_digits(beta: float) -> None:
+    """In fp32, 1 - 0.999 is 3e-5 from what it should be; before the first update they count as after it."""
+    counts = np.array([0, 1, 2, 1000, 10**6])
+    first, second = corrections(jnp.float32(counts), jnp.float32(beta), beta)
+    exact = 1 / (1 - beta ** np.maximum(counts, 1))
+    np.testing.assert_allclose(second, np.sqrt(exact), rtol=1e-6)
+    if beta != 0.999:  # the scheduled one comes in fp32
+        np.testing.assert_allclose(first, exact, rtol=1e-6)
+
+
+def of_optax(rule: Any) -> Values:
+    """What a transformation of optax makes of the same gradients, which the first of the steps leaves as they are."""
+    import optax
+
+    weights: Any = {name: jnp.asarray(array) for name, array in start().items()}
+
+    def step(carried: Any, push: Any) -> Any:
+        updates, state = rule.update(push, carried[1], carried[0])
+        return (optax.apply_updates(carried[0], updates), state), None
+
+    (moved, _), _ = jax.lax.scan(step, (weights, rule.init(weights)), all_gradients())
+    return {name: np.asarray(array) for name, array in moved.items()}
+
+
+def optax_rate(count: Any) -> Any:
+    return jnp.array([rate(step) for step in range(STEPS)], jnp.float32)[count]
+
+
+def test_lamb_of_optax() -> None:
+    """Which does not clip, and scales every array."""
+    optax = pytest.importorskip("optax")
+    want = of_optax(optax.lamb(optax_rate, BETA, 0.99, eps=1e-6, weight_decay=DECAY, mask=DECAYS))
+    rule = partial(lamb, beta2=0.99, eps=1e-6, clip_norm=0.0)
+    compare(trained(rule, DECAY, treated(DECAYS, EVERYTHING), BETA), want)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_of_optax(decoupled: bool) -> None:
+    optax = pytest.importorskip("optax")
+    if decoupled:
+        theirs = optax.adamw(optax_rate, BETA, 0.99, eps=1e-6, weight_decay=DECAY, mask=DECAYS)
+    else:
+        theirs = optax.chain(optax.add_decayed_weights(DECAY, DECAYS), optax.adam(optax_rate, BETA, 0.99, eps=1e-6))
+    rule = partial(adam, beta2=0.99, eps=1e-6, decoupled=decoupled)
+    compare(trained(rule, DECAY, treated(DECAYS, DECAYS), BETA), of_optax(theirs))
+
+
+@pytest.mark.parametrize(("variant", "eps", "begins"), [("torch", 1e-6, 0.0), ("tensorflow", 1.0, 1.0)])
+def test_rmsprop_of_optax(variant: Any, eps: float, begins: float) -> None:
+    """Which has the rate in the momentum buffer."""
+    optax = pytest.importorskip("optax")
+    own = optax.rmsprop(optax_rate, 0.95, eps, initial_scale=begins, eps_in_sqrt=variant == "tensorflow", momentum=BETA)
+    rule = partial(rmsprop, decay=0.95, eps=eps, variant=variant, form="unscaled")
+    found = trained(rule, DECAY, treated(DECAYS, DECAYS), BETA, variance=begins)
+    compare(found, of_optax(optax.chain(optax.add_decayed_weights(DECAY, DECAYS), own)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "algorithm", "shards", "norms", "tolerance"),
+    [(LARS, "torus2d", 4, [2], 1e-6), (LARS, "flat", 8, [2], 1e-6), (LAMB, "torus2d", 4, [1, 2], 1e-5)],
+)
+def test_a_sharded_update_is_the_whole_one(
+    rule: Any, algorithm: Any, shards: int, norms: list[int], tolerance: float
+) -> None:
+    """Each device holds its shard alone; the norms travel in small messages, so many for each array and step."""
     mesh = arrange(jax.devices(), np.arange(8).reshape(1, 2, 4))
     reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
     layout = Layout(SHAPES, bucket_elements=30_000, shards=shards)
@@ -134,7 +244,7 @@ def test_a_sharded_update_is_the_whole_one(algorithm: Any, shards: int) -> None:
 
     def body(weights: Any, pushes: Any, table: Any) -> Any:
         share = Share(layout, treatments, reduce.axes, reduce.shards)
-        moved, finite = scanned(LARS, share, layout, weights, pushes, table)
+        moved, finite = scanned(rule, share, weights, begun(weights, rule), pushes, table)
         return moved, finite[None]
 
     split, steps_split = PartitionSpec(reduce.axes), PartitionSpec(None, reduce.axes)
@@ -148,17 +258,17 @@ def test_a_sharded_update_is_the_whole_one(algorithm: Any, shards: int) -> None:
     given = layout.pack(start()), jax.vmap(layout.pack)(all_gradients()), schedule(1e-2)
     compiled = jax.jit(step).lower(*given).compile()
     messages = [line for line in compiled.as_text().splitlines() if " all-reduce(" in line]
-    assert len(messages) == 1
-    assert f"f32[{1 + 2 * len(SHAPES)}]" in messages[0]
+    assert len(messages) == len(norms)
+    assert all(f"f32[{1 + times * len(SHAPES)}]" in line for times, line in zip(norms, messages, strict=True))
     moved, finite = compiled(*given)
     assert np.asarray(finite).all()
     found = {name: np.asarray(array) for name, array in layout.unpack(moved).items()}
-    for name, whole in trained(LARS, 1e-2, treatments).items():
-        np.testing.assert_allclose(found[name], whole, rtol=1e-6, atol=1e-6, err_msg=name)
+    for name, whole in trained(rule, 1e-2, treatments).items():
+        np.testing.assert_allclose(found[name], whole, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def test_an_update_that_is_not_finite_anywhere_changes_nothing() -> None:
-    """One device sees a NaN in its shard; all of them keep weights and momentum, to the bit."""
+    """One device sees a NaN in its shard; all of them keep weights and moments, to the bit."""
     mesh = arrange(jax.devices(), np.arange(8).reshape(1, 2, 4))
     reduce = build_all_reduce(AllReduceSection(algorithm="flat"), mesh)
     layout = Layout(SHAPES, bucket_elements=30_000, shards=8)
@@ -169,20 +279,25 @@ def test_an_update_that_is_not_finite_anywhere_changes_nothing() -> None:
             share = Share(layout, treated(DECAYS, DECAYS), reduce.axes, reduce.shards)
             hyper = Hyper(jnp.array(0.1), jnp.array(0.9), jnp.array(1e-2))
             push = tuple(jnp.where(bad[0], jnp.nan, bucket) for bucket in push)
-            moved = rule(share, weights, push, {"momentum": weights}, hyper, ~bad[0])
-            return moved.weights, moved.moments, moved.finite[None]
+            moments = {name: jax.tree.map(jnp.abs, weights) for name in begun(weights, rule).moments}
+            kept = Kept(moments, {name: jnp.float32(3) for name in begun(weights, rule).scalars})
+            moved = rule(share, weights, push, kept, hyper, ~bad[0])
+            told = [scalar[None] for scalar in moved.kept.scalars.values()]
+            return moved.weights, moved.kept.moments, told, moved.finite[None]
 
         split = PartitionSpec(reduce.axes)
         mapped = jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
         return mapped(bad, weights, push)
 
     weights, push = layout.pack(start()), layout.pack(gradients(1))
-    for rule in (LARS, partial(sgd, nesterov=True)):
+    before = [np.abs(bucket) for bucket in weights]
+    for rule in (LARS, partial(sgd, nesterov=True), LAMB, adam, rmsprop):
         for bad_one in (None, 5):
-            moved, moments, finite = after(rule, np.arange(8) == bad_one, weights, push)
+            moved, moments, counts, finite = after(rule, np.arange(8) == bad_one, weights, push)
             assert (np.asarray(finite) == (bad_one is None)).all()
-            for kept in (moved, moments["momentum"]):
-                same = all(np.array_equal(a, b) for a, b in zip(kept, weights, strict=True))
+            assert all((np.asarray(count) == 3 + (bad_one is None)).all() for count in counts)
+            for kept, old in ((moved, weights), *((buckets, before) for buckets in moments.values())):
+                same = all(np.array_equal(a, b) for a, b in zip(kept, old, strict=True))
                 assert same == (bad_one is not None)
 
 
@@ -209,5 +324,20 @@ def test_the_document_chooses_the_rule_and_what_it_skips() -> None:
     assert {name for name, adapts in zip(names, share.adapts, strict=True) if not adapts} == {"fc.weight", "fc.bias"}
     with pytest.raises(InputError, match=r"no parameter of resnet18 is called 'head\.\*'"):
         build_share(OptimizerSection(skip=("head.*",)), layout, spec)
-    with pytest.raises(InputError, match=r"optimizer\.name lamb: the JAX engine has sgd and lars"):
-        build_optimizer(OptimizerSection(name="lamb"))
+    lamb_rule = build_optimizer(OptimizerSection(name="lamb", beta2=0.9, clip_norm=0, trust_clip=True))
+    assert lamb_rule.keywords == {"beta2": 0.9, "eps": 1e-6, "clip_norm": 0, "clip": True}
+    adam_rule = build_optimizer(OptimizerSection(name="adam", adam={"decoupled": True}))
+    assert adam_rule.keywords == {"beta2": 0.999, "eps": 1e-8, "decoupled": True}
+    tensorflows = OptimizerSection(name="rmsprop", rmsprop={"variant": "tensorflow"})
+    assert slots(tensorflows) == {"momentum": 0.0, "variance": 1.0}
+    assert build_optimizer(tensorflows).keywords["variant"] == "tensorflow"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rules_of_this_engine_are_those_that_documents_may_name(name: Any) -> None:
+    section = OptimizerSection(name=name)
+    if name in OF_JAX:
+        assert build_optimizer(section).func.__name__ == name
+    else:
+        with pytest.raises(InputError, match=rf"optimizer\.name {name}: the JAX engine has sgd, .* and rmsprop"):
+            build_optimizer(section)

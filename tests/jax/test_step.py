@@ -69,7 +69,7 @@ def trained(config: RunConfig, devices: int) -> Trained:
     assert int(state.number) == UPDATES
     found = {
         "weights": step.named(state.weights),
-        "momentum": step.named(state.moments["momentum"]),
+        "momentum": step.named(state.kept.moments["momentum"]),
         "statistics": state.statistics,
     }
     arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in found.items()}
@@ -185,7 +185,7 @@ def check_that_an_update_that_is_not_finite_is_masked(step: Step, config: RunCon
     assert int(state.number) == 1
     for name, array in {**step.named(state.weights), **state.statistics}.items():
         np.testing.assert_array_equal(array, {**parameters, **statistics}[name], err_msg=name)
-    assert not any(np.asarray(bucket).any() for bucket in state.moments["momentum"])
+    assert not any(np.asarray(bucket).any() for bucket in state.kept.moments["momentum"])
 
 
 def test_devices_that_share_images_train_as_one_with_all_of_them() -> None:
@@ -255,7 +255,7 @@ def test_what_this_engine_does_not_have() -> None:
         return str(error.value)
 
     assert "train.precision fp16: the JAX engine has fp32 and bf16" in refused(precision="fp16")
-    assert "optimizer.name lamb: the JAX engine has sgd and lars" in refused(optimizer={"name": "lamb"})
+    assert "optimizer.name shampoo: the JAX engine has sgd, lars" in refused(optimizer={"name": "shampoo"})
     assert "gathers weights in fp32" in refused(weight_gather="bf16", **SHARDED)
     assert "no parameter of resnet18 is called 'head'" in refused(optimizer={"skip": ["head"]})
     assert "train.global_batch 32 is not divisible" in refused(devices=5)

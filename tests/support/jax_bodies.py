@@ -1,5 +1,6 @@
 """What ranks of a JAX world do in tests."""
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -10,11 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podscale.config import RunConfig
 from podscale.engine.notes import Whereabouts
+from podscale.engine.phase import untimed
+from podscale.input import build_loader
+from podscale.jax.build import HOST, ranks_of
+from podscale.jax.feed import Feed
+from podscale.jax.mesh import RANKS, mesh_of, size_of
 from podscale.jax.world import World
+from podscale.order import build_order
+from podscale.shards.shardset import ShardSet
 
 DIES_AT = 3
 UPDATES = 1000
+READ = 9
+"""Updates that `reads` reads for."""
 
 
 def meets(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
@@ -32,6 +43,30 @@ def meets(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
         "hosts": len(world.hosts()),
         "sum": float(_sum(world)(float(world.rank + 1))),
     }
+
+
+def reads(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
+    """They meet, and read for a training: sample ids, digests of what each device is given, shards that were opened."""
+    met = meets(world, whereabouts)
+    config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
+    split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
+    mesh = mesh_of(config, world.devices)
+    loader = build_loader(
+        config,
+        split,
+        build_order(config, split),
+        ranks=ranks_of(world, mesh),
+        world=size_of(mesh, RANKS),
+        device=HOST,
+    )
+    keys, pixels = [], []
+    for batch in Feed(mesh)(loader.batches(0, READ), untimed):
+        keys.append(batch.sources[0].keys.tolist())
+        parts = sorted(batch.on_devices.images.addressable_shards, key=lambda part: part.index[1].start or 0)
+        pixels.append([hashlib.sha256(np.asarray(part.data).tobytes()).hexdigest() for part in parts])
+    loader.close()
+    opened = [Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".tar" in line]
+    return {"met": met, "keys": keys, "pixels": pixels, "opened": sorted({path.name for path in opened})}
 
 
 def loses(world: World, whereabouts: Whereabouts) -> None:

@@ -96,7 +96,8 @@ def test_a_failing_rank_ends_the_others_and_the_lab() -> None:
 
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
 from benchmarks.network.lab import Shape, lab
 with lab(Shape(2, 1, 1e8, 1e7, 0.001)) as built:
     print(built.namespaces[0], flush=True)

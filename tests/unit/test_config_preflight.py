@@ -240,7 +240,7 @@ def test_mlflow_is_somewhere(tmp_path, monkeypatch):
         "train.deterministic=true",
         "train.precision=fp16",
         "train.precision=bf16-pure",
-        "train.optimizer.name=lamb",
+        "train.optimizer.name=shampoo",
         "train.all_reduce.algorithm=auto",
         "train.all_reduce.algorithm=ring",
         "train.all_reduce.wire_column=bf16",

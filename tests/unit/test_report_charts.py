@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.charts import Series, heatmap, line_chart, ranked_counts, stacked_bar
+from podscale.evaluate.report.charts.dots import Row, dots_drawing
 from podscale.evaluate.report.charts.lines import MAX_POINTS, decimate
 from podscale.evaluate.report.charts.scale import Scale, linear_ticks, rounded_out
 
@@ -69,6 +70,18 @@ def test_a_wide_loss_is_drawn_logarithmically() -> None:
     drawn = line_chart("t", [Series("a", [(1, 100.0), (2, 0.01)])], log=True)
     assert ">0.1<" in drawn
     assert ">10<" in drawn
+
+
+def test_rows_of_dots_stand_at_their_values() -> None:
+    drawn = dots_drawing([Row("a", [90.0, 100.0]), Row("b", [97.0], 2), Row("c", [], 3, "diverged")], x_range=(0, 100))
+    low, high, other = (float(x) for x in re.findall(r'cx="([\d.]+)"', drawn))
+    assert (other - low) / (high - low) == pytest.approx(0.7, abs=1e-3)
+    means = [float(x) for x in re.findall(r'x1="([\d.]+)"[^>]* class="line', drawn)]
+    assert means == pytest.approx([(low + high) / 2, other], abs=0.01)
+    level = re.search(r'x1="([\d.]+)"[^>]* class="level"', drawn)
+    assert level is not None
+    assert float(level[1]) == means[0]
+    assert ">diverged<" in drawn
 
 
 def test_shares_of_the_bar_add_up() -> None:

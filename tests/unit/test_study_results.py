@@ -13,11 +13,11 @@ import pytest
 from podscale.engine.session import DIVERGED
 from podscale.evaluate.history import parse_history
 from podscale.study import StudyDocument
-from podscale.study.blocks import Bullets, Chart, Table, at_a_glance, blocks, comparison, over_the_range
+from podscale.study.blocks import Bullets, Chart, Dots, Table, at_a_glance, blocks, comparison, over_the_range
 from podscale.study.cells import Grid
 from podscale.study.findings import Findings, findings
 from podscale.study.measure import ended_how, record_of
-from podscale.study.publish import publish, table
+from podscale.study.publish import conditions, publish, table
 from podscale.study.records import Point, Record
 from podscale.study.statistics import critical_batch, difference, spread
 
@@ -187,6 +187,29 @@ class TestBlocks:
         assert isinstance(made[1], Bullets)
         assert [block.name for block in made if isinstance(block, Chart)] == ["accuracy", "epochs", "updates", "curves"]
 
+    def test_what_has_no_axis_is_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
+        found = found_in(grid={"train.global_batch": [1024]}, target=None)
+        rows = next(block for block in blocks(found) if isinstance(block, Dots)).rows
+        assert [(row.name, row.values, row.note) for row in rows] == [
+            ("one", pytest.approx([59.0, 60.0, 61.0]), "60.00 \u00b1 1.00 %"),
+            ("two", pytest.approx([89.0, 91.0]), "90.00 \u00b1 1.41 %"),
+        ]
+        publish(found, tmp_path, [])
+        assert (tmp_path / "s-accuracy.svg").read_text().count("<circle") == 5
+        assert (tmp_path / "s.html").read_text().count("dot pale") == 5
+
+    def test_many_lines_can_be_told_apart(self) -> None:
+        variants = [{"name": f"v{i}"} for i in range(9)]
+        charts = [block for block in blocks(found_in(variants=variants)) if isinstance(block, Chart)]
+        for chart in charts:
+            assert len({(line.colour, line.dashed) for line in chart.series}) == 9
+        assert not any(line.spread for line in charts[-1].series), "nine bands would hide each other"
+
+    def test_no_axis_of_accuracy_goes_beyond_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(TOP1, ("one", 64), 0.995)
+        accuracy = next(block for block in blocks(found_in()) if isinstance(block, Chart))
+        assert accuracy.options["y_range"] == (50, 100)
+
     def test_lines_are_followed_over_the_whole_range(self) -> None:
         made = over_the_range(found_in())
         assert list(made.heads) == ["", "64", "256", "1,024", "from 64 to 1,024"]
@@ -217,6 +240,12 @@ class TestPublished:
         page = (tmp_path / "s.html").read_text()
         assert page.count("<svg") == 4
         assert "keeps its accuracy to batch 256" in page
+
+    def test_the_command_names_no_folder_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = "podscale study s.yaml --out results/learning --set 'a.b=[1, 2]'"
+        typed = kept.replace("s.yaml", "/home/me/s.yaml") + " --set data.source=/home/me/photos.tar"
+        monkeypatch.setenv("PODSCALE_COMMAND", typed)
+        assert conditions()[0] == f"Command: `{kept} --set data.source=photos.tar`"
 
     def test_the_table_for_programs(self) -> None:
         rows = list(csv.DictReader(io.StringIO(table(found_in()))))

@@ -27,7 +27,7 @@ from podscale.files import write_json
 from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.shortage import find_shortage
 from podscale.jax.mesh import RANKS, REPLICATED, mesh_of, size_of
-from podscale.jax.optim import Hyper
+from podscale.jax.optim import Hyper, Kept
 from podscale.jax.step import SHARDED_BATCHES, SHARDED_WORDS, WORD, Batches, Call, State, Step, build_step
 
 
@@ -100,10 +100,12 @@ def arguments(step: Step, config: RunConfig, classes: int, updates: int) -> tupl
     """Shapes of what one update is given, each with its place on the mesh."""
     buffers = models.spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
+    moments: dict[str, Any] = dict.fromkeys(step.slots, buckets)
+    others: dict[str, Any] = dict.fromkeys(step.specs.kept.scalars, _shape(()))
     of_shapes: Any = State
     state = of_shapes(
         weights=buckets,
-        moments=dict.fromkeys(step.specs.moments, buckets),
+        kept=Kept(moments, others),
         statistics={buffer.name: _shape(buffer.shape) for buffer in buffers},
         number=_shape((), np.int32),
     )

@@ -16,20 +16,29 @@ class Hyper(NamedTuple):
     weight_decay: Array
 
 
+class Kept(NamedTuple):
+    """What a rule keeps from update to update, by name.
+
+    moments: of every weight, fp32 buckets of the share. scalars: fp32, equal on all devices.
+    """
+
+    moments: dict[str, Buckets]
+    scalars: dict[str, Array]
+
+
 class Updated(NamedTuple):
-    """Weights and moments after an update, and whether it was carried out, alike on all devices."""
+    """Weights and what is kept after an update, and whether it was carried out, alike on all devices."""
 
     weights: Buckets
-    moments: dict[str, Buckets]
+    kept: Kept
     finite: Array
 
 
 class Rule(Protocol):
     """One update of a device's share of the weights, as a pure function.
 
-    weights, gradients and each of the moments are fp32 buckets of the share. `finite` says whether all averages that
-    this device holds are; where it is False on any device, weights and moments stay as they are on every device, to
-    the bit.
+    weights and gradients are fp32 buckets of the share. `finite` says whether all averages that this device holds are;
+    where it is False on any device, weights and what is kept stay as they are on every device, to the bit.
     """
 
     def __call__(
@@ -37,7 +46,7 @@ class Rule(Protocol):
         share: Share,
         weights: Buckets,
         gradients: Buckets,
-        moments: dict[str, Buckets],
+        kept: Kept,
         hyper: Hyper,
         finite: Array,
     ) -> Updated: ...

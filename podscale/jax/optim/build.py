@@ -3,18 +3,19 @@
 from functools import partial
 
 from podscale import models
-from podscale.config.optimizer import OptimizerSection
+from podscale.config.optimizer import OF_JAX, OptimizerSection
 from podscale.decay import treatments
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce
 from podscale.jax.gradients import Layout
+from podscale.jax.optim.adam import adam
 from podscale.jax.optim.base import Rule
+from podscale.jax.optim.lamb import lamb
 from podscale.jax.optim.lars import lars
+from podscale.jax.optim.rmsprop import rmsprop
 from podscale.jax.optim.sgd import sgd
 from podscale.jax.optim.share import Share
-
-SLOTS = {"sgd": ("momentum",), "lars": ("momentum",)}
-"""What each rule keeps of every weight."""
+from podscale.text import listed
 
 
 def build_optimizer(section: OptimizerSection) -> Rule:
@@ -32,8 +33,34 @@ def build_optimizer(section: OptimizerSection) -> Rule:
                 form=section.form,
                 clip=section.trust_clip,
             )
+        case "lamb":
+            return partial(
+                lamb,
+                beta2=section.beta2,
+                eps=section.added_eps,
+                clip_norm=section.clip_norm,
+                clip=section.trust_clip,
+            )
+        case "adam":
+            return partial(adam, beta2=section.beta2, eps=section.added_eps, decoupled=section.adam.decoupled)
+        case "rmsprop":
+            own = section.rmsprop
+            return partial(rmsprop, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
         case other:
-            raise InputError(f"train.optimizer.name {other}: the JAX engine has {' and '.join(SLOTS)}; choose one")
+            raise InputError(f"train.optimizer.name {other}: the JAX engine has {listed(OF_JAX)}; choose one")
+
+
+def slots(section: OptimizerSection) -> dict[str, float]:
+    """What the rule keeps of every weight, by name, and the value that it begins with."""
+    if section.name not in ("lamb", "adam", "rmsprop"):
+        return {"momentum": 0.0}
+    ones = section.name == "rmsprop" and section.rmsprop.variant == "tensorflow"
+    return {"momentum": 0.0, "variance": 1.0 if ones else 0.0}
+
+
+def scalars(section: OptimizerSection) -> tuple[str, ...]:
+    """What it keeps besides: scalars, which begin at 0."""
+    return ("updates",) if section.name in ("lamb", "adam") else ()
 
 
 def build_share(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Updated
+from podscale.jax.optim.base import Hyper, Kept, Updated
 from podscale.jax.optim.momentum import Form, decayed, factors, move
 from podscale.jax.optim.share import Share
 
@@ -22,7 +22,7 @@ def lars(
     share: Share,
     weights: Buckets,
     gradients: Buckets,
-    moments: dict[str, Buckets],
+    kept: Kept,
     hyper: Hyper,
     finite: Array,
     *,
@@ -47,4 +47,4 @@ def lars(
     if clip:
         ratio = jnp.minimum(ratio / hyper.learning_rate, 1.0)
     both = factors(form, hyper.learning_rate, jnp.where(share.adapts, ratio, 1.0))
-    return move(share, weights, directions, moments["momentum"], both, hyper, finite, nesterov=nesterov)
+    return move(share, weights, directions, kept.moments["momentum"], both, hyper, finite, nesterov=nesterov)

@@ -1,4 +1,4 @@
-"""Weight decay and heavy-ball momentum, the parts that SGD and LARS share."""
+"""Weight decay, steps along a direction, and the heavy-ball momentum of SGD, LARS and RMSProp."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Updated
+from podscale.jax.optim.base import Hyper, Kept, Updated
 from podscale.jax.optim.share import Share, in_rows
 
 Form = Literal["unscaled", "scaled", "ratio_inside"]
@@ -25,6 +25,14 @@ def decayed(share: Share, weights: Buckets, gradients: Buckets, weight_decay: Ar
     )
 
 
+def moved(share: Share, weights: Buckets, directions: Buckets, rate: Array, finite: Array) -> Buckets:
+    """w - rate * d where finite, else w. rate: for all, or one for each array."""
+    return tuple(
+        jnp.where(finite, in_rows(w) - away * in_rows(d), in_rows(w)).reshape(-1)
+        for w, d, away in zip(weights, directions, share.per_row(rate), strict=True)
+    )
+
+
 def move(
     share: Share,
     weights: Buckets,
@@ -40,15 +48,15 @@ def move(
 
     gradients: with weight decay. factors: inside and outside, each for all or one for each array: see `Form`.
     """
-    moved, kept = [], []
+    after, kept = [], []
     buckets = zip(weights, gradients, momenta, *map(share.per_row, factors), strict=True)
     for weight, gradient, moment, inside, outside in buckets:
         w, m, u = in_rows(weight), in_rows(moment), inside * in_rows(gradient)
         new = hyper.momentum * m + u
         step = u + hyper.momentum * new if nesterov else new
-        moved.append(jnp.where(finite, w - outside * step, w).reshape(-1))
+        after.append(jnp.where(finite, w - outside * step, w).reshape(-1))
         kept.append(jnp.where(finite, new, m).reshape(-1))
-    return Updated(tuple(moved), {"momentum": tuple(kept)}, finite)
+    return Updated(tuple(after), Kept({"momentum": tuple(kept)}, {}), finite)
 
 
 def factors(form: Form, rate: Array, ratio: Array) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Updated
+from podscale.jax.optim.base import Hyper, Kept, Updated
 from podscale.jax.optim.momentum import Form, decayed, factors, move
 from podscale.jax.optim.share import Share
 
@@ -13,7 +13,7 @@ def sgd(
     share: Share,
     weights: Buckets,
     gradients: Buckets,
-    moments: dict[str, Buckets],
+    kept: Kept,
     hyper: Hyper,
     finite: Array,
     *,
@@ -28,4 +28,4 @@ def sgd(
     finite, _ = share.agree(finite)
     both = factors(form, hyper.learning_rate, jnp.ones_like(hyper.learning_rate))
     directions = decayed(share, weights, gradients, hyper.weight_decay)
-    return move(share, weights, directions, moments["momentum"], both, hyper, finite, nesterov=nesterov)
+    return move(share, weights, directions, kept.moments["momentum"], both, hyper, finite, nesterov=nesterov)

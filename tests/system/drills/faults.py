@@ -198,7 +198,7 @@ def _starts_again(scene: Scene, since: float) -> str:
 
 
 _STANDS = "nothing is saved while nothing is trained; checkpoints of this training are seconds apart"
-_BEFORE = "the drills before this one restarted the run"
+# The killed rank comes last: the restarts of its alert would be in the way of the next drill for as long as they count.
 DRILLS = (
     Drill(
         "slowed rank",
@@ -252,18 +252,6 @@ DRILLS = (
         needs_disk=True,
     ),
     Drill(
-        "killed rank, three times",
-        "rank 1 is killed (SIGKILL) in training, and twice more in its start; counted from the third kill on",
-        "`podscale_train_launches_total`",
-        f'run:podscale_train_launches:max{{run="{RUN}"}}',
-        (Expected("PodscaleRestartLoop"),),
-        _killed_three_times,
-        _starts_again,
-        besides={"PodscaleCheckpointStale": _STANDS},
-        resolves=False,
-        shorten=6,
-    ),
-    Drill(
         "failing checkpoint target",
         "the workspace, a tmpfs of 80 MiB, is filled to the last byte",
         '`podscale_train_checkpoint_failures_total{reason="disk_full"}`',
@@ -274,7 +262,6 @@ DRILLS = (
         besides={
             "PodscaleDiskFilling": "the volume is full",
             "PodscaleCheckpointStale": "nothing is saved",
-            "PodscaleRestartLoop": _BEFORE,
         },
         needs_disk=True,
     ),
@@ -286,6 +273,21 @@ DRILLS = (
         (Expected("PodscaleTrainingStalled", {}, "PodscaleTrainingStalled"),),
         _paused_rank,
         _calls_it_a_hang,
-        besides={"PodscaleCheckpointStale": _STANDS, "PodscaleRestartLoop": _BEFORE},
+        besides={
+            "PodscaleCheckpointStale": _STANDS,
+            "PodscaleRestartLoop": "the drill before this one restarted the run",
+        },
+    ),
+    Drill(
+        "killed rank, three times",
+        "rank 1 is killed (SIGKILL) in training, and twice more in its start; counted from the third kill on",
+        "`podscale_train_launches_total`",
+        f'run:podscale_train_launches:max{{run="{RUN}"}}',
+        (Expected("PodscaleRestartLoop"),),
+        _killed_three_times,
+        _starts_again,
+        besides={"PodscaleCheckpointStale": _STANDS},
+        resolves=False,
+        shorten=6,
     ),
 )

@@ -17,7 +17,8 @@ ROOM = 1.12
 
 @dataclass(frozen=True)
 class Series:
-    """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point.
+    """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point; `dashed`
+    tells two lines of one colour apart.
 
     spread: of each point, to both sides: bars where there are dots, else a band.
     """
@@ -27,6 +28,7 @@ class Series:
     colour: int = 1
     dots: bool = False
     spread: Sequence[float] = ()
+    dashed: bool = False
 
 
 def line_chart(
@@ -59,7 +61,7 @@ def line_chart(
         x_ticks=x_ticks,
         x_marks=x_marks,
     )
-    legend = [tag("span", tag("i", class_=f"key c{s.colour}"), s.name) for s in drawn] if len(drawn) > 1 else []
+    legend = [tag("span", tag("i", class_=_key(s)), s.name) for s in drawn] if len(drawn) > 1 else []
     if mark is not None:
         legend.append(tag("span", tag("i", class_="key dash"), f"{mark_name} {show(mark)}"))
     unit = tag("span", y_unit, class_="unit") if y_unit else None
@@ -69,6 +71,10 @@ def line_chart(
         tag("svg", body, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", role="img", aria_label=title, class_="chart"),
         class_="panel",
     )
+
+
+def _key(series: Series) -> str:
+    return f"key c{series.colour}{' hollow' if series.dashed else ''}"
 
 
 def line_drawing(
@@ -177,7 +183,7 @@ def _line(series: Series, x: Scale, y: Scale) -> list[Any]:
         tag("circle", cx=x(a), cy=_inside(y(b)), r=2.4, class_=f"dot c{series.colour}")
         for a, b in (series.points if series.dots or len(series.points) == 1 else ())
     ]
-    return [tag("path", d=path, class_=f"line c{series.colour}"), dots]
+    return [tag("path", d=path, class_=f"line c{series.colour}{' dashed' if series.dashed else ''}"), dots]
 
 
 def _hover(series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool) -> list[Markup]:

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from podscale.evaluate.report.charts.dots import Row, dots_drawing, dots_height
 from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, Series, line_drawing
 from podscale.evaluate.report.svg import Markup, tag
 
-GROUND = "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
+GROUND = (
+    "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
+    "svg text.readable{stroke:var(--bg)}"
+)
 
 MARGIN, TITLE, KEY, LETTER = 16.0, 40.0, 16.0, 5.9
 """Units of a drawing: around a chart, down to its legend, a row of that, and about a letter's width."""
@@ -31,11 +35,13 @@ def line_file(title: str, series: Sequence[Series], *, y_unit: str = "", **optio
     """A line chart with its title and legend, as the text of an SVG file; options: of `line_drawing`."""
     keys, row, at = [], 0, MARGIN
     for one in series:
-        width = LETTER * len(one.name) + 28.0
+        width = LETTER * len(one.name) + 42.0
         if at + width > WIDTH + MARGIN and at > MARGIN:
             row, at = row + 1, MARGIN
-        keys.append(tag("circle", cx=at + 4, cy=TITLE + KEY * row - 4, r=3.6, class_=f"dot c{one.colour}"))
-        keys.append(tag("text", one.name, x=at + 12, y=TITLE + KEY * row))
+        y = TITLE + KEY * row
+        dashed = " dashed" if one.dashed else ""
+        keys.append(tag("line", x1=at, x2=at + 14, y1=y - 4, y2=y - 4, class_=f"line c{one.colour}{dashed}"))
+        keys.append(tag("text", one.name, x=at + 19, y=y))
         at += width
     top = TITLE + KEY * (row + 1) + (KEY if y_unit else 0.0)
     return standalone(
@@ -45,5 +51,18 @@ def line_file(title: str, series: Sequence[Series], *, y_unit: str = "", **optio
         tag("g", line_drawing(series, **options), transform=f"translate({MARGIN:.0f} {top:.0f})"),
         width=WIDTH + 2 * MARGIN,
         height=top + HEIGHT + MARGIN / 2,
+        enlarged=1.6,
+    )
+
+
+def dots_file(title: str, rows: Sequence[Row], *, unit: str = "", **options: Any) -> str:
+    """Dots in rows with their title, as the text of an SVG file; options: of `dots_drawing`."""
+    top = TITLE + (KEY / 2 if unit else 0.0)
+    return standalone(
+        tag("text", title, x=MARGIN, y=MARGIN + 4, class_="title"),
+        tag("text", unit, x=MARGIN, y=TITLE - 4, class_="unit") if unit else None,
+        tag("g", dots_drawing(rows, **options), transform=f"translate({MARGIN:.0f} {top:.0f})"),
+        width=WIDTH + 2 * MARGIN,
+        height=top + dots_height(rows),
         enlarged=1.6,
     )

@@ -1,0 +1,43 @@
+"""LAMB (You 2020) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
+
+g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
+with d what `moments.direct` makes of g.
+The ratio |w| / |u| is 1 where a norm is zero, and for arrays that do not adapt.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from podscale.jax.gradients import Buckets
+from podscale.jax.optim.base import Hyper, Kept, Updated
+from podscale.jax.optim.moments import direct
+from podscale.jax.optim.momentum import decayed, moved
+from podscale.jax.optim.share import Share
+
+
+def lamb(
+    share: Share,
+    weights: Buckets,
+    gradients: Buckets,
+    kept: Kept,
+    hyper: Hyper,
+    finite: Array,
+    *,
+    beta2: float,
+    eps: float = 1e-6,
+    clip_norm: float = 1.0,
+    clip: bool = False,
+) -> Updated:
+    """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
+    finite, (g,) = share.norms(finite, gradients)
+    if clip_norm:
+        shrink = 1.0 / jnp.maximum(jnp.linalg.norm(g) / clip_norm, 1.0)
+        gradients = tuple(shrink * bucket for bucket in gradients)
+    directions, kept = direct(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
+    directions = decayed(share, weights, directions, hyper.weight_decay)
+    _, (w, u) = share.norms(finite, weights, directions)
+    ratio = jnp.where((w > 0) & (u > 0), w / u, 1.0)
+    if clip:
+        ratio = jnp.minimum(ratio, 1.0)
+    rate = hyper.learning_rate * jnp.where(share.adapts, ratio, 1.0)
+    return Updated(moved(share, weights, directions, rate, finite), kept, finite)
