@@ -114,8 +114,14 @@ def _verdict(found: Found) -> list[str]:
         said.append(
             f"{start:.1e} apart at most in the first {count}, {'within' if start <= WITHIN else 'beyond'} {WITHIN:g}"
         )
+    repeated = any(len(_pairs(engines)) > 1 for engines in found.values())
+    closing = (
+        "Differences smaller than an interval are not excluded."
+        if repeated
+        else "With one seed there is no interval: whether accuracies agree cannot be told."
+    )
     return [
         f"Over all {len(pairs)} pairs losses are {', and '.join(said)}; accuracy differs by "
         f"{statistics.mean(differences):+.2f} points in the mean, {max(map(abs, differences)):.2f} at most. "
-        "Differences smaller than an interval are not excluded.",
+        f"{closing}",
     ]
