@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,12 +193,13 @@ def summary(config: RunConfig, state: str, stopped: str = "") -> str:
             continue
         how = "done before" if outcome.reused else "done" if outcome.done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
+    collapses = stages.collapse_outcomes(config)
     for member in ensemble.members(config):
-        ended = stages.outcomes(member.config).get("train")
+        name = f"collapse {member.config.run.id}"
+        ended = collapses.get(name)
         how = "not run" if ended is None else "done" if ended.done else f"exit code {ended.exit_code}"
-        lines.append(f"| collapse {member.config.run.id} | {how} | {f'{ended.seconds:.1f}' if ended else ''} |")
-        if ended is not None and not ended.done:
-            found[member.config.run.id] = replace(ended, stage=f"collapse {member.config.run.id}")
+        lines.append(f"| {name} | {how} | {f'{ended.seconds:.1f}' if ended else ''} |")
+    found |= collapses
     for failed in found.values():
         if not failed.done:
             lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]

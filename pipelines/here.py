@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -56,6 +56,8 @@ class Launch:
     pid: int | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of this launch so far, by stage."""
+    collapses: dict[str, Outcome] = field(default_factory=dict)
+    """Those of the collapses of an ensemble, by their names."""
     failed: bool = False
     """True where kfp says that some task failed."""
     last_words: tuple[int, str] | None = None
@@ -82,6 +84,13 @@ class Ended:
     error: str = ""
     failed_stage: str = ""
     log: Path | None = None
+    collapses: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> dict[str, Outcome]:
+        """All that took time, in its order: the collapses come between train and evaluate."""
+        early = {stage: outcome for stage, outcome in self.outcomes.items() if stage in ("shard", "train")}
+        return {**early, **self.collapses, **self.outcomes}
 
 
 def run_here(
@@ -109,7 +118,8 @@ def run_here(
             stopped_by = _carry_out(launch, run.path / "pipeline", watch, begun)
         _observe(launch, begun)
         watch(launch)
-    return _ended(launch, stopped_by, time.monotonic() - started, log)
+    ended = _ended(launch, stopped_by, time.monotonic() - started, log)
+    return replace(ended, collapses=launch.collapses)
 
 
 def _carry_out(launch: Launch, root: Path, watch: Callable[[Launch], None], begun: datetime) -> int | None:
@@ -164,9 +174,14 @@ def _observe(launch: Launch, begun: datetime) -> None:
         launch.stage = launch.task if launch.task in SHOWN else launch.stage
     if launch.stage is not None:
         launch.last_words = process.last_words(launch.signpost, launch.stage)
-    launch.outcomes = {
+    launch.outcomes = _since(begun, stages.outcomes(launch.config))
+    launch.collapses = _since(begun, stages.collapse_outcomes(launch.config))
+
+
+def _since(begun: datetime, found: dict[str, Outcome]) -> dict[str, Outcome]:
+    return {
         stage: outcome
-        for stage, outcome in stages.outcomes(launch.config).items()
+        for stage, outcome in found.items()
         if outcome.ended and datetime.fromisoformat(outcome.ended) >= begun
     }
 

@@ -180,6 +180,12 @@ def outcomes(config: RunConfig) -> dict[str, Outcome]:
     return {stage: found[stage] for stage in resume.STAGES if stage in found}
 
 
+def collapse_outcomes(config: RunConfig) -> dict[str, Outcome]:
+    """How the collapse to each member of an ensemble ended, by `collapse <run of the member>`; absent if not run."""
+    ended = {member.config.run.id: outcomes(member.config).get("train") for member in ensemble.members(config)}
+    return {f"collapse {run}": replace(one, stage=f"collapse {run}") for run, one in ended.items() if one is not None}
+
+
 def _shard_outcome(config: RunConfig) -> dict[str, Outcome]:
     """How sharding ended: as the newest of the set's own outcome and those of parts that failed."""
     workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods

@@ -12,13 +12,14 @@ def stage_table(outcomes: dict[str, Outcome], seconds: float) -> str:
     seconds: wall time of the whole launch.
     """
     spent, overhead = stage_seconds(outcomes), pipeline_seconds(outcomes, seconds)
-    lines = [f"{'stage':<10}{'seconds':>9}{'share':>8}"]
+    width = max([10, *map(len, outcomes)])
+    lines = [f"{'stage':<{width}}{'seconds':>9}{'share':>8}"]
     for stage, outcome in outcomes.items():
         note = "  finished before" if outcome.reused else "" if outcome.done else f"  exit code {outcome.exit_code}"
-        lines.append(f"{stage:<10}{spent[stage]:>9.1f}{spent[stage] / seconds:>8.0%}{note}")
+        lines.append(f"{stage:<{width}}{spent[stage]:>9.1f}{spent[stage] / seconds:>8.0%}{note}")
     goal = f"  (goal: below {GOAL:.0%})" if any(spent.values()) else ""
-    lines.append(f"{'pipeline':<10}{overhead:>9.1f}{overhead / seconds:>8.0%}{goal}")
-    lines.append(f"{'total':<10}{seconds:>9.1f}")
+    lines.append(f"{'pipeline':<{width}}{overhead:>9.1f}{overhead / seconds:>8.0%}{goal}")
+    lines.append(f"{'total':<{width}}{seconds:>9.1f}")
     return "\n".join(lines)
 
 

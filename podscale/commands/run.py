@@ -69,7 +69,7 @@ def _carry_out(
         print(json.dumps(_summary(config, directory, ended, seconds)), flush=True)
     out = sys.stderr if view.json else sys.stdout
     if ended.outcomes:
-        print(stage_table(ended.outcomes, seconds), file=out, flush=True)
+        print(stage_table(ended.timed, seconds), file=out, flush=True)
     if ended.exit_code == ExitCode.DONE:
         print(_result(directory, colour=not view.json), file=out, flush=True)
     else:
@@ -171,8 +171,8 @@ def _summary(config: RunConfig, directory: RunDirectory, ended: Ended, seconds: 
         "run": config.run.id,
         "exit_code": int(ended.exit_code),
         "error": ended.error,
-        "stages": {stage: round(taken, 3) for stage, taken in stage_seconds(ended.outcomes).items()},
-        "pipeline": round(pipeline_seconds(ended.outcomes, seconds), 3),
+        "stages": {stage: round(taken, 3) for stage, taken in stage_seconds(ended.timed).items()},
+        "pipeline": round(pipeline_seconds(ended.timed, seconds), 3),
         "seconds": round(seconds, 3),
         "top1": _top1(directory) if ended.exit_code == ExitCode.DONE else None,
         "report": str(directory.report),

@@ -178,6 +178,8 @@ def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path:
     ended = podscale(tmp_path, "run", "run.yaml", *(word for change in changes for word in ("--set", change)))
     assert ended.code == 0, ended.err
     assert re.search(r"^ +collapse: both-c0, both-c1$", ended.err, re.MULTILINE)
+    timed = re.findall(r"^(\w+(?: both-c\d)?) +\d+\.\d +\d+%", ended.err, re.MULTILINE)
+    assert timed == ["shard", "train", "collapse both-c0", "collapse both-c1", "evaluate", "report", "pipeline"]
     run = tmp_path / "runs" / "both"
     found = json.loads((run / "evaluation.json").read_text())
     members = found["ensemble"]["members"]
