@@ -47,38 +47,41 @@ class Neumann:
             "last_reset": self._last_reset,
             "period": self._period,
         }
-        m, v = ([part for group in share.views(kept) for part in group] for kept in self.moments.values())
-        w = [part for group in share.groups for part in group.weights]
-        g = [part for group in share.groups for part in group.gradients]
-        self._parts = list(zip(w, g, m, v, strict=True))
+        self._momenta, self._averages = (share.views(kept) for kept in self.moments.values())
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
         section, eta = self._section, hyper.learning_rate
-        squares = [dot(w - v, w - v) for w, _, _, v in self._parts]
-        own = torch.stack(squares).sum() if squares else self._share.weights.new_zeros((), dtype=torch.float64)
-        finite, (square,) = self._share.agree(finite, own.view(1))
+        finite, (square,) = self._share.agree(finite, self._own_square().view(1))
         first = self._updates == 0
         t = self._updates - self._sgd_updates + 1.0
         sgd = t < 1.0
         reset = t == self._reset_at
         held = reset & (section.on_reset == "hold")
         mu = self._momentum(t)
-        slope = torch.where(first | sgd | reset, 0.0, self._slope(square[0]))
-        keep = torch.where(sgd, 1.0, torch.where(reset, 0.0, mu))
-        push = torch.where(sgd, 0.0, eta)
-        ahead = torch.where(sgd | held, 0.0, mu)
-        down = torch.where(held, 0.0, eta)
-        follow = torch.where(sgd | held, 0.0, 1.0 - section.gamma)
-        for group in self._share.groups:
+        moves, pushes = finite & ~held, finite & ~sgd  # factors that change nothing, to the bit, where not finite
+        slope = torch.where(pushes & ~first & ~reset, self._slope(square[0]), 0.0)
+        keep = torch.where(pushes, torch.where(reset, 0.0, mu), 1.0)
+        push = torch.where(pushes, -eta, 0.0)
+        ahead = torch.where(pushes & moves, mu, 0.0)
+        down = torch.where(moves, -eta, 0.0)
+        follow = torch.where(pushes & moves, 1.0 - section.gamma, 0.0)
+        begin = torch.where(finite & first, 1.0 - follow, 0.0)
+        stay = torch.where(finite & first, 0.0, 1.0 - follow)
+        for group, m, v in zip(self._share.groups, self._momenta, self._averages, strict=True):
+            w, d, each = group.weights, group.gradients, len(group.weights)
             add_decay(group, hyper.weight_decay)
-        for w, g, m, v in self._parts:
-            d = g + slope * (w - v)
-            new = keep * m - push * d
-            moved = w + ahead * (new if section.moves_by == "current" else m) - down * d
-            replace_where(finite, v, torch.lerp(torch.where(first, w, v), moved, follow))
-            replace_where(finite, m, new)
-            replace_where(finite, w, moved)
+            torch._foreach_addcmul_(d, torch._foreach_sub(w, v), [slope] * each)
+            torch._foreach_mul_(v, stay)
+            torch._foreach_addcmul_(v, w, [begin] * each)
+            if section.moves_by == "previous":
+                torch._foreach_addcmul_(w, m, [ahead] * each)
+            torch._foreach_mul_(m, keep)
+            torch._foreach_addcmul_(m, d, [push] * each)
+            if section.moves_by == "current":
+                torch._foreach_addcmul_(w, m, [ahead] * each)
+            torch._foreach_addcmul_(w, d, [down] * each)
+            torch._foreach_addcmul_(v, w, [follow] * each)
         self._count(t, mu, reset & finite, finite)
         return finite
 
@@ -86,10 +89,19 @@ class Neumann:
     def reached(self) -> Tensor:
         """Line 13. See `Displaced`."""
         found = self._share.zeros()
-        views = [part for group in self._share.views(found) for part in group]
-        for (w, _, m, _), part in zip(self._parts, views, strict=True):
-            part.copy_(w - self._mu * m)
+        for group, momenta, parts in zip(self._share.groups, self._momenta, self._share.views(found), strict=True):
+            for w, m, part in zip(group.weights, momenta, parts, strict=True):
+                part.copy_(w - self._mu * m)
         return found
+
+    def _own_square(self) -> Tensor:
+        """This rank's part of |w - v|^2: fp64 scalar."""
+        squares = [
+            dot(away, away)
+            for group, v in zip(self._share.groups, self._averages, strict=True)
+            for away in torch._foreach_sub(group.weights, v)
+        ]
+        return torch.stack(squares).sum() if squares else self._share.weights.new_zeros((), dtype=torch.float64)
 
     def _slope(self, square: Tensor) -> Tensor:
         """What multiplies w - v in line 8, from |w - v|^2; 0 where that is 0 and there is no direction."""
