@@ -198,7 +198,8 @@ def _starts_again(scene: Scene, since: float) -> str:
 
 
 _STANDS = "nothing is saved while nothing is trained; checkpoints of this training are seconds apart"
-# The killed rank comes last: the restarts of its alert would be in the way of the next drill for as long as they count.
+# The full volume comes last: it is predicted to fill again for as long as the rule looks back, and a drill after it
+# would wait for that.
 DRILLS = (
     Drill(
         "slowed rank",
@@ -252,20 +253,6 @@ DRILLS = (
         needs_disk=True,
     ),
     Drill(
-        "failing checkpoint target",
-        "the workspace, a tmpfs of 80 MiB, is filled to the last byte",
-        '`podscale_train_checkpoint_failures_total{reason="disk_full"}`',
-        f'sum(podscale_train_checkpoint_failures_total{{run="{RUN}", reason="disk_full"}})',
-        (Expected("PodscaleCheckpointFailing", {"reason": "disk_full"}),),
-        _full,
-        _ends_with_the_next_save,
-        besides={
-            "PodscaleDiskFilling": "the volume is full",
-            "PodscaleCheckpointStale": "nothing is saved",
-        },
-        needs_disk=True,
-    ),
-    Drill(
         "paused rank",
         "rank 1 is stopped (SIGSTOP) for good",
         "`time() - podscale_train_last_step_timestamp_seconds`, in seconds",
@@ -273,10 +260,7 @@ DRILLS = (
         (Expected("PodscaleTrainingStalled", {}, "PodscaleTrainingStalled"),),
         _paused_rank,
         _calls_it_a_hang,
-        besides={
-            "PodscaleCheckpointStale": _STANDS,
-            "PodscaleRestartLoop": "the drill before this one restarted the run",
-        },
+        besides={"PodscaleCheckpointStale": _STANDS},
     ),
     Drill(
         "killed rank, three times",
@@ -289,5 +273,20 @@ DRILLS = (
         besides={"PodscaleCheckpointStale": _STANDS},
         resolves=False,
         shorten=6,
+    ),
+    Drill(
+        "failing checkpoint target",
+        "the workspace, a tmpfs of 80 MiB, is filled to the last byte",
+        '`podscale_train_checkpoint_failures_total{reason="disk_full"}`',
+        f'sum(podscale_train_checkpoint_failures_total{{run="{RUN}", reason="disk_full"}})',
+        (Expected("PodscaleCheckpointFailing", {"reason": "disk_full"}),),
+        _full,
+        _ends_with_the_next_save,
+        besides={
+            "PodscaleDiskFilling": "the volume is full",
+            "PodscaleCheckpointStale": "nothing is saved",
+            "PodscaleRestartLoop": "the drills before this one restarted the run",
+        },
+        needs_disk=True,
     ),
 )
