@@ -56,8 +56,6 @@ class Launch:
     pid: int | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of this launch so far, by stage."""
-    collapses: dict[str, Outcome] = field(default_factory=dict)
-    """Those of the collapses of an ensemble, by their names."""
     failed: bool = False
     """True where kfp says that some task failed."""
     last_words: tuple[int, str] | None = None
@@ -76,7 +74,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the pipeline ended: the stages' outcomes, wall seconds, and the error of the stage that failed."""
+    """How the pipeline ended: the stages' outcomes, wall seconds, and the error of the stage that failed.
+
+    collapses: outcomes of those of an ensemble, by their names.
+    """
 
     outcomes: dict[str, Outcome]
     seconds: float
@@ -88,9 +89,8 @@ class Ended:
 
     @property
     def timed(self) -> dict[str, Outcome]:
-        """All that took time, in its order: the collapses come between train and evaluate."""
-        early = {stage: outcome for stage, outcome in self.outcomes.items() if stage in ("shard", "train")}
-        return {**early, **self.collapses, **self.outcomes}
+        """All that took time, as it ended."""
+        return dict(sorted((self.outcomes | self.collapses).items(), key=lambda item: item[1].ended))
 
 
 def run_here(
@@ -119,7 +119,7 @@ def run_here(
         _observe(launch, begun)
         watch(launch)
     ended = _ended(launch, stopped_by, time.monotonic() - started, log)
-    return replace(ended, collapses=launch.collapses)
+    return replace(ended, collapses=_since(begun, stages.collapse_outcomes(config)))
 
 
 def _carry_out(launch: Launch, root: Path, watch: Callable[[Launch], None], begun: datetime) -> int | None:
@@ -175,7 +175,6 @@ def _observe(launch: Launch, begun: datetime) -> None:
     if launch.stage is not None:
         launch.last_words = process.last_words(launch.signpost, launch.stage)
     launch.outcomes = _since(begun, stages.outcomes(launch.config))
-    launch.collapses = _since(begun, stages.collapse_outcomes(launch.config))
 
 
 def _since(begun: datetime, found: dict[str, Outcome]) -> dict[str, Outcome]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
 from podscale.evaluate.ensemble import Answered, Ensemble
-from podscale.study.statistics import T_95
+from podscale.study.statistics import student_95
 
 LONG, AVERAGE = "one long run", "its running average"
 ENDING = "one long run that ends in a collapse"
@@ -17,11 +17,7 @@ WEIGHTS = "mean of the members' weights (SWA)"
 RESTARTS = "restarts, mean of probabilities"
 WAYS = {"probabilities": TOGETHER, "logits": "ensemble, mean of logits", "weights": WEIGHTS}
 APART_WEIGHTS = "mean of the restarts' weights"
-APART = {
-    "probabilities": RESTARTS,
-    "logits": "restarts, mean of logits",
-    "weights": APART_WEIGHTS,
-}
+APART = {"probabilities": RESTARTS, "logits": "restarts, mean of logits", "weights": APART_WEIGHTS}
 NORMAL_95 = 1.96
 
 
@@ -49,8 +45,7 @@ class Spread:
         if len(values) < 2:
             return cls(mean, None, 0.0)
         deviation = statistics.stdev(values)
-        quantile = T_95[max(known for known in T_95 if known < len(values))]
-        return cls(mean, quantile * deviation / sqrt(len(values)), deviation)
+        return cls(mean, student_95(len(values) - 1) * deviation / sqrt(len(values)), deviation)
 
     @property
     def sign(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import sqrt
 
 from benchmarks.parity.cases import Case, Trained
+from podscale.study.statistics import student_95
 
 Found = Mapping[Case, Mapping[str, Sequence[Trained | None]]]
 """By case and engine, a training for each seed."""
@@ -25,8 +26,6 @@ TEXT = [
     "PyTorch's, with half its 95 % interval; `noise` is the deviation of PyTorch's top-1 from seed to seed. In points.",
     "",
 ]
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
-"""Two-sided 95 % quantiles for the mean of so many."""
 
 
 def table(found: Found) -> list[str]:
@@ -94,9 +93,9 @@ def _itself(found: Found) -> list[str]:
 def _difference(pairs: Sequence[tuple[Trained, Trained]]) -> str:
     differences = [100 * (other.top1 - one.top1) for one, other in pairs]
     mean, count = statistics.mean(differences), len(differences)
-    if count not in STUDENT:
+    if count < 2:
         return f"{mean:+.2f}"
-    return f"{mean:+.2f} ± {STUDENT[count] * statistics.stdev(differences) / sqrt(count):.2f}"
+    return f"{mean:+.2f} ± {student_95(count - 1) * statistics.stdev(differences) / sqrt(count):.2f}"
 
 
 def _deviation(values: Sequence[float]) -> str:

@@ -24,7 +24,7 @@ from podscale.jax.session import Session
 from podscale.jax.step import build_step
 from podscale.jax.world import World
 from podscale.order import build_order
-from podscale.shards.shardset import ShardSet
+from podscale.shards.shardset import ShardSet, Split
 
 HOST = "cpu"
 """Where loaders decode: batches reach the devices as pixels."""
@@ -56,14 +56,7 @@ def build_session(
         step=step,
         schedule=replicate(schedules.table(train, len(training_split)), mesh),
         feed=feed,
-        loader=build_loader(
-            config,
-            training_split,
-            build_order(config, training_split),
-            ranks=ranks_of(world, mesh),
-            world=size_of(mesh, RANKS),
-            device=HOST,
-        ),
+        loader=build_training_loader(config, world, mesh, training_split),
         evaluation_loader=evaluation_loader,
         evaluator=evaluator,
         control=Control(mesh, world.rank, feed.held),
@@ -88,6 +81,12 @@ def build_evaluator(
         config, split, ranks=ranks_of(world, mesh), world=size_of(mesh, RANKS), device=HOST
     )
     return loader, Evaluator(config, mesh, loader, len(split), world, counted)
+
+
+def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:
+    """The loader of this process's share of the training batches, which the caller closes."""
+    order = build_order(config, split)
+    return build_loader(config, split, order, ranks=ranks_of(world, mesh), world=size_of(mesh, RANKS), device=HOST)
 
 
 def ranks_of(world: World, mesh: Mesh) -> range:

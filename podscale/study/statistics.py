@@ -19,6 +19,11 @@ FIT_ERROR = 0.25
 """A relative error of the fit, root mean square, above which it says nothing."""
 
 
+def student_95(free: int) -> float:
+    """The two-sided 95 % quantile of Student's t with `free` degrees of freedom, at least 1."""
+    return T_95[max(known for known in T_95 if known <= free)]
+
+
 def mean_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (0 of a single one)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
@@ -61,8 +66,7 @@ def difference(first: Sequence[float], values: Sequence[float]) -> Difference | 
     free = len(first) + len(values) - 2
     squares = sum((v - statistics.fmean(group)) ** 2 for group in (first, values) for v in group)
     error = math.sqrt(squares / free * (1 / len(first) + 1 / len(values)))
-    quantile = T_95[max(known for known in T_95 if known <= free)]
-    return Difference(between, quantile * error)
+    return Difference(between, student_95(free) * error)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale.config import RunConfig
 from podscale.engine.notes import Whereabouts
 from podscale.engine.phase import untimed
-from podscale.input import build_loader
-from podscale.jax.build import HOST, ranks_of
+from podscale.jax.build import build_training_loader
 from podscale.jax.feed import Feed
-from podscale.jax.mesh import RANKS, mesh_of, size_of
+from podscale.jax.mesh import mesh_of
 from podscale.jax.world import World
-from podscale.order import build_order
 from podscale.shards.shardset import ShardSet
 
 DIES_AT = 3
@@ -51,14 +49,7 @@ def reads(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
     config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
     split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
     mesh = mesh_of(config, world.devices)
-    loader = build_loader(
-        config,
-        split,
-        build_order(config, split),
-        ranks=ranks_of(world, mesh),
-        world=size_of(mesh, RANKS),
-        device=HOST,
-    )
+    loader = build_training_loader(config, world, mesh, split)
     keys, pixels = [], []
     for batch in Feed(mesh)(loader.batches(0, READ), untimed):
         keys.append(batch.sources[0].keys.tolist())

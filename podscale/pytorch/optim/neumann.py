@@ -52,7 +52,7 @@ class Neumann:
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
         section, eta = self._section, hyper.learning_rate
-        finite, (square,) = self._share.agree(finite, self._own_square().view(1))
+        finite, (square,) = self._share.agree(finite, self._own_square())
         first = self._updates == 0
         t = self._updates - self._sgd_updates + 1.0
         sgd = t < 1.0
@@ -71,16 +71,16 @@ class Neumann:
         for group, m, v in zip(self._share.groups, self._momenta, self._averages, strict=True):
             w, d, each = group.weights, group.gradients, len(group.weights)
             add_decay(group, hyper.weight_decay)
-            torch._foreach_addcmul_(d, torch._foreach_sub(w, v), [slope] * each)
-            torch._foreach_mul_(v, stay)
+            torch._foreach_addcmul_(d, torch._foreach_sub(w, v), [slope] * each)  # line 8
+            torch._foreach_mul_(v, stay)  # line 12 but for its last term, and line 1
             torch._foreach_addcmul_(v, w, [begin] * each)
             if section.moves_by == "previous":
                 torch._foreach_addcmul_(w, m, [ahead] * each)
-            torch._foreach_mul_(m, keep)
+            torch._foreach_mul_(m, keep)  # lines 7 and 10
             torch._foreach_addcmul_(m, d, [push] * each)
             if section.moves_by == "current":
                 torch._foreach_addcmul_(w, m, [ahead] * each)
-            torch._foreach_addcmul_(w, d, [down] * each)
+            torch._foreach_addcmul_(w, d, [down] * each)  # lines 2 and 11
             torch._foreach_addcmul_(v, w, [follow] * each)
         self._count(t, mu, reset & finite, finite)
         return finite
@@ -95,13 +95,13 @@ class Neumann:
         return found
 
     def _own_square(self) -> Tensor:
-        """This rank's part of |w - v|^2: fp64 scalar."""
+        """This rank's part of |w - v|^2: fp64, one value."""
         squares = [
             dot(away, away)
             for group, v in zip(self._share.groups, self._averages, strict=True)
             for away in torch._foreach_sub(group.weights, v)
         ]
-        return torch.stack(squares).sum() if squares else self._share.weights.new_zeros((), dtype=torch.float64)
+        return self._share.total(squares)
 
     def _slope(self, square: Tensor) -> Tensor:
         """What multiplies w - v in line 8, from |w - v|^2; 0 where that is 0 and there is no direction."""

@@ -161,8 +161,7 @@ class Nlcg:
 
     def _sum(self, values: list[Tensor], finite: Tensor) -> Tensor:
         """Over this rank's parts and over the ranks: fp64 scalar."""
-        own = torch.stack(values).sum() if values else self._share.weights.new_zeros((), dtype=torch.float64)
-        return self._share.agree(finite, own.view(1))[1][0][0]
+        return self._share.agree(finite, self._share.total(values))[1][0][0]
 
     def _due(self, every: int) -> Tensor:
         """Whether so many updates have passed since this was the case last, as it is at the first."""

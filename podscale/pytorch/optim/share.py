@@ -129,6 +129,11 @@ class Share:
             factor = factor.index_select(0, self.segment_of)
         return list(factor.expand(len(self.pieces)).unbind())
 
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum of fp64 scalars of this rank's parts, of which it may have none, as `agree` takes it: [1]."""
+        found = torch.stack(list(values)).sum() if values else self.weights.new_zeros((), dtype=torch.float64)
+        return found.view(1)
+
     def agree(self, finite: Tensor, *values: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Adds fp64 vectors over the ranks, and finds whether all of them are finite, in one small message."""
         if self._exchange is None:
