@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.charts import Series, heatmap, line_chart, ranked_counts, stacked_bar
 from podscale.evaluate.report.charts.dots import Row, dots_drawing
-from podscale.evaluate.report.charts.lines import MAX_POINTS, decimate
+from podscale.evaluate.report.charts.lines import MAX_POINTS, RIGHT, WIDTH, decimate, line_drawing
 from podscale.evaluate.report.charts.scale import Scale, linear_ticks, rounded_out
 
 
@@ -70,6 +70,15 @@ def test_a_wide_loss_is_drawn_logarithmically() -> None:
     drawn = line_chart("t", [Series("a", [(1, 100.0), (2, 0.01)])], log=True)
     assert ">0.1<" in drawn
     assert ">10<" in drawn
+
+
+def test_marked_values_without_a_point_lie_within_the_axis() -> None:
+    """A batch at which no line reached the target still has its place."""
+    drawn = line_drawing([Series("a", [(64, 2.0), (256, 1.0)])], x_ticks=[64, 256, 1438], log_x=True)
+    places = [float(v) for v in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"', drawn)]
+    assert len(places) == 3
+    assert places == sorted(places)
+    assert places[-1] < WIDTH - RIGHT
 
 
 def test_rows_of_dots_stand_at_their_values() -> None:

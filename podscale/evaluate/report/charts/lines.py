@@ -95,11 +95,11 @@ def line_drawing(
 
     `y_range` fixes the vertical range and `x_high` the end of the horizontal one, so that charts stand side by side;
     `mark` draws a dashed level, such as the claim. `log` is taken where the values span more than a factor of 20.
-    `log_x` draws rising x by their logarithm; `x_ticks` are marked instead of round numbers; `x_marks` draws dashed
-    verticals (x, colour).
+    `log_x` draws rising x by their logarithm; `x_ticks` are marked instead of round numbers, all of them within the
+    axis; `x_marks` draws dashed verticals (x, colour).
     """
     drawn = [_decimated(s, max_points) for s in series]
-    xs = [x for s in drawn for x, _ in s.points] + [x for x, _ in x_marks]
+    xs = [*(x for s in drawn for x, _ in s.points), *(x for x, _ in x_marks), *x_ticks]
     ys = [y for s in drawn for low, high in _extent(s) for y in (low, high)] + ([] if mark is None else [mark])
     log = log and min(ys) > 0 and max(ys) / min(ys) > 20
     low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
