@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ TIMEOUT, SHORT = 120.0, 40.0
 """The longest that ranks wait for each other, in seconds; the short one where a test waits for it to pass."""
 PATIENCE = 300.0
 """Seconds for anything to happen on a loaded machine."""
+NO_JAX = {"JAX_PLATFORMS": "nowhere"}
+"""With it JAX fails as soon as it looks for devices."""
 
 
 @dataclass(frozen=True)
@@ -203,17 +206,25 @@ def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> Non
 
 
 @pytest.mark.parametrize(
-    ("processes", "what", "code", "message"),
+    ("pods", "processes", "what", "code", "message"),
     [
-        (4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
-        (2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
-        (4, "never comes", 76, "rank 1 of {} did not come to the start within 40 s (launch.timeout_seconds)"),
+        (1, 4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
+        (2, 2, "another library", 2, "\n  - jaxlib: 0.4.2 on rank 1, {jaxlib} on ranks 0, 2 and 3\nGive every rank"),
+        (1, 2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
+        (1, 4, "never comes", 76, "rank 1 of 4 did not come to the start within 40 s (launch.timeout_seconds)"),
     ],
 )
 def test_ranks_that_do_not_agree_start_nothing(
-    start: Start, tmp_path: Path, make_shard_set: MakeShardSet, processes: int, what: str, code: int, message: str
+    start: Start,
+    tmp_path: Path,
+    make_shard_set: MakeShardSet,
+    pods: int,
+    processes: int,
+    what: str,
+    code: int,
+    message: str,
 ) -> None:
-    """By the rank entry itself; JAX is not even imported."""
+    """By the rank entry itself; JAX does not begin."""
     seconds = SHORT if what == "never comes" else TIMEOUT
     changes = [f"run.workspace={tmp_path}", "train.engine=jax", f"launch.timeout_seconds={seconds}"]
     variables = {
@@ -221,12 +232,28 @@ def test_ranks_that_do_not_agree_start_nothing(
         "PODSCALE_SHARD_SET": str(make_shard_set()),
         "PODSCALE_TEST_ODD": "1",
         "PODSCALE_TEST_DO": what,
+        **NO_JAX,
     }
     if what == "never comes":
         (tmp_path / "hit").touch()  # rank 1 is taken away once the others have ended
-    ended = start(processes, "tests.support.jax_odd_rank", **variables)
+    ended = start(processes, "tests.support.jax_odd_rank", pods=pods, **variables)
     others = {rank: outcome for rank, outcome in ended.outcomes.items() if what != "never comes" or rank != 1}
-    assert len(others) == processes - (what == "never comes"), ended.out
+    assert len(others) == pods * processes - (what == "never comes"), ended.out
     assert {outcome.exit_code for outcome in others.values()} == {code}, others
     assert len({outcome.error for outcome in others.values()}) == 1
-    assert message.format(processes) in others[0].error
+    assert message.format(jaxlib=metadata.version("jaxlib")) in others[0].error
+
+
+def test_hosts_that_cannot_share_the_shards_start_nothing(
+    start: Start, tmp_path: Path, make_shard_set: MakeShardSet
+) -> None:
+    """Three hosts and four groups of shards: one message on each, with the numbers that would do."""
+    changes = [f"run.workspace={tmp_path}", "train.engine=jax", "train.global_batch=48", "launch.nodes=3"]
+    variables = {
+        "PODSCALE_CONFIG": load(None, [*changes, "input.order=blocked", "input.groups=4"]).model_dump_json(),
+        "PODSCALE_SHARD_SET": str(make_shard_set(shards=8)),
+        **NO_JAX,
+    }
+    ended = start(1, "podscale.jax.rank", pods=3, **variables)
+    message = "input.groups 4: 3 hosts (launch.nodes) cannot have equally many of them; choose 3 or 6"
+    assert [(ended.outcomes[rank].exit_code, ended.outcomes[rank].error) for rank in range(3)] == [(2, message)] * 3
