@@ -116,40 +116,45 @@ def body(name: str) -> dict[str, str]:
     return {"PODSCALE_TEST_BODY": f"tests.support.jax_bodies:{name}"}
 
 
-@pytest.mark.parametrize("pods", [1, 2])
-def test_processes_meet(start: Start, pods: int) -> None:
-    """Two in one pod, and two in each of two."""
-    ended = start(2, "tests.support.jax_rank", pods=pods, **body("meets"))
+def test_processes_of_one_pod_meet(start: Start) -> None:
+    ended = start(2, "tests.support.jax_rank", **body("meets"))
     assert ended.code == 0, ended.out
-    check_that_they_met(ended.answers, 2 * pods, devices=1)
+    check_that_they_met(ended.answers, 2, devices=1)
     assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
 
 
-def test_each_host_reads_its_own_shards_and_both_engines_the_same(start: Start, make_shard_set: MakeShardSet) -> None:
-    """Two hosts of two devices over three epochs, against the four ranks that PyTorch would have there."""
+@pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 1)])
+def test_each_host_reads_its_own_shards_and_both_engines_the_same(
+    start: Start, make_shard_set: MakeShardSet, processes: int, devices: int
+) -> None:
+    """Two hosts over three epochs, each with a process of two devices, or two of one, against PyTorch's four ranks."""
     directory = make_shard_set(shards=4)
     changes = ["input.order=blocked", "input.groups=4", "input.image_size=32", "train.global_batch=16"]
-    config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", "launch.processes=1"])
+    config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", f"launch.processes={processes}"])
     variables = {"PODSCALE_CONFIG": config.model_dump_json(), "PODSCALE_SHARD_SET": str(directory)}
-    variables["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-    ended = start(1, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
+    variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    ended = start(processes, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
     assert ended.code == 0, ended.out
-    check_that_they_met({host: told.pop("met") for host, told in ended.answers.items()}, 2, devices=2)
+    met = {process: told.pop("met") for process, told in ended.answers.items()}
+    check_that_they_met(met, 2 * processes, devices)
 
     split = ShardSet.open(directory).split("train")
     order = build_order(config, split)
     shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
-    for host, told in ended.answers.items():
+    for host in range(2):
         own = {shard_of[key] for key in split.keys[order.host_rows(host)].tolist()}
         assert len(own) == 2
-        assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
+        tellers = [ended.answers[host * processes + number] for number in range(processes)]
+        for told in tellers:
+            assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
         for epoch in range(3):  # an epoch of every group is three updates
-            seen = [key for batch in told["keys"][3 * epoch : 3 * epoch + 3] for key in batch]
+            steps = range(3 * epoch, 3 * epoch + 3)
+            seen = [key for told in tellers for step in steps for key in told["keys"][step]]
             assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)
     for rank in range(4):
         loader = build_loader(config, split, order, ranks=range(rank, rank + 1), world=4, device="cpu")
-        host, device = divmod(rank, 2)
-        told = ended.answers[host]
+        process, device = divmod(rank, devices)
+        told = ended.answers[process]
         for step, batch in enumerate(loader.batches(0, READ)):
             assert told["keys"][step][4 * device : 4 * device + 4] == batch.keys.tolist()
             assert told["pixels"][step][device] == hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
