@@ -26,8 +26,11 @@ import numpy.typing as npt
 
 from podscale.errors import InputError
 from podscale.keyed import keyed, permute
+from podscale.text import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from podscale.config.model import RunConfig
 
 Rows = npt.NDArray[np.int64]
@@ -92,6 +95,10 @@ class SampleOrder:
         host, local = divmod(rank, ranks_per_host)
         return self._of_groups(step, self._groups_of(host))[slice(local, None, ranks_per_host)]
 
+    def host_of(self, rank: int, world: int) -> int:
+        """The host that `rank` belongs to. Raises InputError where the hosts have no equal numbers of ranks."""
+        return rank // self._ranks_per_host(world)
+
     def host_rows(self, host: int) -> Rows:
         """All samples that the ranks of `host` ever read."""
         if self.groups is None:
@@ -108,7 +115,10 @@ class SampleOrder:
 
     def _ranks_per_host(self, world: int) -> int:
         if world % self.hosts:
-            raise InputError(f"{world} ranks cannot be shared evenly by {self.hosts} hosts; change launch.nodes")
+            fitting = [hosts for hosts in range(1, world + 1) if world % hosts == self._group_count % hosts == 0]
+            raise InputError(
+                f"{self.hosts} hosts (launch.nodes) cannot have equally many of the {world} ranks; {_choose(fitting)}"
+            )
         return world // self.hosts
 
     def _of_groups(self, step: int, groups: range) -> Slots:
@@ -136,10 +146,31 @@ def build_order(config: RunConfig, split: Samples) -> SampleOrder:
         raise InputError("the training split holds no images; look at rejects.jsonl of the shard set")
     if config.input.order == "global":
         return SampleOrder(seed, count, batch)
-    hosts, number = config.launch.nodes, config.input.groups
-    if number % hosts:
-        raise InputError(f"input.groups {number} cannot be shared by {hosts} hosts: make it a multiple of launch.nodes")
-    return SampleOrder(seed, count, batch, deal(split.column("shard"), number), hosts)
+    hosts, shard_of_row = config.launch.nodes, split.column("shard")
+    check_groups(config, hosts, len(np.unique(shard_of_row)))
+    return SampleOrder(seed, count, batch, deal(shard_of_row, config.input.groups), hosts)
+
+
+def check_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
+    """Raises InputError where hosts cannot have equally many groups of shards, with the numbers of groups that do.
+
+    shards: how many there are, where that is known.
+    """
+    number, batch = config.input.groups, config.train.global_batch
+    if config.input.order == "global" or number % hosts == 0:
+        return
+    most = batch if shards is None else min(batch, shards)
+    fitting = [groups for groups in range(hosts, most + 1, hosts) if batch % groups == 0]
+    advice = f"no multiple of {hosts} up to {most} divides train.global_batch {batch}; change launch.nodes or the batch"
+    raise InputError(
+        f"input.groups {number}: {hosts} hosts (launch.nodes) cannot have equally many of them; "
+        f"{_choose(fitting) if fitting else advice}"
+    )
+
+
+def _choose(numbers: Sequence[int]) -> str:
+    """[2, 4, 8] -> 'choose 2, 4 or 8'."""
+    return f"choose {listed([str(number) for number in numbers], 'or')}"
 
 
 def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:

@@ -38,9 +38,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(parts)}"
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str], before_last: str = "and") -> str:
     """['a', 'b', 'c'] -> 'a, b and c'."""
-    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + "".join(words[-1:])
+    return ", ".join(words[:-1]) + (f" {before_last} " if len(words) > 1 else "") + "".join(words[-1:])
 
 
 def printable(value: str | bytes) -> str:

@@ -6,6 +6,7 @@ from podscale.engine import agreement
 from podscale.engine.meeting import Meeting
 from podscale.engine.place import Place
 from podscale.input import open_shard_set
+from podscale.order import build_order
 from podscale.shards.shardset import ShardSet
 
 
@@ -20,9 +21,12 @@ def agreed_shard_set(place: Place, meeting: Meeting, *, device: str, libraries: 
     def facts() -> agreement.Facts:
         opened.append(open_shard_set(place.shard_set, place.config))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return agreement.facts(
+        found = agreement.facts(
             place.config, place.stage, opened[0], device=device, local_size=local_size, libraries=libraries
         )
+        if place.stage == "train":
+            found["hosts of the sample order"] = str(build_order(place.config, opened[0].split("train")).hosts)
+        return found
 
     agreement.agree(meeting, facts)
     return opened[0]

@@ -26,7 +26,7 @@ def build_loader(
     `batches(start, stop)` counts updates of the whole run; each batch holds the parts of the global batch of these
     ranks, one after the other. `device`: torch's name (`cpu`, `cuda:0`) of where a loader may decode.
     """
-    hosts = sorted({rank * order.hosts // world for rank in ranks})
+    hosts = sorted({order.host_of(rank, world) for rank in ranks})
     split.prefetch(np.concatenate([order.host_rows(host) for host in hosts]))
     guard = Guard(split, config.input.max_bad_rate)
     requests = TrainingRequests(config, split, order, guard, ranks=ranks, world=world)

@@ -6,15 +6,17 @@ begins as soon as they are there. Whether an update was masked the program knows
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from podscale.engine.word import LAG, Word, pack, unpack
 from podscale.jax.mesh import RANKS, size_of
-from podscale.jax.placing import assemble
-from podscale.jax.step import SHARDED_WORDS, Figures
+from podscale.jax.placing import assemble, replicate
+from podscale.jax.step import SHARDED_WORDS, Call, Figures
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,20 @@ class Control:
 
     def __init__(self, mesh: Mesh, rank: int, held: int, lag: int = LAG) -> None:
         """rank: the number of this process. held: how many ranks of the mesh are its own. lag: in calls."""
-        self._sharding, self._ranks = NamedSharding(mesh, SHARDED_WORDS), size_of(mesh, RANKS)
+        self._mesh, self._sharding, self._ranks = mesh, NamedSharding(mesh, SHARDED_WORDS), size_of(mesh, RANKS)
         self._rank, self._held, self._lag = rank, held, lag
         self._pending: deque[_Pending] = deque()
         self._said: tuple[list[int], Array] | None = None
+        self._counts: dict[int, Array] = {}
+
+    def call(self, count: int, *, stop: bool, busy: float) -> Call:
+        """What this process has to say with the next call, which carries out `count` updates; busy in seconds.
+
+        All of it is on the devices already: a number handed to a program would go there by itself, with every call.
+        """
+        if count not in self._counts:
+            self._counts[count] = replicate(np.int32(count), self._mesh)
+        return Call(self._counts[count], self.word(stop=stop, busy=busy))
 
     def word(self, *, stop: bool, busy: float) -> Array:
         """What this process has to say with the next call; busy in seconds."""
@@ -65,15 +77,13 @@ class Control:
 
 
 def _read(pending: _Pending) -> list[Word]:
-    figures = pending.figures
-    loss, finite, word = (np.asarray(array).tolist() for array in (figures.loss, figures.finite, figures.word))
-    norm = None if figures.grad_norm is None else np.asarray(figures.grad_norm).tolist()
+    told: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(pending.figures))
     return [
         unpack(
             pending.first + number + 1,
-            [word[0], not finite[number], *word[2:]],
-            loss[number],
-            None if norm is None else norm[number],
+            [told.word[0], not told.finite[number], *told.word[2:]],
+            told.loss[number],
+            None if told.grad_norm is None else told.grad_norm[number],
         )
         for number in range(pending.count)
     ]

@@ -13,7 +13,9 @@ from podscale.jax.mesh import REPLICATED
 
 def spread(value: npt.NDArray[Any], sharding: NamedSharding) -> Array:
     """A value that every process has whole: each device takes its part."""
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    places: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(value.shape))
+    pieces = jax.device_put([value[index] for index in places.values()], list(places))
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
 
 
 def replicate(values: Any, mesh: Mesh) -> Any:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from jax import Array
 
@@ -18,7 +17,7 @@ from podscale.jax.checkpoints import State, restore_or_start
 from podscale.jax.control import Control
 from podscale.jax.evaluate import Evaluator
 from podscale.jax.feed import Feed
-from podscale.jax.step import Call, Step
+from podscale.jax.step import Step
 from podscale.jax.world import World
 
 DEVICE_MEMORY = {
@@ -51,8 +50,7 @@ class Session(SharedSession):
         for batch in self.feed(batches, monitor.phase, self.next_count):
             count = len(batch.sources)
             with monitor.phase("forward_backward"):
-                word = self.control.word(stop=self.stop.requested, busy=monitor.busy)
-                call = Call(np.int32(count), word)
+                call = self.control.call(count, stop=self.stop.requested, busy=monitor.busy)
                 state.on_devices, figures = self.step.updates(state.on_devices, batch.on_devices, self.schedule, call)
                 self.control.sent(progress.step, count, figures)
             monitor.waiting()

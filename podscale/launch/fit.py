@@ -11,6 +11,7 @@ from podscale.config.preflight import cache_memory
 from podscale.errors import InputError
 from podscale.hardware import Hardware
 from podscale.launch.demand import GIB, Demand
+from podscale.order import check_groups
 from podscale.rundir import local_path
 from podscale.text import count
 
@@ -153,10 +154,17 @@ def _security(config: RunConfig, hardware: Hardware) -> Iterator[str]:
 
 
 def _worlds(config: RunConfig, nodes: int, devices: int) -> Iterator[str]:
-    """Every number of nodes that the job may run on must fit the global batch. devices: of each of them."""
+    """Every number of nodes that the job may run on must fit the global batch, and all of them the groups of shards.
+
+    devices: of each of them.
+    """
     least = config.launch.cluster.min_nodes or nodes
     for number in range(least, nodes + 1):
         try:
             check_ranks(config, number * devices)
         except PydanticCustomError as error:
             yield error.message() + (f" (with {number} of launch.nodes={nodes} nodes)" if number < nodes else "")
+    try:
+        check_groups(config, nodes)
+    except InputError as error:
+        yield str(error)

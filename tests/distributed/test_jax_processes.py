@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ TIMEOUT, SHORT = 120.0, 40.0
 """The longest that ranks wait for each other, in seconds; the short one where a test waits for it to pass."""
 PATIENCE = 300.0
 """Seconds for anything to happen on a loaded machine."""
+NO_JAX = {"JAX_PLATFORMS": "nowhere"}
+"""With it JAX fails as soon as it looks for devices."""
 
 
 @dataclass(frozen=True)
@@ -113,40 +116,45 @@ def body(name: str) -> dict[str, str]:
     return {"PODSCALE_TEST_BODY": f"tests.support.jax_bodies:{name}"}
 
 
-@pytest.mark.parametrize("pods", [1, 2])
-def test_processes_meet(start: Start, pods: int) -> None:
-    """Two in one pod, and two in each of two."""
-    ended = start(2, "tests.support.jax_rank", pods=pods, **body("meets"))
+def test_processes_of_one_pod_meet(start: Start) -> None:
+    ended = start(2, "tests.support.jax_rank", **body("meets"))
     assert ended.code == 0, ended.out
-    check_that_they_met(ended.answers, 2 * pods, devices=1)
+    check_that_they_met(ended.answers, 2, devices=1)
     assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
 
 
-def test_each_host_reads_its_own_shards_and_both_engines_the_same(start: Start, make_shard_set: MakeShardSet) -> None:
-    """Two hosts of two devices over three epochs, against the four ranks that PyTorch would have there."""
+@pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 1)])
+def test_each_host_reads_its_own_shards_and_both_engines_the_same(
+    start: Start, make_shard_set: MakeShardSet, processes: int, devices: int
+) -> None:
+    """Two hosts over three epochs, each with a process of two devices, or two of one, against PyTorch's four ranks."""
     directory = make_shard_set(shards=4)
     changes = ["input.order=blocked", "input.groups=4", "input.image_size=32", "train.global_batch=16"]
-    config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", "launch.processes=1"])
+    config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", f"launch.processes={processes}"])
     variables = {"PODSCALE_CONFIG": config.model_dump_json(), "PODSCALE_SHARD_SET": str(directory)}
-    variables["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-    ended = start(1, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
+    variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    ended = start(processes, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
     assert ended.code == 0, ended.out
-    check_that_they_met({host: told.pop("met") for host, told in ended.answers.items()}, 2, devices=2)
+    met = {process: told.pop("met") for process, told in ended.answers.items()}
+    check_that_they_met(met, 2 * processes, devices)
 
     split = ShardSet.open(directory).split("train")
     order = build_order(config, split)
     shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
-    for host, told in ended.answers.items():
+    for host in range(2):
         own = {shard_of[key] for key in split.keys[order.host_rows(host)].tolist()}
         assert len(own) == 2
-        assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
+        tellers = [ended.answers[host * processes + number] for number in range(processes)]
+        for told in tellers:
+            assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
         for epoch in range(3):  # an epoch of every group is three updates
-            seen = [key for batch in told["keys"][3 * epoch : 3 * epoch + 3] for key in batch]
+            steps = range(3 * epoch, 3 * epoch + 3)
+            seen = [key for told in tellers for step in steps for key in told["keys"][step]]
             assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)
     for rank in range(4):
         loader = build_loader(config, split, order, ranks=range(rank, rank + 1), world=4, device="cpu")
-        host, device = divmod(rank, 2)
-        told = ended.answers[host]
+        process, device = divmod(rank, devices)
+        told = ended.answers[process]
         for step, batch in enumerate(loader.batches(0, READ)):
             assert told["keys"][step][4 * device : 4 * device + 4] == batch.keys.tolist()
             assert told["pixels"][step][device] == hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
@@ -203,17 +211,25 @@ def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> Non
 
 
 @pytest.mark.parametrize(
-    ("processes", "what", "code", "message"),
+    ("pods", "processes", "what", "code", "message"),
     [
-        (4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
-        (2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
-        (4, "never comes", 76, "rank 1 of {} did not come to the start within 40 s (launch.timeout_seconds)"),
+        (1, 4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
+        (2, 2, "another library", 2, "\n  - jaxlib: 0.4.2 on rank 1, {jaxlib} on ranks 0, 2 and 3\nGive every rank"),
+        (1, 2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
+        (1, 4, "never comes", 76, "rank 1 of 4 did not come to the start within 40 s (launch.timeout_seconds)"),
     ],
 )
 def test_ranks_that_do_not_agree_start_nothing(
-    start: Start, tmp_path: Path, make_shard_set: MakeShardSet, processes: int, what: str, code: int, message: str
+    start: Start,
+    tmp_path: Path,
+    make_shard_set: MakeShardSet,
+    pods: int,
+    processes: int,
+    what: str,
+    code: int,
+    message: str,
 ) -> None:
-    """By the rank entry itself; JAX is not even imported."""
+    """By the rank entry itself; JAX does not begin."""
     seconds = SHORT if what == "never comes" else TIMEOUT
     changes = [f"run.workspace={tmp_path}", "train.engine=jax", f"launch.timeout_seconds={seconds}"]
     variables = {
@@ -221,12 +237,28 @@ def test_ranks_that_do_not_agree_start_nothing(
         "PODSCALE_SHARD_SET": str(make_shard_set()),
         "PODSCALE_TEST_ODD": "1",
         "PODSCALE_TEST_DO": what,
+        **NO_JAX,
     }
     if what == "never comes":
         (tmp_path / "hit").touch()  # rank 1 is taken away once the others have ended
-    ended = start(processes, "tests.support.jax_odd_rank", **variables)
+    ended = start(processes, "tests.support.jax_odd_rank", pods=pods, **variables)
     others = {rank: outcome for rank, outcome in ended.outcomes.items() if what != "never comes" or rank != 1}
-    assert len(others) == processes - (what == "never comes"), ended.out
+    assert len(others) == pods * processes - (what == "never comes"), ended.out
     assert {outcome.exit_code for outcome in others.values()} == {code}, others
     assert len({outcome.error for outcome in others.values()}) == 1
-    assert message.format(processes) in others[0].error
+    assert message.format(jaxlib=metadata.version("jaxlib")) in others[0].error
+
+
+def test_hosts_that_cannot_share_the_shards_start_nothing(
+    start: Start, tmp_path: Path, make_shard_set: MakeShardSet
+) -> None:
+    """Three hosts and four groups of shards: one message on each, with the numbers that would do."""
+    changes = [f"run.workspace={tmp_path}", "train.engine=jax", "train.global_batch=48", "launch.nodes=3"]
+    variables = {
+        "PODSCALE_CONFIG": load(None, [*changes, "input.order=blocked", "input.groups=4"]).model_dump_json(),
+        "PODSCALE_SHARD_SET": str(make_shard_set(shards=8)),
+        **NO_JAX,
+    }
+    ended = start(1, "podscale.jax.rank", pods=3, **variables)
+    message = "input.groups 4: 3 hosts (launch.nodes) cannot have equally many of them; choose 3 or 6"
+    assert [(ended.outcomes[rank].exit_code, ended.outcomes[rank].error) for rank in range(3)] == [(2, message)] * 3

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 from podscale.config import RunConfig
 from podscale.jax import rank
@@ -15,6 +16,11 @@ def main() -> None:
                 config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
                 train = config.train.model_copy(update={"label_smoothing": 0.25})
                 os.environ["PODSCALE_CONFIG"] = config.model_copy(update={"train": train}).model_dump_json()
+            case "another library":
+                odd = Path(os.environ["PODSCALE_RANK_DIR"]) / "odd"
+                (odd / "jaxlib-0.4.2.dist-info").mkdir(parents=True)
+                (odd / "jaxlib-0.4.2.dist-info" / "METADATA").write_text("Name: jaxlib\nVersion: 0.4.2\n")
+                sys.path.insert(0, str(odd))  # what is found first is what is installed
             case "no shard set":
                 os.environ["PODSCALE_SHARD_SET"] = "/nowhere"
             case "never comes":

@@ -120,6 +120,10 @@ def test_gpudirect_where_it_is_asked_for_or_allowed() -> None:
         (("launch.cluster.network=gpudirect",), "has none; it comes with whole machines"),
         (("launch.cluster.volumes=[{path: /n, nfs: 'host:/export'}]",), "allows no NFS volume"),
         (("launch.nodes=3", "launch.processes=1"), "train.global_batch 64 is not divisible"),
+        (
+            ("launch.nodes=4", "launch.processes=1", "input.order=blocked", "input.groups=2"),
+            "input.groups 2: 4 hosts (launch.nodes) cannot have equally many of them; choose 4, 8, 16, 32 or 64",
+        ),
         (("launch.nodes=4", "launch.processes=1", "launch.cluster.min_nodes=2"), "(with 3 of launch.nodes=4 nodes)"),
         (("launch.hardware=nvidia-h10",), "did you mean nvidia-h100-80gb?"),
     ],

@@ -231,10 +231,15 @@ def test_blocked_refuses_what_it_cannot_do() -> None:
         build_order(blocked(32, 4), shards_of(50, 50))
     with pytest.raises(InputError, match="more often"):
         build_order(blocked(32, 4), shards_of(20, 20, 20, 20, 20))
-    with pytest.raises(InputError, match=r"multiple of launch\.nodes"):
+    with pytest.raises(InputError, match=r"^input\.groups 4: 3 hosts .* equally many of them; choose 3 or 6$"):
+        build_order(blocked(48, 4, nodes=3), shards_of(*SIZES))
+    with pytest.raises(InputError, match=r"no multiple of 3 up to 8 divides train\.global_batch 32; change"):
         build_order(blocked(32, 4, nodes=3), shards_of(*SIZES))
-    with pytest.raises(InputError, match="5 ranks"):
-        build_order(blocked(32, 4, nodes=2), shards_of(*SIZES)).rank_batch(0, 0, 5)
+    order = build_order(blocked(32, 4, nodes=2), shards_of(*SIZES))
+    assert [order.host_of(rank, 6) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+    for ask in (lambda: order.rank_batch(0, 0, 9), lambda: order.host_of(0, 9)):
+        with pytest.raises(InputError, match=r"^2 hosts .* equally many of the 9 ranks; choose 1$"):
+            ask()
 
 
 @given(count=st.integers(1, 300), world=st.integers(1, 9), batch=st.integers(1, 40))

@@ -1,0 +1,114 @@
+"""Between two updates the host hands out work: it brings nothing over but batches and words, and never waits."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from podscale.engine.word import LAG, Word
+from podscale.jax.session import Session
+from tests.support.engines import document, lines_of, train_in_jax
+from tests.support.shard_set import make_shard_set
+
+pytestmark = pytest.mark.timeout(900)  # compiling whole steps, on machines that are busy
+LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
+SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
+AT_THE_END = {"evaluate__every_epochs": 5, "checkpoint": {"every_steps": 0, "every_epochs": 0}}
+PATIENCE = 30.0
+"""Seconds in which a host that does not wait hands out the next call."""
+
+
+class SlowDevices:
+    """Devices that end a call only when the host has handed out `LAG` more, or says that it needs all results now."""
+
+    def __init__(self) -> None:
+        self.late: list[int] = []
+        """Calls for whose end the host has waited instead."""
+        self.calls = 0
+        self._drained = False
+        self._changed = threading.Condition()
+
+    def slow_down(self, session: Session) -> None:
+        updates, drain = session.step.updates, session.control.drain
+
+        @jax.jit
+        def held(state: Any, figures: Any) -> Any:
+            io_callback(self._hold, None, state.number)
+            return jax.tree.map(jnp.copy, (state, figures))
+
+        def called(*arguments: Any) -> Any:
+            found = held(*updates(*arguments))
+            with self._changed:
+                self.calls += 1
+                self._changed.notify_all()
+            return found
+
+        def drained() -> list[Word]:
+            with self._changed:
+                self._drained = True
+                self._changed.notify_all()
+            return drain()
+
+        object.__setattr__(session.step, "updates", called)
+        session.control.drain = drained  # type: ignore[method-assign]
+
+    def _hold(self, number: Any) -> None:
+        call = int(number)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._drained or self.calls >= call + LAG, PATIENCE):
+                self.late.append(call)
+
+
+def test_the_host_waits_for_nothing_that_the_devices_have_not_done(tmp_path: Path) -> None:
+    """With every update in the log: what it says has arrived long ago, as has what the ranks agree on."""
+    shards, devices = make_shard_set(tmp_path / "shards"), SlowDevices()
+    config = document(tmp_path, train__epochs=5, telemetry__log_every=1, **AT_THE_END)
+    result = train_in_jax(config, shards, 2, devices.slow_down)  # one device alone would compute in the host's thread
+    assert devices.late == []
+    assert devices.calls == result.steps == len(lines_of(config, "step")) == 15
+
+
+def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
+    """Four updates a call, or what is left up to a line of the log; with sharded weights.
+
+    On CPUs JAX guards what goes to devices and between them; what comes back is no transfer there.
+    """
+    shards = make_shard_set(tmp_path / "shards")
+    config = document(
+        tmp_path,
+        train__engine="jax",
+        train__steps_per_call=4,
+        train__optimizer=LARS,
+        train__weight_update="sharded",
+        train__all_reduce=SHARDED,
+        telemetry__log_every=5,
+        **AT_THE_END,
+    )
+    done: list[int] = []
+
+    def guard(session: Session) -> None:
+        updates = session.updates
+
+        def guarded() -> Iterator[list[Word]]:
+            going = updates()
+            yield next(going)  # compiles
+            while True:
+                with jax.transfer_guard("disallow"):
+                    words = next(going, None)
+                if words is None:
+                    return
+                done.append(session.progress.step)
+                yield words
+
+        session.updates = guarded  # type: ignore[method-assign]
+
+    train_in_jax(config, shards, 8, guard)
+    assert done == [5, 9, 10, 12]
+    with pytest.raises(Exception, match="Disallowed host-to-device"), jax.transfer_guard("disallow"):
+        jax.jit(lambda count: count)(np.int32(1))
