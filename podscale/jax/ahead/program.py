@@ -19,7 +19,9 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "
 """Of an element; 4 for all others."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
-_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+_COLLECTIVE = re.compile(
+    rf"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
+)
 _SEND = re.compile(r"^\s+(?:ROOT )?%\S+ = (?P<type>.+?) send\(.*_xla_megascale_transfer_type=\"(?P<kind>\w+)\"")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
