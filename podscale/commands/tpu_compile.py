@@ -17,7 +17,7 @@ from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.capacity import kept_results, largest_known
 from podscale.jax.ahead.findings import findings
 from podscale.jax.ahead.report import report, sweep_report
-from podscale.jax.ahead.request import Request, compile_ahead, default_cache
+from podscale.jax.ahead.request import Request, compile_ahead, default_cache, kept_result
 from podscale.jax.ahead.sweep import largest_batch
 
 CLASSES = 1000
@@ -45,7 +45,9 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
     kept = options.cache or default_cache()
 
     def examined(one: Request) -> dict[str, Any]:
-        print(f"compiling {one.config.train.global_batch} images for {one.topology} ...", file=sys.stderr, flush=True)
+        if kept_result(one, kept) is None:
+            images = one.config.train.global_batch
+            print(f"compiling {images} images for {one.topology} ...", file=sys.stderr, flush=True)
         return findings(one, compile_ahead(one, kept, options.time_limit))
 
     if options.sweep is None:
