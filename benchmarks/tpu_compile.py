@@ -6,6 +6,7 @@ Nothing runs on a TPU. Needs libtpu beside jax (requirements/tpu.txt); a row tak
 rows it makes those that benchmarks/results/tpu-compile.json does not hold yet; a named row is made anew, which takes
 no time while `podscale tpu compile` still has its result (same sources, same versions). A row that fails is kept with
 its reason. Where MLPerf's logs tell how long the same step took on the same chips, that stands beside the estimate.
+The section about a sweep is of benchmarks/results/tpu-sweep.json, which is the output of the command that it shows.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from podscale.commands.tpu_compile import request_of
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_json
 from podscale.hardware import find_topology
+from podscale.jax.ahead.capacity import held_by
 from podscale.jax.ahead.findings import findings
 from podscale.jax.ahead.request import compile_ahead, default_cache
 from podscale.pipelines import presets
@@ -29,6 +31,8 @@ from podscale.text import human_bytes
 
 RESULT = RESULTS / "tpu-compile.json"
 TABLE = RESULTS / "tpu-compile.md"
+SWEPT = RESULTS / "tpu-sweep.json"
+SWEEP = "podscale tpu compile tpu-v5e-16 --sweep batch --json"
 LIMIT = 5400.0
 """Seconds of one compilation."""
 MLPERF = "kumar2019-32k"
@@ -54,6 +58,8 @@ ROWS = (
     Row("v3-128", "v3:8x16", measured=135.7),
     Row("v3-512", "v3:16x32", ("model.batch_norm.span=32",), measured=44.1),
     Row("v5e-16", "v5e:4x4", ("train.global_batch=2048",)),
+    Row("tpu-v5e-16", "v5e:4x4", preset="tpu-v5e-16"),
+    Row("tpu-v6e-64", "v6e:8x8", preset="tpu-v6e-64"),
     Row("v5e-256", "v5e:16x16"),
     Row("v4-4096", "v4:16x16x16", preset="mlperf-4096xtpuv4", measured=4.18),
     Row("v5p-512", "v5p:8x8x8"),
@@ -99,7 +105,8 @@ def main() -> None:
             made[row.name] = make(row)
             write_json(RESULT, [asdict(made[one.name]) for one in ROWS if one.name in made])
     kept = [made[row.name] for row in ROWS if row.name in made]
-    publish(TABLE, [*introduction(), *table(kept), "", *reading(kept)])
+    swept = sweep(json.loads(SWEPT.read_text(encoding="utf-8"))) if SWEPT.exists() else []
+    publish(TABLE, [*introduction(), *table(kept), "", *reading(kept), *swept])
 
 
 def read() -> dict[str, Made]:
@@ -220,6 +227,41 @@ def reading(made: Sequence[Made]) -> list[str]:
                 f"| {human_bytes(one['bytes'])} | {human_bytes(one['sent'])} |"
                 for one in row.found["collectives"]
             ]
+    return lines
+
+
+def sweep(told: dict[str, Any]) -> list[str]:
+    """The batches that a sweep tried, and what an estimate from each alone would have said of the largest."""
+    tried = sorted(told["tried"], key=lambda row: int(row["batch"]))
+    first, largest = tried[0], told["largest"]
+    minutes = sum(row["compile_seconds"] + row["trace_seconds"] for row in tried) / 60
+    worked = sum(row["cpu_seconds"] for row in tried) / 60
+    lines = [
+        "",
+        "## The largest batch",
+        "",
+        f"`{SWEEP}`, {first['model']} on {first['topology']['name']}, {first['weight_update']} update: {len(tried)} "
+        f"compilations in {minutes:.0f} minutes, {worked:.0f} of a core.",
+        f"Largest that fits: {largest['batch']} images a device, {largest['global_batch']:,} in all. The last column "
+        "is what the plain command says",
+        "of how many images the memory would hold, from that compilation alone; the document allows some numbers only.",
+        "",
+        "| images each | in all | memory | estimate of a step | images/s | compiled in | held, by this one alone |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in tried:
+        memory = row["memory"]
+        cells = [
+            f"{row['batch']}",
+            f"{row['global_batch']:,}",
+            f"{human_bytes(memory['needed'])} of {human_bytes(memory.get('available', memory['hbm']))}"
+            + ("" if row["fits"] else f", {human_bytes(memory['over'])} too much"),
+            f"{row['step_seconds'] * 1e3:.1f} ms ({row['step_source']})" if row["fits"] else "does not fit",
+            f"{row['images_per_second']:,.0f}" if row["fits"] else "",
+            f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
+            f"{held_by([memory], [row['batch']], memory['hbm']):.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

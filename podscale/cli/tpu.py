@@ -22,7 +22,8 @@ def compile_step(
         int | None, typer.Option(help="Slices of that topology; default: launch.cluster.slices.", min=1)
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option(metavar="batch", help="Find the largest batch that fits the memory.")
+        str | None,
+        typer.Option(metavar="batch", help="Find the largest batch that fits for certain: several compilations."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of results; default: ~/.cache/podscale/tpu-compile.")
@@ -30,8 +31,8 @@ def compile_step(
     time_limit: Annotated[float, typer.Option(help="Seconds for one compilation.", min=1)] = 7200.0,
     json: Json = False,
 ) -> None:
-    """Compile the training step with the real TPU compiler: memory, collectives, work, estimated speed. Takes minutes,
-    and needs libtpu but no TPU."""
+    """Compile the training step with the real TPU compiler: memory, about the largest batch that fits, collectives,
+    work, estimated speed. Takes minutes, and needs libtpu but no TPU."""
     from podscale.commands import tpu_compile as command
 
     command.run(document, changes, command.Options(topology, slices, sweep, cache, time_limit, json))

@@ -14,9 +14,10 @@ from podscale.commands.plot import IMAGENET
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.hardware import Topology, find_topology
+from podscale.jax.ahead.capacity import kept_results, largest_known
 from podscale.jax.ahead.findings import findings
 from podscale.jax.ahead.report import report, sweep_report
-from podscale.jax.ahead.request import Request, compile_ahead, default_cache
+from podscale.jax.ahead.request import Request, compile_ahead, default_cache, kept_result
 from podscale.jax.ahead.sweep import largest_batch
 
 CLASSES = 1000
@@ -44,11 +45,14 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
     kept = options.cache or default_cache()
 
     def examined(one: Request) -> dict[str, Any]:
-        print(f"compiling {one.config.train.global_batch} images for {one.topology} ...", file=sys.stderr, flush=True)
+        if kept_result(one, kept) is None:
+            images = one.config.train.global_batch
+            print(f"compiling {images} images for {one.topology} ...", file=sys.stderr, flush=True)
         return findings(one, compile_ahead(one, kept, options.time_limit))
 
     if options.sweep is None:
         found = examined(request)
+        found["largest"] = largest_known(request, {**kept_results(request, kept), request.batch: found})
         _print(found if options.json else report(found))
         return
     rows: list[dict[str, Any]] = []
@@ -59,8 +63,11 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
         return memory["needed"], memory["available"] if "available" in memory else memory["hbm"]
 
     largest = largest_batch(request, measure)
+    if options.json:
+        _print({"largest": largest_known(request, {row["batch"]: row for row in rows}), "tried": rows})
+        return
     best = next(row for row in rows if row["batch"] == largest)
-    _print({"largest": largest, "tried": rows} if options.json else [*report(best), "", *sweep_report(rows, largest)])
+    _print([*report(best), "", *sweep_report(rows, largest)])
 
 
 def request_of(config: RunConfig, topology: Topology) -> Request:

@@ -237,3 +237,15 @@ def test_a_network_is_that_of_whole_images(model: dict[str, Any], side: int, par
     with jax.enable_x64(True):
         whole, cut = (network(section, side, "float64", ways) for ways in ((1, 1), parts))
     compare(cut, whole, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(("width", "side"), [(4, 36), pytest.param(64, 64, marks=pytest.mark.slow)])
+def test_resnet50_in_fp32_differs_by_rounding_alone(width: int, side: int) -> None:
+    """Gradients all together: one unit whose sum rounds to the other side of ReLU's zero moves whole filters."""
+    section = ModelSection.model_validate({"name": "resnet50", "width": width})
+    whole = network(section, side, "float32", (1, 1))
+    for parts in ((2, 1), (2, 2)):
+        cut = network(section, side, "float32", parts)
+        compare({**cut, "gradients": {}}, {**whole, "gradients": {}}, tolerance=2e-5)
+        ends = [np.concatenate([array.ravel() for array in one["gradients"].values()]) for one in (cut, whole)]
+        assert np.linalg.norm(ends[0] - ends[1]) < 5e-3 * np.linalg.norm(ends[1])

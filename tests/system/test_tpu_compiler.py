@@ -93,9 +93,13 @@ def test_a_step_that_does_not_fit_and_the_largest_that_does(folder: Path) -> Non
         folder, *changes, "--set", "train.global_batch=1024", "--set", "input.image_size=128", "--sweep", "batch"
     )
     fitting = {row["batch"]: row["fits"] for row in swept["tried"]}
-    assert fitting[swept["largest"]]
-    assert not fitting[swept["largest"] + 8]
+    largest = swept["largest"]["batch"]
+    assert fitting[largest]
+    assert not fitting[largest + 8]
     assert len(fitting) < 10
+    assert swept["largest"]["basis"] == "compiled"
+    assert found["largest"]["basis"] == "proportion"
+    assert 0.7 < found["largest"]["images"] / largest < 1.3, "an estimate from the step that does not fit"
 
 
 def test_a_document_that_does_not_fit_the_topology(folder: Path) -> None:

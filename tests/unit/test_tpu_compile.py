@@ -16,6 +16,7 @@ from podscale.config import RunConfig
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import TPU_CHIPS, TPUS, find_topology
 from podscale.jax.ahead import request as requests
+from podscale.jax.ahead.capacity import largest_known
 from podscale.jax.ahead.estimate import Bounds, Work, bounds_of, estimated, rates
 from podscale.jax.ahead.findings import findings
 from podscale.jax.ahead.report import report, sweep_report
@@ -34,7 +35,7 @@ def document(**values: Any) -> RunConfig:
 
 REQUEST = Request(document(), V5E, classes=1000, updates=100)
 FOUND: dict[str, Any] = {
-    "mesh": {"slice": 1, "column": 4, "row": 4, "group_column": 1, "group_row": 1},
+    "mesh": {"slice": 1, "column": 4, "row": 4, "group_column": 1, "group_row": 1, "height": 1, "width": 1},
     "fits": True,
     "memory": {"needed": 3 * GIB, "arguments": GIB, "outputs": GIB, "aliased": GIB, "temporaries": 2 * GIB, "code": 0},
     "flops": 1.97e12,
@@ -172,6 +173,97 @@ def test_findings_and_report_of_a_step_that_does_not_fit() -> None:
     table = sweep_report([found, fits], 64)
     assert [line.split()[:2] for line in table[1:3]] == [["64", "1,024"], ["128", "2,048"]]
     assert "Largest that fits: 64 images a device" in table[-1]
+
+
+# the largest batch, without a sweep
+
+
+def needing(gib: float, available: float | None = None) -> dict[str, Any]:
+    """A result of the compiler: what fits tells its parts, what does not tells what there is."""
+    if available is None:
+        return {"fits": True, "memory": {"needed": gib * GIB, "arguments": 1 * GIB, "temporaries": (gib - 1) * GIB}}
+    return {"fits": False, "memory": {"needed": gib * GIB, "available": available * GIB}}
+
+
+@pytest.mark.parametrize(
+    ("results", "batch", "basis", "images", "of"),
+    [
+        ({128: needing(3)}, 960, "proportion", 960, [128]),  # 2 GiB for 128, 15 GiB for 960
+        ({16: needing(15.5)}, 16, "proportion", 16, [16]),
+        ({128: needing(18, 15)}, 104, "proportion", 106, [128]),
+        ({4: needing(40, 8)}, 0, "proportion", 0, [4]),
+        ({16: needing(2), 128: needing(3), 256: needing(4)}, 1792, "line", 1792, [128, 256]),
+        ({96: needing(14), 128: needing(15, 15)}, 120, "line", 127, [96, 128]),  # the compiler rounds what it tells
+        ({64: needing(2), 128: needing(3), 512: needing(18, 15)}, 432, "line", 435, [128, 512]),
+        ({128: needing(18, 15), 256: needing(30, 15)}, 96, "line", 96, [128, 256]),
+        ({1: needing(3), 2: needing(3)}, 8, "proportion", 15, [2]),  # a tile's rows are filled up
+        ({96: needing(14), 128: needing(15.5, 15)}, 112, "line", 117, [96, 128]),
+        ({96: needing(14), 104: needing(15.5, 15)}, 96, "compiled", 96, [96, 104]),
+        ({100: needing(14), 104: needing(15.5, 15)}, 100, "compiled", 100, [100, 104]),
+        ({4096: needing(3)}, 4096, "compiled", 4096, [4096]),
+        ({1: needing(17, 15), 128: needing(170, 15)}, 0, "compiled", 0, [1]),
+        ({96: needing(15.2), 128: needing(15.3, 15.0)}, 96, "line", 96, [96, 128]),  # by the line, not even those 96
+    ],
+)
+def test_the_largest_batch_by_what_is_known(
+    results: dict[int, Any], batch: int, basis: str, images: int, of: list[int]
+) -> None:
+    want = {"batch": batch, "global_batch": 16 * batch, "basis": basis, "images": images, "of": of}
+    assert largest_known(REQUEST, results) == want
+
+
+def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
+    """Statistics over 256 images: 1,024 for each rank, but not 960."""
+    spans = RunConfig.model_validate({"train": {"global_batch": 2048}, "model": {"batch_norm": {"span": 256}}})
+    found = largest_known(replace(REQUEST, config=spans), {128: needing(3)})
+    assert (found["batch"], found["images"]) == (768, 960)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4000), st.floats(0, 8), st.floats(0.001, 2))
+def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fixed: float, each: float) -> None:
+    """One tells too few where it fits, too many where it does not, and never contradicts what was compiled."""
+    hbm = fixed + each * (limit + 0.5)
+    small = replace(REQUEST, topology=replace(V5E, chip=replace(V5E.chip, hbm=hbm)))
+
+    def result(batch: int) -> dict[str, Any]:
+        needed, temporaries = (fixed + each * batch) * GIB, (fixed / 2 + each * batch) * GIB
+        if needed <= hbm * GIB:
+            return {"fits": True, "memory": {"needed": needed, "temporaries": temporaries}}
+        return {"fits": False, "memory": {"needed": needed, "available": hbm * GIB}}
+
+    found = largest_known(small, {batch: result(batch) for batch in (64, 128)})
+    assert (found["basis"], found["images"]) == ("line", pytest.approx(limit, abs=1))
+    for batch in (8, 1024):
+        alone = largest_known(small, {batch: result(batch)})["images"]
+        assert min(batch, limit) <= alone + 1
+        assert alone <= max(batch, limit)
+
+
+def test_the_report_says_how_the_largest_batch_is_known() -> None:
+    found = findings(REQUEST, Compiled(FOUND, TEXT, VERSIONS))
+    assert not any(line.startswith("largest") for line in report(found))
+
+    def told(results: dict[int, Any], own: dict[str, Any] = found) -> str:
+        lines = report({**own, "largest": largest_known(REQUEST, results)})
+        return next(line.removeprefix("largest").strip() for line in lines if line.startswith("largest"))
+
+    assert told({128: needing(3)}) == (
+        "960 images a device, 15,360 in all, an ESTIMATE: memory for about 960 images, by this step alone, whose "
+        "temporaries are taken to grow evenly; exactly: --sweep batch"
+    )
+    assert "1,792 images a device, 28,672 in all, an ESTIMATE: memory for about 1,792 images, by a line through " in (
+        told({128: needing(3), 256: needing(4)})
+    )
+    assert told({96: needing(14), 104: needing(15.5, 15)}) == (
+        "96 images a device, 1,536 in all: fits, and 104 do not (both compiled)"
+    )
+    short = findings(REQUEST, Compiled({**FOUND, "fits": False, "memory": needing(18, 15)["memory"]}, "", VERSIONS))
+    assert "whose memory is taken to grow evenly" in told({128: needing(18, 15)}, short)
+    assert told({4: needing(40, 8)}, short).startswith("no batch that the document allows, an ESTIMATE: memory for ab")
+    assert told({1: needing(17, 15)}, short).startswith("no batch fits: not 1 image a device, the smallest that the")
+    shared = {**found, "topology": {**found["topology"], "mesh": {**FOUND["mesh"], "height": 2, "width": 2}}}
+    assert "960 images for each 4 devices" in told({128: needing(3)}, shared)
 
 
 # what is kept, and what goes wrong in the child
@@ -326,7 +418,7 @@ def test_the_command_tells_what_is_kept(
     from podscale.pipelines import presets
 
     request = request_of(config.load(presets.resolve("digits"), changes), find_topology("v5e:4x4", 2))
-    mesh = {"slice": 2, "column": 4, "row": 4, "group_column": 1, "group_row": 1}
+    mesh = {**FOUND["mesh"], "slice": 2}
     (tmp_path / f"{request.key}.json").write_text(json.dumps({**FOUND, "mesh": mesh}))
     (tmp_path / f"{request.key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
     assert main([*arguments, "--json"]) == 0
@@ -335,6 +427,13 @@ def test_the_command_tells_what_is_kept(
     assert (told["classes"], told["batch"], told["from_cache"]) == (10, request.config.train.global_batch // 32, True)
     assert main(arguments) == 0
     assert "v5e:4x4 x2: 32 chips, 32 devices" in capsys.readouterr().out
+    assert told["largest"]["basis"] == "proportion"
+    larger = with_batch(request, 1024)
+    memory = {**FOUND["memory"], "needed": 10 * GIB, "temporaries": 9 * GIB}
+    (tmp_path / f"{larger.key}.json").write_text(json.dumps({**FOUND, "mesh": mesh, "memory": memory}))
+    (tmp_path / f"{larger.key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
+    assert main(arguments) == 0
+    assert f"by a line through the memory of {request.batch} and 1024" in capsys.readouterr().out
     assert not child.exists(), "nothing was compiled"
 
 

@@ -97,6 +97,37 @@ ENTRY %main.10_spmd (param: f32[4194304]) -> f32[1050624] {
     ]
 
 
+def test_a_message_that_goes_on_beside_other_work_is_one_message() -> None:
+    """What v5e makes of an all-gather: a start, convolutions that carry it on and name it again, and an end."""
+    groups = "channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}"
+    text = f"""
+%fused_computation.2192 (param_0.6960: f32[1024]) -> (f32[1024], f32[4096], s32[2], u32[]) {{
+  %all-gather.38 = f32[4096]{{0:T(1024)}} all-gather(%param_0.6960), {groups}
+  ROOT %custom-call.40 = (f32[1024]{{0}}, f32[4096]{{0}}) custom-call(%all-gather.38), \
+custom_call_target="AsyncCollectiveStart"
+}}
+
+%async_collective_fusion.1417 (param_0.6964: f32[1024], param_1.8949: f32[4096]) -> (f32[64], f32[4096]) {{
+  %all-gather.40 = f32[4096]{{0:T(1024)}} all-gather(%param_0.6964), {groups}
+}}
+
+%fused_computation.2220 (param_0.7152: f32[1024], param_1.9108: f32[4096]) -> f32[4096] {{
+  %all-gather.94 = f32[4096]{{0:T(1024)}} all-gather(%param_0.7152), {groups}
+  ROOT %custom-call.42 = f32[4096]{{0}} custom-call(%param_0.7152, %param_1.9108, %all-gather.94, /*index=5*/%p), \
+custom_call_target="AsyncCollectiveDone"
+}}
+
+ENTRY %main.10_spmd (param: f32[4096]) -> f32[4096] {{
+  %async-collective-start = (f32[1024]{{0}}, f32[4096]{{0}}) fusion(%copy.430), calls=%fused_computation.2192
+  %all-gather.151 = f32[2048]{{0:T(1024)}} all-gather(%copy.433), {groups}
+}}
+"""
+    assert find_collectives(text.replace("\\\n", ""), {"column": 2, "group_row": 4}) == [
+        Collective("all-gather", "group_row", 4, 4096 * 4),
+        Collective("all-gather", "group_row", 4, 2048 * 4),
+    ]
+
+
 def test_what_crosses_between_slices_is_a_message_to_the_host() -> None:
     line = (
         "  %send = (f32[128,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%fusion, %after-all), channel_id=2, "

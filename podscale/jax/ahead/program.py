@@ -19,7 +19,9 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "
 """Of an element; 4 for all others."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
-_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%\S+ = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+_COLLECTIVE = re.compile(
+    rf"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
+)
 _SEND = re.compile(r"^\s+(?:ROOT )?%\S+ = (?P<type>.+?) send\(.*_xla_megascale_transfer_type=\"(?P<kind>\w+)\"")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
@@ -27,6 +29,10 @@ _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\
 _PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 _SCATTERS = re.compile(r"^all-reduce-scatter")
 """The computation that the compiler fuses an all-reduce and the slice of its result into."""
+_CARRIED_ON = re.compile(r"^async_collective_fusion")
+"""Computations that work while a message is under way, and name it again: it began elsewhere."""
+_DONE = re.compile(r" custom-call\((?P<operands>[^)]*)\), custom_call_target=\"AsyncCollectiveDone\"")
+"""Ends such a message, and names it a last time."""
 
 _CYCLES = re.compile(r"^\s+(?:ROOT )?%\S+ = .+? (?P<kind>[\w\-]+)\(.*\"estimated_cycles\":\"(?P<cycles>\d+)\"")
 
@@ -63,11 +69,14 @@ class Collective(NamedTuple):
 def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """The collectives of a program; mesh: its axes and their sizes, in the order in which they count its devices."""
     found = []
-    scatters = False
+    done = {name for match in _DONE.finditer(text) for name in re.findall(r"%[\w.\-]+", match["operands"])}
+    scatters = carried_on = False
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
-            scatters = bool(_SCATTERS.match(header["name"]))
+            scatters, carried_on = bool(_SCATTERS.match(header["name"])), bool(_CARRIED_ON.match(header["name"]))
         elif match := _COLLECTIVE.match(line):
+            if carried_on or match["name"] in done:
+                continue
             kind = "reduce-scatter" if scatters and match["kind"] == "all-reduce" else match["kind"]
             axes, members = _axes(line, mesh)
             size = _size(match["type"], kind, started=bool(match["start"]))

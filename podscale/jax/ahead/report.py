@@ -23,6 +23,8 @@ def report(found: Mapping[str, Any]) -> list[str]:
         ("step", _step(found)),
         ("memory", _memory(found)),
     ]
+    if "largest" in found:
+        rows.append(("largest", _largest(found)))
     if found["fits"]:
         rows += [("work", _work(found)), ("at least", _bounds(found)), ("estimate", _estimate(found))]
         rows.append(("cycles", _cycles(found)))
@@ -52,7 +54,7 @@ def sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
 def _step(found: Mapping[str, Any]) -> str:
     return (
         f"{found['model']} at {found['image_size']} px in {found['precision']}, {found['optimizer']}, "
-        f"{found['weight_update']} update, {found['all_reduce']}: {count(found['batch'], 'image')} a device, "
+        f"{found['weight_update']} update, {found['all_reduce']}: {count(found['batch'], 'image')} {_holder(found)}, "
         f"{found['global_batch']:,} in all"
     )
 
@@ -63,12 +65,41 @@ def _memory(found: Mapping[str, Any]) -> str:
     if not found["fits"]:
         return (
             f"DOES NOT FIT: {needed} needed, {human_bytes(memory['available'])} of {hbm} may be used: "
-            f"{human_bytes(memory['over'])} too much; see --sweep batch"
+            f"{human_bytes(memory['over'])} too much"
         )
     return (
         f"fits: {needed} of {hbm} a device; arguments {human_bytes(memory['arguments'])} (of which "
         f"{human_bytes(memory['aliased'])} become outputs), temporaries {human_bytes(memory['temporaries'])}"
     )
+
+
+def _largest(found: Mapping[str, Any]) -> str:
+    """The largest batch that fits, and how that is known."""
+    largest, holder = found["largest"], _holder(found)
+    batch, of = largest["batch"], largest["of"]
+    said = f"{count(batch, 'image')} {holder}, {largest['global_batch']:,} in all"
+    if largest["basis"] == "compiled":
+        if not batch:
+            return f"no batch fits: not {count(of[0], 'image')} {holder}, the smallest that the document allows"
+        if len(of) == 1:
+            return f"{said}: fits, and no larger one is allowed or tried (compiled)"
+        return f"{said}: fits, and {of[1]} do not (both compiled)"
+    if not batch:
+        said = "no batch that the document allows"
+    room = f"memory for about {count(largest['images'], 'image')}"
+    how = (
+        f"by a line through the memory of {of[0]} and {of[1]}"
+        if largest["basis"] == "line"
+        else f"by this step alone, whose {'temporaries are' if found['fits'] else 'memory is'} taken to grow evenly"
+    )
+    return f"{said}, an ESTIMATE: {room}, {how}; exactly: --sweep batch"
+
+
+def _holder(found: Mapping[str, Any]) -> str:
+    """Who holds images of its own."""
+    mesh = found["topology"]["mesh"]
+    sharers = mesh["height"] * mesh["width"]
+    return "a device" if sharers == 1 else f"for each {sharers} devices"
 
 
 def _work(found: Mapping[str, Any]) -> str:

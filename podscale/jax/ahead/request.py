@@ -139,13 +139,27 @@ def compile_ahead(request: Request, kept: Path, limit: float) -> Compiled:
 
     Raises InputError where the document or the topology is refused, PodscaleError where the compiler fails.
     """
-    result, text = kept / f"{request.key}.json", kept / f"{request.key}.hlo.gz"
-    if result.exists() and text.exists():
-        found = json.loads(result.read_text(encoding="utf-8"))
+    result, text = _files(request, kept)
+    found = kept_result(request, kept)
+    if found is not None:
         return Compiled(found, _unpacked(text), request.asked["versions"], from_cache=True)
     found = _in_child(request, kept, limit, text)
     write_json(result, found)
     return Compiled(found, _unpacked(text), request.asked["versions"])
+
+
+def kept_result(request: Request, kept: Path) -> dict[str, Any] | None:
+    """What the compiler said of a request before; None where that is not kept."""
+    result, text = _files(request, kept)
+    if not (result.exists() and text.exists()):
+        return None
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return found
+
+
+def _files(request: Request, kept: Path) -> tuple[Path, Path]:
+    """The result of a request, and the text of its program."""
+    return kept / f"{request.key}.json", kept / f"{request.key}.hlo.gz"
 
 
 def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[str, Any]:

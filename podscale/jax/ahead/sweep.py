@@ -39,8 +39,9 @@ def with_batch(request: Request, batch: int) -> Request:
 def largest_batch(request: Request, measure: Measure) -> int:
     """The largest allowed batch that fits.
 
-    Begins with the document's own; each next one is where a line through two measurements meets the memory that there
-    is, and the answer stands when it fits and the next allowed batch does not. Raises InputError where none fits.
+    Begins with the document's own, goes on in proportion, then to where a line through two measurements meets the
+    memory that there is; the answer stands when it fits and the next allowed batch does not. Raises InputError where
+    none fits.
     """
     allowed = batches_of(request)
     if not allowed:
@@ -65,7 +66,7 @@ def largest_batch(request: Request, measure: Measure) -> int:
 
 
 def _next(allowed: Sequence[int], needs: dict[int, float], available: float, fitting: int, failing: int) -> int:
-    """The place to try: where the line through the two outermost measurements says, else twice or half of the last."""
+    """The place to try: where the line through the two outermost measurements says, else in proportion to the one."""
     if len(needs) > SECANTS and fitting >= 0 and failing < len(allowed):
         return (fitting + failing) // 2  # what is left is not a line: halve it
     low, high = min(needs), max(needs)
@@ -73,7 +74,7 @@ def _next(allowed: Sequence[int], needs: dict[int, float], available: float, fit
         slope = (needs[high] - needs[low]) / (high - low)
         wanted = low + (available - needs[low]) / slope
     else:
-        wanted = low / 2 if fitting < 0 else 2 * high
+        wanted = high * available / needs[high]
     place = bisect_right(allowed, wanted) - 1
     return min(max(place, fitting + 1), failing - 1)
 
