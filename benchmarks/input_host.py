@@ -163,7 +163,7 @@ def parts(directory: str, images: int, size: int) -> list[str]:
             cut_by_numpy(pixels, job[3], size).copy() for pixels, job in zip(whole, jobs, strict=True)
         ],
         "cutting, resizing, mirroring": lambda: [
-            cut(pixels, job[3], size).copy() for pixels, job in zip(whole, jobs, strict=True)
+            np.array(cut(pixels, job[3], size)) for pixels, job in zip(whole, jobs, strict=True)
         ],
     }
     figures: dict[str, list[float]] = {name: [] for name in measured}

@@ -13,6 +13,9 @@ host owns G / hosts groups and reads no other shard, in any epoch, so that a nod
 (Ying et al. 2018, section 3: host sharding). Groups of unequal size end their epochs at different steps, so the
 samples of a smaller group come up more often, by the ratio of the sizes; a set whose groups differ by more than
 `MAX_IMBALANCE` is refused.
+
+With `repeats` r (repeated augmentation: Hoffer 2020; the samplers of timm and torchvision) each sample comes r times in
+a row, so to r ranks where there are as many, and an epoch of N places sees the first N / r samples of its permutation.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Slots:
     """Places in the sample order.
 
     rows: int64 [n], numbers of samples in the split, from 0.
-    epochs: int64 [n], how often each sample came up before; with the sample's key it names the augmentation.
+    epochs: int64 [n], how often each sample came up before (with repeats: another number each time); with the sample's
+    key it names the augmentation.
     """
 
     rows: Rows
@@ -76,6 +80,7 @@ class SampleOrder:
     batch: int
     groups: tuple[Rows, ...] | None = None
     hosts: int = 1
+    repeats: int = 1
 
     def global_batch(self, step: int) -> Slots:
         """The samples of update `step`, in an order that no world size changes; grouped by group where blocked."""
@@ -132,8 +137,9 @@ class SampleOrder:
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]
-        rows = permute(positions, count, keyed(self.seed, _PURPOSE, group, epochs[:1] if one_epoch else epochs))
-        return Slots(rows if members is None else members[rows], epochs)
+        places, times = np.divmod(positions, self.repeats)
+        rows = permute(places, count, keyed(self.seed, _PURPOSE, group, epochs[:1] if one_epoch else epochs))
+        return Slots(rows if members is None else members[rows], epochs * self.repeats + times)
 
 
 def build_order(config: RunConfig, split: Samples) -> SampleOrder:
@@ -141,14 +147,14 @@ def build_order(config: RunConfig, split: Samples) -> SampleOrder:
 
     Raises InputError where the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
     """
-    count, batch, seed = len(split), config.train.global_batch, config.run.seed
+    count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
     if count == 0:
         raise InputError("the training split holds no images; look at rejects.jsonl of the shard set")
     if config.input.order == "global":
-        return SampleOrder(seed, count, batch)
+        return SampleOrder(seed, count, batch, repeats=repeats)
     hosts, shard_of_row = config.launch.nodes, split.column("shard")
     check_groups(config, hosts, len(np.unique(shard_of_row)))
-    return SampleOrder(seed, count, batch, deal(shard_of_row, config.input.groups), hosts)
+    return SampleOrder(seed, count, batch, deal(shard_of_row, config.input.groups), hosts, repeats)
 
 
 def check_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:

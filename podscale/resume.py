@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.identity import fingerprint
-from podscale.ensemble import evaluated_models, evaluated_together
+from podscale.ensemble import DESCRIPTION, evaluated_models, evaluated_together
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.rundir import RunDirectory, local_path, read_outcomes
@@ -96,12 +96,18 @@ def inputs_mark(config: RunConfig, stage: Stage, shard_set: str) -> str:
     consumed = {
         "shard": [],
         "train": [],
-        "evaluate": [directory / "model.safetensors" for directory in evaluated_models(config)],
-        "report": [run.evaluation, run.predictions, run.model / "model.safetensors"],
+        "evaluate": [file for directory in evaluated_models(config) for file in _model_files(directory)],
+        "report": [run.evaluation, run.predictions, *_model_files(run.model)],
     }[stage]
     if stage == "evaluate" and evaluated_together(config):
         values = {**values, "evaluate.combine": config.evaluate.combine, "evaluate.baseline": config.evaluate.baseline}
     return fingerprint({"values": values, "shards": _manifest_hash(shard_set), "files": [_stamp(f) for f in consumed]})
+
+
+def _model_files(directory: Path) -> list[Path]:
+    """All that an answer of a model comes from: its description, its weights, and those that it was left with besides
+    (a running average)."""
+    return [directory / DESCRIPTION, *sorted(directory.glob("*.safetensors"))]
 
 
 def _products(run: RunDirectory, stage: Stage) -> list[Path]:
@@ -122,12 +128,12 @@ def _manifest_hash(shard_set: str) -> str:
         return ""
 
 
-def _stamp(path: Path) -> list[int]:
+def _stamp(path: Path) -> list[str | int]:
     try:
         stat = path.stat()
     except OSError:
-        return []
-    return [stat.st_size, stat.st_mtime_ns]
+        return [path.name]
+    return [path.name, stat.st_size, stat.st_mtime_ns]
 
 
 def _marks(run: RunDirectory) -> Path:

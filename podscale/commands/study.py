@@ -141,6 +141,8 @@ def _estimate(made: Plan) -> str:
     if made.seconds is None:
         return "not known, as no cell was measured yet (cell_seconds in the document is a guess of yours)"
     basis = f"from {count(made.measured, 'measured cell')}" if made.measured else "by the document's guess"
+    if made.pace is not None:
+        basis += f", at {made.pace:.2g} s of the clock for a CPU second, as the newest of them took"
     return f"{duration(made.seconds)} ({basis})"
 
 
@@ -150,13 +152,13 @@ class _Teller:
     def __init__(self, grid: Grid, records: Records, jobs: int, box: float | None) -> None:
         self._grid, self._records, self._jobs = grid, records, jobs
         self._end = None if box is None else time.monotonic() + box
-        self._ended = 0
+        self._ended = set[str]()
         self._warned = box is None
 
     def __call__(self, cell: Cell, record: Record | None, error: str) -> None:
-        self._ended += 1
+        self._ended.add(cell.key)
         box = None if self._end is None else max(0.0, self._end - time.monotonic())
-        made = plan(self._grid, self._records.get, jobs=self._jobs, box=box)
+        made = plan(self._grid, self._records.get, jobs=self._jobs, box=box, ended=self._ended)
         how = _how(record) if record is not None else paint(f"failed: {error}", "bold red", sys.stderr)
         rest = f"about {duration(made.seconds)} left" if made.seconds else ""
         print(f"[{made.done}/{made.done + len(made.kept)}] {cell.name}: {how}  {rest}", file=sys.stderr, flush=True)

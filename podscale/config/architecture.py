@@ -51,6 +51,7 @@ def _check_residual_options(config: RunConfig) -> None:
         raise conflict(
             "model.stem", f"{model.name} has no {model.stem} stem: set model.stem=imagenet, or take a resnet"
         )
-    for key, asked in (("shortcut", model.shortcut is not None), ("blurpool", model.blurpool)):
-        if asked:
-            raise conflict(f"model.{key}", f"{model.name} has no {key}, which residual networks have; leave it out")
+    asked = {"shortcut": model.shortcut is not None, "blurpool": model.blurpool}
+    asked["stochastic_depth"] = model.stochastic_depth > 0
+    for key in [key for key, wanted in asked.items() if wanted]:
+        raise conflict(f"model.{key}", f"{model.name} has no {key}, which residual networks have; leave it out")

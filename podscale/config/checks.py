@@ -56,6 +56,12 @@ def check_sections(config: RunConfig) -> None:
             "input.decoded_cache_bytes",
             f"{config.input.loader} keeps no decoded images; set input.loader=torchvision, or decoded_cache_bytes=0",
         )
+    if config.input.augment.wanted and config.input.loader in ("dali", "nvjpeg"):
+        raise conflict(
+            "input.loader",
+            f"{config.input.loader} crops and mirrors alone, and input.augment asks for more; set "
+            "input.loader=torchvision, or leave input.augment out",
+        )
     if config.input.order == "global" and config.input.groups != 1:
         raise conflict("input.groups", "groups belong to the blocked order; set input.order=blocked or groups=1")
     if config.input.order == "blocked" and train.global_batch % config.input.groups:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from podscale.config.augment import AugmentSection
 from podscale.config.checks import check_sections
 from podscale.config.ema import EmaSection
 from podscale.config.ensemble import EnsembleSection, StartSection, fill_cycles
@@ -80,6 +81,14 @@ class InputSection(Section):
     )
     groups: int = result(1, "Number of shard groups of the blocked order; every host count must divide it.", ge=1)
     crop: CropSection = CropSection()
+    augment: AugmentSection = AugmentSection()
+    repeats: int = result(
+        1,
+        "Times that a sample comes in a row, each with draws of its own, on other ranks where there are as many "
+        "(repeated augmentation; Hoffer 2020). An epoch still counts the images of the split, so that it sees one in "
+        "so many of its samples.",
+        ge=1,
+    )
     mean: tuple[float, float, float] = result((0.485, 0.456, 0.406), "Mean per channel, of pixels scaled to [0, 1].")
     std: tuple[float, float, float] = result((0.229, 0.224, 0.225), "Deviation per channel, scaled to [0, 1].")
     max_bad_rate: float = result(0.001, "Fail when more than this share of records cannot be decoded.", ge=0, le=1)

@@ -103,6 +103,13 @@ class ModelSection(Section):
         "Residual networks: blur with [1, 2, 1] in both directions before each convolution that strides, the first one "
         "aside (Zhang 2019, as FFCV applies it).",
     )
+    stochastic_depth: float = result(
+        0.0,
+        "Residual networks: probability with which training leaves out the last block's branch for an image; it rises "
+        "in proportion from 0 at the first block (Huang 2016, as timm applies it).",
+        ge=0,
+        lt=1,
+    )
     zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
     batch_norm: BatchNormSection = BatchNormSection()
     alexnet: AlexNetSection = AlexNetSection()

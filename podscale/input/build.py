@@ -40,10 +40,13 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
     return _build(config, EvaluationRequests(config, split, guard, ranks=ranks, world=world), guard, device)
 
 
-def resolve_loader(name: str, device: str) -> str:
-    """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py."""
+def resolve_loader(name: str, device: str, *, augments: bool = False) -> str:
+    """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py.
+
+    augments: whether images are changed after their crop, which the reference loader alone does.
+    """
     if name == "auto":
-        if not device.startswith("cuda"):
+        if augments or not device.startswith("cuda"):
             return "torchvision"
         return "dali" if dali_installed() else "nvjpeg" if _nvjpeg_works(device) else "torchvision"
     if name == "dali" and not dali_installed():
@@ -82,7 +85,7 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
 
 def _build(config: RunConfig, requests: Requests, guard: Guard, device: str, *, decoded_bytes: int = 0) -> Loader:
     settings = config.input
-    name = resolve_loader(settings.loader, device)
+    name = resolve_loader(settings.loader, device, augments=requests.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
             f"input.decoded_cache_bytes: the loader {name}, which auto takes here, keeps no decoded images; set "

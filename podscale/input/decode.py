@@ -66,8 +66,8 @@ def _decode_by_pil(data: memoryview) -> Pixels:
         raise BadRecord(str(error)) from error
 
 
-def cut(pixels: Pixels, view: View, size: int) -> Pixels:
-    """The view of a decoded image, uint8 [size, size, 3]; of the image only the rows down to the view's last matter.
+def cut(pixels: Pixels, view: View, size: int) -> Image.Image:
+    """The view of a decoded image, a square of `size`; of the image only the rows down to the view's last matter.
 
     Resizing is PIL's, bilinear with antialiasing (a triangle filter as wide as the scale). PIL takes the rectangle out
     of the rows by itself and mirrors whole pixels: NumPy would copy the rectangle once more, and mirror bytewise.
@@ -83,4 +83,4 @@ def cut(pixels: Pixels, view: View, size: int) -> Pixels:
         image = image.crop((view.out_left, view.out_top, view.out_left + size, view.out_top + size))
     if view.flip:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.asarray(image)
+    return image

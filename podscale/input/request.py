@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from podscale.input.augment import Augmentation
 from podscale.input.batch import Batch
 from podscale.input.crop import Views, evaluation_views, training_views
 from podscale.order import SampleOrder, evaluation_slots
@@ -47,6 +48,11 @@ class Requests(Protocol):
 
     split: Split
 
+    @property
+    def augment(self) -> Augmentation | None:
+        """What happens to an image after its crop, where anything does."""
+        ...
+
     def size_at(self, step: int) -> int:
         """Side of the images of a step, in pixels."""
         ...
@@ -75,6 +81,8 @@ class TrainingRequests:
         self._seed = config.run.seed
         self._crops = [(first, crop or config.input.crop) for first, crop in crops(config.train, len(split))]
         self._order, self._guard, self._ranks, self._world = order, guard, ranks, world
+        wanted = config.input.augment.wanted
+        self.augment = Augmentation(config.input.augment, self._seed, config.input.mean) if wanted else None
 
     def at(self, step: int) -> Request:
         parts = [self._order.rank_batch(step, rank, self._world) for rank in self._ranks]
@@ -104,6 +112,8 @@ class TrainingRequests:
 
 class EvaluationRequests:
     """Every sample of a split once over all ranks, in centre crops; a bad record weighs nothing."""
+
+    augment = None
 
     def __init__(self, config: RunConfig, split: Split, guard: Guard, *, ranks: range, world: int) -> None:
         self.split, self._size = split, config.eval_image_size

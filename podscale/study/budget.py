@@ -2,13 +2,20 @@
 
 An estimate comes from cells that were measured, here or by an earlier study of the same workspace: the nearest in
 updates, of the same chain if there is one. Where nothing was measured the document's guess counts, else nobody knows.
+
+Seconds of the clock grow with whatever else the machine does, CPU seconds hardly do. So a cell's cost is known in CPU
+seconds, and what one of them takes of the clock is what it took of late: the median over the cells of this launch, and
+before one has ended over the newest records. It is never less than the cores allow. Where GPUs or TPUs do the work
+the clock counts as it was.
 """
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podscale import devices
 from podscale.config import RunConfig
 from podscale.study.cells import Cell, Chain, Grid, Unknown
 from podscale.study.records import Get, Record
@@ -18,7 +25,8 @@ from podscale.study.records import Get, Record
 class Plan:
     """What is to be run. kept, left_out: of the due cells and of those whose rate is not known yet, in their order.
 
-    seconds: of all that is kept, one after the other, on `jobs` of them at a time; None where nothing is known.
+    seconds: of all that is kept, one after the other, on `jobs` of them at a time; None where nothing is known. pace:
+    of the clock for a CPU second; None where that was not measured. ended: measured cells of this launch.
     """
 
     done: int
@@ -32,15 +40,48 @@ class Plan:
     box: float | None = None
     by_chain: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(kept, left out) of each chain."""
+    pace: float | None = None
+    ended: int = 0
+
+
+NEWEST = 5
+"""Records that tell how fast the machine is before a cell of this launch has ended."""
 
 
 class Costs:
-    """Seconds of cells, from the records of those that were measured."""
+    """Seconds of cells, from the records of those that were measured.
 
-    def __init__(self, cells: Iterable[Cell], get: Get, guess: float | None) -> None:
+    jobs: cells at a time. ended: keys of the cells that ended in this launch. cores: default: this machine's; 0: GPUs
+    or TPUs do the work.
+    """
+
+    def __init__(
+        self,
+        cells: Iterable[Cell],
+        get: Get,
+        guess: float | None,
+        *,
+        jobs: int = 1,
+        ended: Collection[str] = (),
+        cores: int | None = None,
+    ) -> None:
+        if cores is None:
+            cores = 0 if devices.visible_gpus() or devices.tpu_chips() else devices.cores()
         found = [(cell, record) for cell in cells if (record := get(cell.key)) is not None and record.seconds > 0]
+        whole = [(cell, record) for cell, record in found if _whole(record)]
+        here = [record for cell, record in whole if cell.key in ended]
+        recent = here or sorted((record for _, record in whole), key=lambda record: record.date)[-NEWEST:]
+        self.pace, self.ended = None, len(here)
+        if recent and cores:
+            took = statistics.median(record.seconds / record.cpu_seconds for record in recent)
+            self.pace = max(took, jobs / cores)
         self._known: list[tuple[str, float, float, float]] = [
-            (cell.chain, *_amount(cell.config), record.seconds) for cell, record in found if _whole(record)
+            (
+                cell.chain,
+                *_amount(cell.config),
+                record.seconds if self.pace is None else record.cpu_seconds * self.pace,
+            )
+            for cell, record in whole
         ]
         self._guess = guess
 
@@ -58,10 +99,20 @@ class Costs:
         return seconds * max(1.0, epochs / known_epochs, math.sqrt(updates / known_updates))
 
 
-def plan(grid: Grid, get: Get, *, jobs: int, box: float | None, chains: Sequence[Chain] | None = None) -> Plan:
-    """What the next launch will do. box: its seconds; chains: a part of the study."""
+def plan(
+    grid: Grid,
+    get: Get,
+    *,
+    jobs: int,
+    box: float | None,
+    chains: Sequence[Chain] | None = None,
+    ended: Collection[str] = (),
+    cores: int | None = None,
+) -> Plan:
+    """What the next launch will do, or the rest of this one. box: its seconds; chains: a part of the study; ended,
+    cores: see Costs."""
     cells = grid.all(get).values()
-    costs = Costs(cells, get, grid.study.cell_seconds)
+    costs = Costs(cells, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
     waiting: list[Cell | Unknown] = sorted(
         [*grid.due(get, chains), *grid.unknown(get, chains)], key=lambda cell: (cell.turn, cell.cost)
     )
@@ -85,6 +136,8 @@ def plan(grid: Grid, get: Get, *, jobs: int, box: float | None, chains: Sequence
         widening=sum(_may_widen(chain, get) for chain in (grid.chains if chains is None else chains)),
         box=box,
         by_chain={name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.chain for c in waiting)},
+        pace=costs.pace,
+        ended=costs.ended,
     )
 
 

@@ -62,6 +62,8 @@ class Runner:
     told: Told = lambda cell, record, error: None
     failures: dict[str, str] = field(default_factory=dict)
     """Why, by the name of the cell."""
+    ended: set[str] = field(default_factory=set)
+    """Keys of the cells that ended in this launch."""
     _running: list[Running] = field(default_factory=list)
     _shard_sets: dict[str, tuple[str, int]] = field(default_factory=dict)
     _in_a_row: int = 0
@@ -94,7 +96,8 @@ class Runner:
         chosen = [cell for cell in due if cell.key not in busy][: max(0, free)]
         if self.box is None or not chosen:
             return chosen
-        costs = Costs(self.grid.all(self.records.get).values(), self.records.get, self.grid.study.cell_seconds)
+        cells, guess = self.grid.all(self.records.get).values(), self.grid.study.cell_seconds
+        costs = Costs(cells, self.records.get, guess, jobs=self.jobs, ended=self.ended)
         return [cell for cell in chosen if elapsed + (costs.seconds(cell) or 0.0) <= self.box]
 
     def _start(self, cell: Cell) -> None:
@@ -140,6 +143,7 @@ class Runner:
                 seconds = time.monotonic() - running.started
                 record = replace(record, seconds=seconds, cpu_seconds=cpu_seconds)
             self.records.add(record)
+            self.ended.add(cell.key)
             self._in_a_row = 0
             if not self.keep_runs:
                 shutil.rmtree(run.path, ignore_errors=True)

@@ -102,6 +102,8 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
         1727 * 32768 / 1281167,
         256,
     ),
+    "rsb-a1": (2048, 4, "lamb", 5e-3, 5, 0.9, 0.01, 600, 512),
+    "rsb-a2": (2048, 4, "lamb", 5e-3, 5, 0.9, 0.02, 300, 512),
     "rsb-a3": (2048, 4, "lamb", 8e-3, 5, 0.9, 0.02, 100, 512),
     "torchvision-v2": (1024, 8, "sgd", 0.5, 5, 0.9, 2e-5, 600, 128),
 }
@@ -127,6 +129,8 @@ CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
     "mlperf-3584xh100": (0.759, 0.183, 9855127),
     "mlperf-4096xtpuv4": (0.759, 0.191, 7836543),
     "shampoo-mlperf-32k": (0.7595, 3.32, 357107),
+    "rsb-a1": (0.8038, None, None),
+    "rsb-a2": (0.7983, None, None),
     "rsb-a3": (0.7805, None, None),
     "torchvision-v2": (0.8086, None, None),
 }
@@ -207,6 +211,35 @@ def test_the_classic_recipe_is_goyals():
     assert (train.schedule.warmup_start, train.schedule.milestones) == (0.1, (30, 60, 80))
     rates = schedules.table(train, IMAGENET)[:, 0]
     assert rates[[0, -1]].tolist() == pytest.approx([0.1, 0.0032])
+
+
+# policy, magnitude, erasing, repeats, stochastic depth, mixup, label smoothing, threshold, px trained and evaluated
+AUGMENTED = {
+    "rsb-a1": ("rand_augment", 7, 0.0, 3, 0.05, 0.2, 0.1, None, 224, 224),
+    "rsb-a2": ("rand_augment", 7, 0.0, 3, 0.05, 0.1, 0.0, 0.2, 224, 224),
+    "rsb-a3": ("rand_augment", 6, 0.0, 1, 0.0, 0.1, 0.0, 0.2, 160, 224),
+    "torchvision-v2": ("trivial_augment", 6, 0.1, 4, 0.0, 0.2, 0.1, None, 176, 224),
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_a_long_recipe_has_its_papers_regularisers(name):
+    config = load(resolve(name))
+    train, augment = config.train, config.input.augment
+    assert (
+        augment.policy,
+        augment.rand_augment.magnitude,
+        augment.erase,
+        config.input.repeats,
+        config.model.stochastic_depth,
+        train.mix.mixup,
+        train.label_smoothing,
+        train.binary_threshold,
+        config.input.image_size,
+        config.eval_image_size,
+    ) == AUGMENTED[name]
+    assert (augment.rand_augment.deviation, augment.rand_augment.layers, train.mix.cutmix) == (0.5, 2, 1.0)
+    assert (train.loss == "binary_cross_entropy") == name.startswith("rsb")
 
 
 FFCV_RAMPS = {16: (11, 13), 24: (17, 20), 32: (23, 27), 40: (29, 34), 56: (41, 48), 88: (65, 76)}

@@ -11,6 +11,9 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.blur import BlurredConv, blur
+from podscale.pytorch.models.resnet import BasicBlock, Bottleneck, SkippedBranch
+from podscale.pytorch.randomness import Randomness
+from podscale.pytorch.world import World
 
 torch.set_num_threads(1)
 
@@ -49,6 +52,52 @@ def test_same_weights_give_torchvisions_outputs(name: str) -> None:
     for (name, parameter), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(parameter.grad, other.grad), name
     assert torch.equal(ours.bn1.running_var, theirs.bn1.running_var)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_stochastic_depth_rises_over_the_blocks_as_timms(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        ours = build_model(ModelSection(name=name, stochastic_depth=0.3), 10)
+        theirs = timm.create_model(name, drop_path_rate=0.3)
+    rates = [
+        getattr(block.branch, "dropout", 0.0) for block in ours.modules() if isinstance(block, Bottleneck | BasicBlock)
+    ]
+    other = [block for stage in (theirs.layer1, theirs.layer2, theirs.layer3, theirs.layer4) for block in stage]
+    assert rates == pytest.approx([block.drop_path.drop_prob if block.drop_path else 0.0 for block in other])
+    assert rates[-1] == 0.3
+
+
+def test_stochastic_depth_leaves_out_whole_branches_of_images() -> None:
+    """The mean over draws is the branch itself, and evaluation leaves out nothing."""
+    skip = SkippedBranch(0.25)
+    y = torch.randn(4000, 3, 2, 2)
+    found = skip(y)
+    kept = found.abs().sum((1, 2, 3)) > 0
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.03)
+    torch.testing.assert_close(found[kept], y[kept] / 0.75)
+    assert torch.equal(skip.eval()(y), y)
+
+
+def test_a_network_with_stochastic_depth_draws_by_update_and_keeps_its_arrays() -> None:
+    images, world = torch.randn(8, 3, 16, 16), World(0, 1, 0, 1, torch.device("cpu"))
+    section = ModelSection(name="resnet18", width=8, stem="small", zero_init_last_gamma=False)
+    torch.manual_seed(2)
+    plain = build_model(section, 4)
+    model = build_model(section.model_copy(update={"stochastic_depth": 0.9}), 4)
+    model.load_state_dict(plain.state_dict())
+    randomness = Randomness(model, 5, world)
+
+    def output(step: int) -> torch.Tensor:
+        randomness.begin(step)
+        return model(images)
+
+    assert torch.equal(output(3), output(3))
+    assert not torch.equal(output(3), output(4))
+    assert not torch.allclose(output(3), plain(images))
+    assert torch.equal(model.eval()(images), plain.eval()(images)) is False, "running statistics saw other branches"
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(images), plain(images))
 
 
 @pytest.mark.parametrize("name", ["resnet34", "resnet101", "resnet152"])

@@ -221,12 +221,49 @@ class TestTimeBox:
     def test_estimates_come_from_the_nearest_measured_cell(self) -> None:
         grid = Grid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=99.0))
         records = {
-            cell.key: record(cell, 0.9, seconds=4.0 if cell.config.train.global_batch == 256 else 8.0, cpu_seconds=3.0)
-            for cell in grid.due(nothing)[:2]
+            cell.key: record(cell, 0.9, seconds=2 * cpu, cpu_seconds=cpu)
+            for cell, cpu in zip(grid.due(nothing), (2.0, 4.0), strict=False)
         }
-        made = plan(grid, records.get, jobs=1, box=None)
+        assert [cell.config.train.global_batch for cell in grid.due(nothing)[:2]] == [256, 64]
+        made = plan(grid, records.get, jobs=1, box=None, cores=2)
         assert (made.done, made.measured) == (2, 2)
         assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
+
+    def test_a_cell_measured_on_a_busy_machine_costs_its_cpu_seconds(self) -> None:
+        """Nine seconds of the clock were one cell's bad luck: what the others took of it for a CPU second counts."""
+        grid = Grid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
+        cells = grid.due(nothing)
+        records = {
+            cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=3.0)
+            for cell, seconds in zip(cells, (9.0, 4.5, 4.5), strict=False)
+        }
+        made = plan(grid, records.get, jobs=1, box=None, cores=2)
+        assert (made.pace, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
+        busy = plan(grid, records.get, jobs=1, box=None, cores=2, ended={cells[0].key})
+        assert (busy.pace, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
+            "now it is so again"
+        )
+        on_gpus = plan(grid, records.get, jobs=1, box=None, cores=0)
+        assert (on_gpus.pace, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
+
+    def test_the_newest_records_say_how_fast_the_machine_is(self) -> None:
+        grid = Grid(study(seeds=list(range(1, 10)), grid={"train.global_batch": [64]}))
+        records = {
+            cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=2.0, date=date)
+            for cell, seconds, date in zip(
+                grid.due(nothing), [40.0] * 3 + [2.0] * 5, [f"2026-11-{day:02}" for day in (1, 2, 3, 9, 8, 7, 6, 5)],
+                strict=False,
+            )
+        }  # fmt: skip
+        assert plan(grid, records.get, jobs=1, box=None, cores=2).pace == pytest.approx(1.0)
+
+    def test_jobs_cannot_be_faster_than_the_cores(self) -> None:
+        """A cell that had both cores to itself took half its CPU seconds; beside another it gets one."""
+        grid = Grid(study(grid={"train.global_batch": [64]}))
+        first = grid.due(nothing)[0]
+        records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}
+        alone, beside = (plan(grid, records.get, jobs=jobs, box=None, cores=2).seconds for jobs in (1, 2))
+        assert (alone, beside) == (pytest.approx(2 * 1.5), pytest.approx(2 * 3.0 / 2))
 
     def test_cells_whose_rate_is_not_known_yet_are_counted(self) -> None:
         made = plan(Grid(swept()), nothing, jobs=1, box=None)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from podscale.input.augment import Draws
 from podscale.input.batch import Batch
 from podscale.input.crop import View, Views
 from podscale.input.decode import BadRecord, Pixels, cut
@@ -43,6 +44,7 @@ class TorchvisionLoader:
     ) -> None:
         self._requests, self._guard, self._prefetch = requests, guard, prefetch
         self._images = DecodedImages(requests.split, decoded_bytes)
+        self._augment = requests.augment
         self._window: deque[_Pending] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
 
@@ -90,7 +92,16 @@ class TorchvisionLoader:
     def _fill(self, pending: _Pending, part: range) -> None:
         for slot in part:
             pixels, view = self._usable(pending, slot)
-            pending.images[slot] = cut(pixels, view, pending.size)
+            image = cut(pixels, view, pending.size)
+            done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
+            pending.images[slot] = done
+
+    def _draws(self, pending: _Pending, slot: int) -> Draws:
+        assert self._augment is not None
+        one = slice(slot, slot + 1)
+        keys = self._requests.split.keys[pending.rows[one]].astype(np.uint64)
+        drawn: Draws = self._augment.draws(pending.request.epochs[one], keys)[0]
+        return drawn
 
     def _usable(self, pending: _Pending, slot: int) -> tuple[Pixels, View]:
         """The pixels of a slot's sample, or of the one that takes its place, and what to make of them."""

@@ -21,8 +21,9 @@ Norm = Callable[[int], nn.Module]
 class Maker:
     """Makes the parts that the blocks of one network have in common."""
 
-    def __init__(self, network: ResNetPlan, norm: Norm) -> None:
-        self.plan, self.norm = network, norm
+    def __init__(self, network: ResNetPlan, norm: Norm, depth_rate: float) -> None:
+        self.plan, self.norm, self.depth_rate = network, norm, depth_rate
+        self._blocks = 0
 
     def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """A convolution as residual networks use it: same padding, no bias (batch norm brings one)."""
@@ -36,6 +37,12 @@ class Maker:
         if self.plan.shortcut == "padding":
             return PaddedShortcut(stride, outputs - inputs)
         return nn.Sequential(self.conv(inputs, outputs, 1, stride), self.norm(outputs))
+
+    def branch(self) -> nn.Module:
+        """What the next block's branch passes through before it is added: it may be left out."""
+        rate = self.depth_rate * self._blocks / max(sum(self.plan.depths) - 1, 1)
+        self._blocks += 1
+        return SkippedBranch(rate) if rate else nn.Identity()
 
     def stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
         """`depth` blocks; the first one halves the image where stride is 2."""
@@ -56,6 +63,18 @@ class PaddedShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
 
+class SkippedBranch(nn.Module):
+    """Zeros in the place of an image's branch with probability `dropout`, else the branch over 1 - `dropout`
+    (Huang 2016; the division, which keeps the mean, is timm's and torchvision's)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.dropout = rate
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.dropout, self.training)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut."""
 
@@ -65,6 +84,7 @@ class BasicBlock(nn.Module):
         self.bn1 = make.norm(inner)
         self.conv2 = make.conv(inner, inner, 3)
         self.bn2 = make.norm(inner)
+        self.branch = make.branch()
         self.downsample = make.shortcut(inputs, inner, stride)
 
     @property
@@ -73,7 +93,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
+        y = self.branch(self.bn2(self.conv2(y)))
         return F.relu(y + self.downsample(x), inplace=True)
 
 
@@ -89,6 +109,7 @@ class Bottleneck(nn.Module):
         self.bn2 = make.norm(inner)
         self.conv3 = make.conv(inner, outputs, 1)
         self.bn3 = make.norm(outputs)
+        self.branch = make.branch()
         self.downsample = make.shortcut(inputs, outputs, stride)
 
     @property
@@ -98,16 +119,16 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
+        y = self.branch(self.bn3(self.conv3(y)))
         return F.relu(y + self.downsample(x), inplace=True)
 
 
 class ResNet(nn.Module):
     """images float [n, 3, height, width] -> logits [n, classes]."""
 
-    def __init__(self, network: ResNetPlan, classes: int, norm: Norm) -> None:
+    def __init__(self, network: ResNetPlan, classes: int, norm: Norm, depth_rate: float = 0.0) -> None:
         super().__init__()
-        make, channels = Maker(network, norm), network.channels
+        make, channels = Maker(network, norm, depth_rate), network.channels
         self.conv1 = Stem(channels, *network.stem)
         self.bn1 = norm(channels)
         self.maxpool = nn.Identity() if network.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
@@ -153,6 +174,6 @@ def resnet(model: ModelSection, classes: int) -> ResNet:
     def norm(channels: int) -> nn.Module:
         return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
 
-    network = ResNet(plan(model), classes, norm)
+    network = ResNet(plan(model), classes, norm, model.stochastic_depth)
     initialise(network, model.zero_init_last_gamma)
     return network

@@ -12,6 +12,9 @@ All parameters are one vector w, g is the gradient of the loss and of the L2 dec
    share c of the last direction is taken back:  d = ((1 - c) t d - c t_old d_old) / t.
 4. w = w + t d.
 
+Each line is a pass over the memory, because its factors need sums over what the line before left: 19 reads and writes
+of a value in all, of which a factor that changes nothing masks those that would. In the end g holds g / (h + eps).
+
 Where the update is sharded, the products of line 1 (and <r, s_old>) travel in one message, and rho, which needs the new
 h, in a second; LARS, which comes before all of it, would be a third.
 """
@@ -21,7 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, dot, replace_where
+from podscale.pytorch.optim.base import Hyper, replace_where, total
 from podscale.pytorch.optim.momentum import add_decay
 from podscale.pytorch.optim.norms import Norms
 from podscale.pytorch.optim.share import Share
@@ -53,7 +56,7 @@ class Part(NamedTuple):
     h: Tensor
     d: Tensor
     g_old: Tensor
-    s_old: Tensor | None
+    s_old: Tensor | None = None
 
 
 class Nlcg:
@@ -88,55 +91,78 @@ class Nlcg:
         of_norms = torch.tensor([segment.norm for segment in share.segments], device=share.device)
         self._own_scale = torch.where(of_norms, norm_gradient_scale, 1.0)
         self._scaled = lars_coefficient > 0 or norm_gradient_scale != 1.0
-        views = [[part for group in share.views(values) for part in group] for values in self.moments.values()]
-        weights = [part for group in share.groups for part in group.weights]
-        gradients = [part for group in share.groups for part in group.gradients]
-        olds = views[3] if self._polak_ribiere else [None] * len(weights)
-        self._parts = [Part(*of_one) for of_one in zip(weights, gradients, *views[:3], olds, strict=True)]
+        self._parts = [Part(*stretch) for stretch in share.stretches(*self.moments.values())]
 
     @torch.no_grad()
     def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
         for group in self._share.groups:
             add_decay(group, hyper.weight_decay)
         finite = self._scale(finite)
-        finite, towards_old = self._precondition(finite)
-        rho = self._sum([dot(part.g, part.g / (part.h + EPS)) for part in self._parts], finite)
+        room = self._share.weights.new_empty(2, max((len(part.g) for part in self._parts), default=0))
+        finite, (along, curved, towards_old) = self._products(finite, room)
+        rho = self._precondition(finite, along * self._moved, curved * self._moved.square(), room)
         beta = ((rho - towards_old) / (self._rho + EPS)).clamp(0.0, 1.0)
         beta = torch.where(self._due(self._restart_every), 0.0, beta)
         base, taken_back = self._pace(hyper.loss, self._updates, finite)
         t = hyper.learning_rate * base
         against = torch.where(t > 0, taken_back * self._moved / t, 0.0)
+        keep = torch.where(finite, (1.0 - taken_back) * beta - against, 1.0).float()
+        turn = torch.where(finite, taken_back - 1.0, 0.0)
+        move, takes_over = torch.where(finite, t, 0.0), finite.float()
         for part in self._parts:
-            s = -part.g / (part.h + EPS)
-            d = (1.0 - taken_back) * (s + beta * part.d) - against * part.d
-            replace_where(finite, part.w, part.w + t * d)
-            replace_where(finite, part.d, d)
-            replace_where(finite, part.g_old, part.g)
+            part.d.mul_(keep).addcmul_(part.g, turn)  # lines 2 and 3
+            part.w.addcmul_(part.d, move)
             if part.s_old is not None:
-                replace_where(finite, part.s_old, s)
+                part.s_old.lerp_(part.g.neg_(), takes_over)
         replace_where(finite, self._rho, rho.float())
         replace_where(finite, self._moved, t)
         self._updates += finite
         return finite
 
-    def _precondition(self, finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Line 1; whether all ranks are finite, and <r, s_old> for Polak-Ribiere, 0 for Fletcher-Reeves."""
-        products = self._share.weights.new_zeros(3, dtype=torch.float64)
+    def _products(self, finite: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether all ranks are finite; <y, d_old>, <d_old, h d_old> and, for Polak-Ribiere, <r, s_old>, else 0.
+
+        room: two rows for what lies between operations, taken once for all parts: fresh memory for each costs more
+        than what is done with it.
+        """
+        sums = list[Tensor]()
         for part in self._parts:
-            products[0] += dot(part.g - part.g_old, part.d)
-            products[1] += dot(part.d, part.h * part.d)
-            if part.s_old is not None:
-                products[2] -= dot(part.g, part.s_old)
-        finite, (products,) = self._share.agree(finite, products)
-        along, curved = products[0] * self._moved, products[1] * self._moved * self._moved
-        bent = finite & (along >= EPS) & (curved >= EPS)
+            own = room[0, : len(part.g)]
+            sums.append(total(torch.sub(part.g, part.g_old, out=own).mul_(part.d)))
+            sums.append(total(torch.mul(part.h, part.d, out=own).mul_(part.d)))
+            if part.s_old is None:
+                sums.append(sums[0].new_zeros(()))
+            else:
+                sums.append(total(torch.mul(part.g, part.s_old, out=own).neg_()))
+        found = torch.stack(sums).view(-1, 3).sum(0) if sums else self._share.weights.new_zeros(3, dtype=torch.float64)
+        finite, (products,) = self._share.agree(finite, found)
+        return finite, products
+
+    def _precondition(self, finite: Tensor, along: Tensor, curved: Tensor, room: Tensor) -> Tensor:
+        """Line 1, from <y, p> and <p, h p>; returns rho. g / (h + eps) takes the place of g, and g that of g_old.
+
+        With a = -t_old^2 / (<p, h p> + eps), b = 1 / (<y, p> + eps) and c what both eps above the lines come to,
+        h = |h + a (h d_old)^2 + b y^2 + c|; where nothing is to change, all three are 0.
+        """
         forgets = finite & self._due(self._forget_every)
+        bent = finite & ~forgets & (along >= EPS) & (curved >= EPS)
+        a = torch.where(bent, -self._moved.square() / (curved + EPS), 0.0).float()
+        b = torch.where(bent, 1.0 / (along + EPS), 0.0).float()
+        c = torch.where(bent, EPS / (along + EPS) - EPS / (curved + EPS), 0.0).float()
+        takes_over, remembers = finite.float(), (~forgets).float()
+        sums = list[Tensor]()
         for part in self._parts:
-            y, hp = part.g - part.g_old, part.h * (self._moved * part.d)
-            h = (part.h - (hp * hp + EPS) / (curved + EPS) + (y * y + EPS) / (along + EPS)).abs()
-            replace_where(bent, part.h, h)
-            part.h.masked_fill_(forgets, 1.0)
-        return finite, products[2]
+            one, two = room[0, : len(part.g)], room[1, : len(part.g)]
+            hd = torch.mul(part.h, part.d, out=one)
+            part.h.addcmul_(torch.mul(hd, a, out=two), hd)
+            y = torch.sub(part.g, part.g_old, out=one)
+            part.h.addcmul_(torch.mul(y, b, out=two), y).add_(c).abs_()
+            if self._forget_every:
+                part.h.mul_(remembers).add_(1.0 - remembers)
+            part.g_old.lerp_(part.g, takes_over)  # exact at 0 and at 1
+            part.g.div_(torch.add(part.h, EPS, out=one))
+            sums.append(total(torch.mul(part.g, part.g_old, out=one)))
+        return self._share.agree(finite, self._share.total(sums))[1][0][0]
 
     def _scale(self, finite: Tensor) -> Tensor:
         """Gradients before anything else: those of batch norm, and LARS by  l |w| / (|g| + eps + 0.1 l |w|).
@@ -155,13 +181,10 @@ class Nlcg:
             pull = self._lars * w_norm
             ratio = pull / (g_norm * scale + EPS + 0.1 * pull)
             scale = scale * torch.where(self._share.adapts & (w_norm > 0), ratio, 1.0)
-        for part, factor in zip(self._parts, self._share.per_part(scale), strict=True):
-            part.g.mul_(factor)
+        parts = [part for group in self._share.groups for part in group.gradients]
+        for part, factor in zip(parts, self._share.per_part(scale), strict=True):
+            part.mul_(factor)
         return finite
-
-    def _sum(self, values: list[Tensor], finite: Tensor) -> Tensor:
-        """Over this rank's parts and over the ranks: fp64 scalar."""
-        return self._share.agree(finite, self._share.total(values))[1][0][0]
 
     def _due(self, every: int) -> Tensor:
         """Whether so many updates have passed since this was the case last, as it is at the first."""

@@ -121,6 +121,23 @@ class Share:
             return [[_in_rows(values, own, own + stop - start) for own, (start, stop) in self._places()]]
         return [[values.narrow(0, p.own, p.size) for p in self.pieces[g.first : g.last]] for g in self.groups]
 
+    def stretches(self, *own: Tensor) -> list[tuple[Tensor, ...]]:
+        """(weights, gradients, of each such buffer) of this rank's elements in order, whatever segments they are of.
+
+        For what is done with the same factors to all: on a CPU at most `CACHED` elements at a time, on a GPU whole
+        ranges. Padding is among them.
+        """
+        found = []
+        compact = len(self.weights) != len(self.gradients)
+        for begin, (start, stop) in self._places():
+            step = stop - start if self._rows else CACHED
+            for at in range(start, stop, step or 1):
+                size, within = min(step, stop - at), begin + at - start
+                parts = [values.narrow(0, within, size) for values in own]
+                weights = self.weights.narrow(0, within if compact else at, size)
+                found.append((weights, self.gradients.narrow(0, at, size), *parts))
+        return found
+
     def per_part(self, factor: Tensor) -> list[Tensor]:
         """A factor for all, or one for each segment, as what multiplies each part."""
         if self._rows:

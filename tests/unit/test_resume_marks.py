@@ -1,0 +1,80 @@
+"""An evaluation counts as finished while all that it was made from is as it was."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podscale import resume
+from podscale.config import RunConfig
+from podscale.errors import ExitCode
+from podscale.rundir import Outcome, RunDirectory, write_outcome
+
+
+def model(directory: Path, **description: Any) -> Path:
+    """A model as a training leaves it, with a running average beside."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "model.json").write_text(json.dumps({"classes": ["a", "b"], **description}))
+    (directory / "model.safetensors").write_bytes(b"weights")
+    (directory / "ema.safetensors").write_bytes(b"average")
+    return directory
+
+
+def document(workspace: Path, **evaluate: Any) -> RunConfig:
+    return RunConfig.model_validate({"run": {"workspace": str(workspace)}, "evaluate": evaluate})
+
+
+def finish(config: RunConfig) -> None:
+    """Leaves what an evaluation leaves."""
+    run = RunDirectory.of(config).create()
+    run.evaluation.write_text("{}")
+    run.predictions.write_bytes(b"")
+    write_outcome(run.outcome, Outcome("evaluate", ExitCode.DONE))
+    resume.mark_finished(config, "evaluate", str(config.run.workspace))
+
+
+def finished(config: RunConfig) -> bool:
+    return resume.finished(config, "evaluate", str(config.run.workspace)) is not None
+
+
+@pytest.fixture(params=["a run of its own", "several models", "several and one beside"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[RunConfig, Path]:
+    """A document whose evaluation is finished, and the directory of a model that it read."""
+    if request.param == "a run of its own":
+        config = document(tmp_path)
+        made = model(RunDirectory.of(config).model)
+    else:
+        models = [str(model(tmp_path / name / "model")) for name in ("one", "two", "three")]
+        beside = {"baseline": models[2]} if request.param == "several and one beside" else {}
+        config = document(tmp_path, models=models[:2], **beside)
+        made = Path(models[2 if beside else 1])
+    finish(config)
+    assert finished(config)
+    return config, made
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors", "ema.safetensors"])
+def test_a_changed_file_of_a_model_is_evaluated_again(case: tuple[RunConfig, Path], name: str) -> None:
+    config, made = case
+    (made / name).write_bytes(b"another one, such as other classes or another preprocessing")
+    assert not finished(config)
+
+
+def test_a_file_of_the_same_length_and_a_lost_one_are_noticed(case: tuple[RunConfig, Path]) -> None:
+    config, made = case
+    description = made / "model.json"
+    before = description.stat()
+    os.utime(description, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert not finished(config)
+    os.utime(description, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert finished(config)
+    (made / "ema.safetensors").unlink()
+    assert not finished(config)
+
+
+def test_what_belongs_to_no_answer_changes_nothing(case: tuple[RunConfig, Path]) -> None:
+    config, made = case
+    (made / "README.md").write_text("a card, which the report writes")
+    assert finished(config)
