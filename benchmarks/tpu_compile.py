@@ -246,8 +246,9 @@ def sweep(told: dict[str, Any]) -> list[str]:
         "is what the plain command says",
         "of how many images the memory would hold, from that compilation alone; the document allows some numbers only.",
         "",
-        "| images each | in all | memory | estimate of a step | images/s | compiled in | held, by this one alone |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
+        "| images each | in all | memory | operations for an image | estimate of a step | images/s | compiled in "
+        "| held, by this one alone |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in tried:
         memory = row["memory"]
@@ -256,7 +257,8 @@ def sweep(told: dict[str, Any]) -> list[str]:
             f"{row['global_batch']:,}",
             f"{human_bytes(memory['needed'])} of {human_bytes(memory.get('available', memory['hbm']))}"
             + ("" if row["fits"] else f", {human_bytes(memory['over'])} too much"),
-            f"{row['step_seconds'] * 1e3:.1f} ms ({row['step_source']})" if row["fits"] else "does not fit",
+            f"{row['flops'] / row['batch'] / 1e9:.1f} GFLOP" if row["fits"] else "does not fit",
+            f"{row['step_seconds'] * 1e3:.1f} ms ({row['step_source']})" if row["fits"] else "",
             f"{row['images_per_second']:,.0f}" if row["fits"] else "",
             f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
             f"{held_by([memory], [row['batch']], memory['hbm']):.0f}",
