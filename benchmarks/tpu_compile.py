@@ -180,7 +180,7 @@ def line(row: Made) -> str:
     if not found["fits"]:
         return f"| {' | '.join([*cells, 'does not fit', *[''] * 7])} |"
     bounds = found["bound_seconds"]
-    estimate = f"{found['step_seconds'] * 1e3:.1f} ms" + (" (bound)" if found["step_source"] == "roofline" else "")
+    estimate = f"{found['step_seconds'] * 1e3:.1f} ms{bounded(found)}"
     cells += [
         ", ".join(f"{bounds[name] * 1e3:.1f}" for name in ("compute", "memory", "links")) + " ms",
         cycles(found),
@@ -192,6 +192,11 @@ def line(row: Made) -> str:
         f"{found['compile_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of a core",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def bounded(found: dict[str, Any]) -> str:
+    """Marks an estimate that is a bound."""
+    return " (bound)" if found["step_source"] == "roofline" else ""
 
 
 def cycles(found: dict[str, Any]) -> str:
@@ -245,6 +250,7 @@ def sweep(told: dict[str, Any]) -> list[str]:
         f"Largest that fits: {largest['batch']} images a device, {largest['global_batch']:,} in all. The last column "
         "is what the plain command says",
         "of how many images the memory would hold, from that compilation alone; the document allows some numbers only.",
+        "Where operations for an image rise, the compiler recomputes what memory does not hold.",
         "",
         "| images each | in all | memory | operations for an image | estimate of a step | images/s | compiled in "
         "| held, by this one alone |",
@@ -258,10 +264,10 @@ def sweep(told: dict[str, Any]) -> list[str]:
             f"{human_bytes(memory['needed'])} of {human_bytes(memory.get('available', memory['hbm']))}"
             + ("" if row["fits"] else f", {human_bytes(memory['over'])} too much"),
             f"{row['flops'] / row['batch'] / 1e9:.1f} GFLOP" if row["fits"] else "does not fit",
-            f"{row['step_seconds'] * 1e3:.1f} ms ({row['step_source']})" if row["fits"] else "",
+            f"{row['step_seconds'] * 1e3:.1f} ms{bounded(row)}" if row["fits"] else "",
             f"{row['images_per_second']:,.0f}" if row["fits"] else "",
             f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
-            f"{held_by([memory], [row['batch']], memory['hbm']):.0f}",
+            f"{int(held_by([memory], [row['batch']], memory['hbm']))}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
