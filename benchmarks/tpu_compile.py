@@ -37,6 +37,11 @@ LIMIT = 5400.0
 """Seconds of one compilation."""
 MLPERF = "kumar2019-32k"
 PLAIN = ("train.weight_update=replicated", "train.all_reduce.algorithm=flat")
+EIGHT = (
+    *("train.engine=jax", "input.loader=auto", "train.global_batch=8", "model.batch_norm.span=8"),
+    *("train.epochs=1", "train.schedule.warmup_epochs=0"),  # the schedule of many tiny updates would take memory
+)
+"""Images in all: as few as devices, or fewer."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ ROWS = (
     Row("v3-64", "v3:8x8", ("train.global_batch=16384",), measured=130.9),
     Row("v3-256", "v3:16x16", ("model.batch_norm.span=64",), measured=78.7),
     Row("v5e-2x256", "v5e:16x16 x2", ("train.global_batch=65536",)),
+    Row("v5e-8-images", "v5e:2x4", EIGHT),
+    Row("v5e-8-images-cut", "v5e:4x4", (*EIGHT, "train.spatial_partitions=[2,1]")),
 )
 """In the order of their worth. v4's step: 32,768 images at 7,836,543 images/s, evaluations included."""
 
@@ -169,11 +176,12 @@ def line(row: Made) -> str:
     assert found is not None
     memory, mesh = found["memory"], found["topology"]["mesh"]
     group = mesh["group_column"] * mesh["group_row"]
+    sharers = mesh.get("height", 1) * mesh.get("width", 1)
     cells = [
         f"`{row.name}`{' (1)' if row.note else ''}",
         row.topology,
         f"{found['topology']['devices']:,}",
-        str(found["batch"]),
+        f"{found['batch']} for {sharers}" if sharers > 1 else str(found["batch"]),
         f"{found['all_reduce']}, {found['weight_update']}, {group * found['batch']} images",
         f"{human_bytes(memory['needed'])} of {human_bytes(memory['hbm'])}",
     ]
