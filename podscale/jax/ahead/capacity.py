@@ -33,7 +33,7 @@ def largest_known(request: Request, results: Results) -> dict[str, Any]:
     else:
         of = _closest(results, fitting, failing)
         held = int(held_by([results[batch]["memory"] for batch in of], of, request.topology.device_hbm))
-        # What was compiled counts for more than a line: a compiler that runs short of memory makes other choices.
+        # What was compiled counts for more than a line: short of memory, the compiler recomputes what it kept before.
         images = max(fitting, held if failing is None else min(held, failing - 1))
         basis = "line" if len(of) == 2 else "proportion"
     batch = max((one for one in allowed if one <= images), default=0)

@@ -92,7 +92,8 @@ def _largest(found: Mapping[str, Any]) -> str:
         if largest["basis"] == "line"
         else f"by this step alone, whose {'temporaries are' if found['fits'] else 'memory is'} taken to grow evenly"
     )
-    return f"{said}, an ESTIMATE: {room}, {how}; exactly: --sweep batch"
+    more = "; more may fit, because the compiler recomputes where it runs short" if found["fits"] else ""
+    return f"{said}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {room}, {how}{more}"
 
 
 def _holder(found: Mapping[str, Any]) -> str:
