@@ -1,4 +1,4 @@
-"""`podscale run` with the JAX engine, two processes: killed and stopped in the middle of training, and started again
+"""`podscale run` with the JAX engine, four processes: killed and stopped in the middle of training, and started again
 with the same command each time. The end is the same bits, and nothing that another run compiled is compiled again."""
 
 import os
@@ -16,7 +16,7 @@ from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, different, podscale, programs, result
 
 Start = Callable[..., Command]
-JAX = ("--set", "train.engine=jax")
+JAX = ("--set", "train.engine=jax", "--set", "launch.processes=4")
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # much of the time is the compiler's
 
 
