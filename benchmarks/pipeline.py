@@ -1,9 +1,11 @@
 """Where the time of `podscale run digits` goes: the stages, and the pipeline around them.
 
     python benchmarks/pipeline.py [--runs 3]
+    OMP_NUM_THREADS=1 python benchmarks/pipeline.py --engines pytorch jax    # end to end, one engine beside the other
 
-Each run begins in an empty workspace. "pipeline" is all that is not inside a stage: imports, kfp, starting the stages'
-processes, artifacts. Beside it: CPU seconds of importing what each process of a run imports, in fresh processes.
+Each run begins in an empty workspace, so that JAX compiles in each. "pipeline" is all that is not inside a stage:
+imports, kfp, starting the stages' processes, artifacts. Beside it: CPU seconds of importing what each process of a run
+imports, in fresh processes.
 """
 
 import argparse
@@ -27,7 +29,11 @@ IMPORTS = {
 
 
 def run(changes: list[str]) -> dict[str, float]:
-    """Wall seconds of each stage, of the pipeline around them and of all; raises where the run fails."""
+    """Wall seconds of each stage, of the pipeline around them and of all, CPU seconds of all, and the load before.
+
+    Raises where the run fails.
+    """
+    load, before = os.getloadavg()[0], cpu_seconds()
     with tempfile.TemporaryDirectory() as workspace:
         command = [sys.executable, "-m", "podscale", "run", "digits", "--set", f"run.workspace={workspace}"]
         for change in changes:
@@ -35,17 +41,23 @@ def run(changes: list[str]) -> dict[str, float]:
         shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     ended = json.loads(shown.stdout.splitlines()[-1])
     assert ended["event"] == "ended"
-    return {**ended["stages"], "pipeline": ended["pipeline"], "total": ended["seconds"]}
+    whole = {"total": ended["seconds"], "CPU": cpu_seconds() - before, "load": load}
+    return {**ended["stages"], "pipeline": ended["pipeline"], **whole}
+
+
+def cpu_seconds() -> float:
+    """Of all processes that this one has waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def import_seconds(modules: str) -> float:
     """CPU seconds of a fresh interpreter that imports them: the least of three."""
     seconds = []
     for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = cpu_seconds()
         subprocess.run([sys.executable, "-c", f"import {modules}"], check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        seconds.append(cpu_seconds() - before)
     return min(seconds)
 
 
@@ -53,24 +65,59 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--set", dest="changes", action="append", default=[], help="change of the document, name=value")
-    parser.add_argument("--results", type=Path, default=RESULTS / "pipeline.md")
+    parser.add_argument("--engines", nargs="+", default=["pytorch"], choices=["pytorch", "jax"], help="in turn")
+    parser.add_argument("--results", type=Path, help="default: pipeline.md, or pipeline-engines.md of several engines")
     options = parser.parse_args()
-    lines = head("The pipeline around the stages", ["torch", "kfp"])
-    tables = []
+    several = len(options.engines) > 1
+    lines = head("A run, end to end" if several else "The pipeline around the stages", ["torch", "jax", "kfp"])
+    tables: dict[str, list[dict[str, float]]] = {engine: [] for engine in options.engines}
     for _ in range(options.runs):
-        load = os.getloadavg()[0]
-        tables.append({**run(options.changes), "load": load})
-    names = ["shard", "train", "evaluate", "report", "pipeline", "total", "load"]
-    lines.append(f"| run | {' | '.join(f'{name}, s' for name in names[:-1])} | pipeline's share | load before |")
-    lines.append("|---|" + "---:|" * (len(names) + 1))
-    for number, table in enumerate(tables, 1):
-        seconds = " | ".join(f"{table[name]:.1f}" for name in names[:-1])
-        lines.append(f"| {number} | {seconds} | {table['pipeline'] / table['total']:.1%} | {table['load']:.1f} |")
-    share = statistics.median(table["pipeline"] / table["total"] for table in tables)
-    lines += ["", f"The pipeline's median share is {share:.1%} (goal: below {GOAL:.0%}).", "", "## Imports", ""]
-    lines += ["| process | CPU s |", "|---|---:|"]
-    lines += [f"| {name} | {import_seconds(modules):.2f} |" for name, modules in IMPORTS.items()]
-    publish(options.results, lines)
+        for engine, runs in tables.items():
+            runs.append(run([f"train.engine={engine}", *options.changes]))
+    lines += of_runs(tables)
+    if several:
+        lines += ["", *of_engines(tables)]
+    else:
+        (runs,) = tables.values()
+        share = statistics.median(table["pipeline"] / table["total"] for table in runs)
+        lines += ["", f"The pipeline's median share is {share:.1%} (goal: below {GOAL:.0%}).", "", *of_imports()]
+    publish(options.results or RESULTS / ("pipeline-engines.md" if several else "pipeline.md"), lines)
+
+
+def of_runs(tables: dict[str, list[dict[str, float]]]) -> list[str]:
+    """A row for each run, in the order in which they were carried out."""
+    names = ["shard", "train", "evaluate", "report", "pipeline", "total", "CPU"]
+    lines = [
+        f"| run | engine | {' | '.join(f'{name}, s' for name in names)} | pipeline's share | load before |",
+        "|---|---|" + "---:|" * (len(names) + 2),
+    ]
+    for number, together in enumerate(zip(*tables.values(), strict=True), 1):
+        for engine, table in zip(tables, together, strict=True):
+            seconds = " | ".join(f"{table[name]:.1f}" for name in names)
+            share = f"{table['pipeline'] / table['total']:.1%}"
+            lines.append(f"| {number} | {engine} | {seconds} | {share} | {table['load']:.1f} |")
+    return lines
+
+
+def of_engines(tables: dict[str, list[dict[str, float]]]) -> list[str]:
+    """Every engine against the first, run by run, so that a busy minute of the machine meets both."""
+    first, *others = tables
+    names = ["train", "evaluate", "total", "CPU"]
+    lines = [f"| median (least to most) of the ratio | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for other in others:
+        cells = []
+        for name in names:
+            pairs = zip(tables[other], tables[first], strict=True)
+            ratios = sorted(mine[name] / theirs[name] for mine, theirs in pairs)
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        lines.append(f"| {other} / {first} | {' | '.join(cells)} |")
+    return lines
+
+
+def of_imports() -> list[str]:
+    """CPU seconds of what each process of a run imports."""
+    lines = ["## Imports", "", "| process | CPU s |", "|---|---:|"]
+    return lines + [f"| {name} | {import_seconds(modules):.2f} |" for name, modules in IMPORTS.items()]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ class World(Protocol):
 
     @property
     def ranks(self) -> range:
-        """The ranks of the sample order that this process computes: one for each of its devices."""
+        """This process's devices, counted over all: its ranks of the sample order, unless devices share images."""
         ...
 
     @property

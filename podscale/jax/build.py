@@ -1,6 +1,7 @@
 """What puts together the parts of a training that the run document chooses."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from podscale.engine.origin import find_origin
 from podscale.engine.stop import StopRequest
 from podscale.input import Loader, build_evaluation_loader, build_loader
 from podscale.jax.checkpoints import State
+from podscale.jax.compilation import begun_together
 from podscale.jax.control import Control
 from podscale.jax.evaluate import Evaluator
 from podscale.jax.feed import Feed
@@ -44,6 +46,7 @@ def build_session(
     check_fit(config, len(world.devices), len(training_split))
     mesh = mesh_of(config, world.devices)
     step = build_step(config, mesh, classes)
+    step = replace(step, updates=begun_together(step.updates, world, "the first update"))
     feed = Feed(mesh, train.steps_per_call)
     evaluation_loader, evaluator = build_evaluator(config, world, mesh, shard_set, monitor.evaluated_images)
     return Session(

@@ -18,6 +18,7 @@ from podscale.engine.evaluation import STOP_EVERY, TOP_K, Evaluation, evaluation
 from podscale.engine.phase import Phase
 from podscale.evaluate.predictions import COLUMNS, Predictions
 from podscale.input.batch import Batch, Loader
+from podscale.jax.compilation import begun_together
 from podscale.jax.feed import DeviceBatches, Feed
 from podscale.jax.mesh import RANKS, REPLICATED, size_of
 from podscale.jax.models import Arrays, build_model, convolution_on
@@ -64,7 +65,7 @@ class Evaluator:
         """count: of the split. counted: hears how many samples of this process each batch held."""
         self._counted, self._loader, self._world = counted, loader, world
         self._feed = Feed(mesh, lies=WHOLE)
-        self._answers = build_answers(config, mesh)
+        self._answers = begun_together(build_answers(config, mesh), world, "the first evaluation")
         ranks = size_of(mesh, RANKS)
         self._quiet, self._asked = (_stops(mesh, self._feed.held, value) for value in (0, 1))
         self._steps, self._images = evaluation_steps(count, ranks, config.evaluate.batch), config.evaluate.batch * ranks

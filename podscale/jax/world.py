@@ -54,7 +54,7 @@ class World:
 
     @property
     def ranks(self) -> range:
-        """The places of this process's devices in the sample order."""
+        """This process's devices, counted over all: its ranks of the sample order, unless devices share images."""
         each = len(self.local_devices)
         return range(self.rank * each, (self.rank + 1) * each)
 

@@ -176,6 +176,7 @@ def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> Non
             "gathered": [other**2 for other in range(size)],
             "hosts": size,
             "sum": devices * size * (size + 1) / 2,
+            "begun together": True,
         }
 
 

@@ -60,6 +60,19 @@ def save_torch(network: torch.nn.Module, directory: Path) -> Path:
     return directory / WEIGHTS
 
 
+def compare_outputs(
+    network: torch.nn.Module, model: ModelSection, arrays: tuple[Any, Any], batch: Any, *, ways: tuple[bool, ...]
+) -> None:
+    """In fp32; ways: whether as they are trained, or as they are evaluated."""
+    of_images = torch.from_numpy(batch).permute(0, 3, 1, 2)
+    apply = build_model(model)
+    for train in ways:
+        load_torch(network.train(train), *arrays)
+        found = jax.jit(partial(apply, train=train))(*arrays, batch)[0]
+        with torch.no_grad():
+            np.testing.assert_allclose(found, network(of_images), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("model", "side"),
     [
@@ -77,16 +90,9 @@ def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side:
     spec = models.spec(model, CLASSES)
     parameters, statistics = load_weights(spec, save_torch(network, tmp_path))
     batch = images(side, 2 if side > 100 else 6)
-    of_images = torch.from_numpy(batch).permute(0, 3, 1, 2)
-    apply = build_model(model)
-    outputs = jax.jit(lambda batch: [apply(parameters, statistics, batch, train=way)[0] for way in (False, True)])(
-        batch
-    )
-    with torch.no_grad():
-        np.testing.assert_allclose(outputs[0], network.eval()(of_images), rtol=1e-4, atol=1e-4)
-        load_torch(network.train(), parameters, statistics)
-        np.testing.assert_allclose(outputs[1], network(of_images), rtol=1e-4, atol=1e-4)
+    compare_outputs(network, model, (parameters, statistics), batch, ways=(False, True))
 
+    of_images = torch.from_numpy(batch).permute(0, 3, 1, 2)
     direction = np.random.default_rng(2).normal(size=(len(batch), CLASSES))
     load_torch(network.double(), parameters, statistics)
     (network(of_images.double()) * torch.from_numpy(direction)).sum().backward()
@@ -105,6 +111,15 @@ def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side:
             np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-6, atol=tolerance, err_msg=name)
         for name, buffer in network.named_buffers():
             np.testing.assert_allclose(moved[name], buffer, rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["resnet34", "resnet101", "resnet152"])
+def test_deep_networks_give_both_engines_the_same_outputs(name: str, tmp_path: Path) -> None:
+    """The others for ImageNet, as they are evaluated; they differ from those above in the number of blocks alone."""
+    model = section(name)
+    network = torch_network(model)
+    arrays = load_weights(models.spec(model, CLASSES), save_torch(network, tmp_path))
+    compare_outputs(network, model, arrays, images(32, 4), ways=(False,))
 
 
 def test_what_jax_writes_torch_reads(tmp_path: Path) -> None:

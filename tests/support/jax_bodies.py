@@ -15,6 +15,7 @@ from podscale.config import RunConfig
 from podscale.engine.notes import Whereabouts
 from podscale.engine.phase import untimed
 from podscale.jax.build import build_training_loader
+from podscale.jax.compilation import begun_together
 from podscale.jax.feed import Feed
 from podscale.jax.mesh import mesh_of
 from podscale.jax.world import World
@@ -40,7 +41,39 @@ def meets(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
         "gathered": world.gather(world.rank**2),
         "hosts": len(world.hosts()),
         "sum": float(_sum(world)(float(world.rank + 1))),
+        "begun together": _begin(world),
     }
+
+
+class Program:
+    """Takes its time to be compiled, and knows when it was, and when it began."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.compiled: list[float] = []
+        self.begun: list[float] = []
+
+    def lower(self, *arguments: Any) -> "Program":
+        return self
+
+    def compile(self) -> None:
+        time.sleep(self._seconds)
+        self.compiled.append(time.monotonic())
+
+    def __call__(self, *arguments: Any) -> None:
+        self.begun.append(time.monotonic())
+
+
+def _begin(world: World) -> bool:
+    """Whether no process began a program before the last one had compiled it, once; process 0 is the fastest."""
+    program = Program(0.4 * world.rank)
+    call = begun_together(program, world, "a program")
+    call(1.0)
+    call(2.0)
+    told = world.gather([program.compiled, program.begun])
+    return all(len(compiled) == 1 for compiled, _ in told) and min(b for _, begun in told for b in begun) >= max(
+        c for compiled, _ in told for c in compiled
+    )
 
 
 def reads(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
