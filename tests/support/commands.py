@@ -19,7 +19,7 @@ from podscale.telemetry.events import read_records, undisturbed
 from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"
-PATIENCE = 180.0
+PATIENCE = 270.0
 """Seconds for anything to happen on a loaded machine."""
 
 SMALL_DIGITS = (
