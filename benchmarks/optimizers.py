@@ -4,8 +4,10 @@
 
 Every variant updates its own copy of the weights from gradients that are laid out anew before each step (that is not
 timed). A round is `--steps` steps of every variant in turn, so that a busy moment of the machine meets all; ratios are
-taken within a round. On a CPU the time is that of the processor, which other work does not lengthen by waiting; on a
-GPU it is the device's, and ours also runs as a CUDA graph, as a whole step would.
+taken within a round. Shampoo, whose update takes seconds, makes one step in each of the last `--slow-rounds` rounds;
+what its roots cost is the difference of two of its variants in a round. On a CPU the time is that of the processor,
+which other work does not lengthen by waiting; on a GPU it is the device's, and ours also runs as a CUDA graph, as a
+whole step would.
 """
 
 import argparse
@@ -43,6 +45,10 @@ OURS: dict[str, dict[str, Any]] = {
     "Shampoo, roots in every update": {"name": "shampoo", "shampoo": {"start_step": 0}},
 }
 NEVER_GRAPHED = ("Shampoo",)
+SLOW = ("Shampoo",)
+KEPT, TAKEN = "Shampoo, roots as they are, ours", "Shampoo, roots in every update, ours"
+INTERVAL = 20
+"""Updates over which a row of Shampoo spreads the cost of its roots; what the digits are trained with."""
 
 
 class Ours:
@@ -70,7 +76,7 @@ class Ours:
         self._rule = build_optimizer(OptimizerSection(**options), share, 40.0)
         self._hyper = Hyper(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
         self._finite = torch.tensor(True, device=DEVICE)
-        self._number = 0
+        self._number = 1  # at 0 Shampoo would take roots whatever its interval is
 
     @property
     def kept(self) -> int:
@@ -189,6 +195,20 @@ def seconds(variant: Any, steps: int) -> float:
     return total / steps
 
 
+def amortised(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Rows of Shampoo that follow from two others: what its roots cost, and an update that takes them sometimes."""
+    kept, taken = times.get(KEPT, []), times.get(TAKEN, [])
+    roots = [every - none for none, every in zip(kept, taken, strict=True)]
+    if not roots:
+        return {}
+    return {
+        f"Shampoo, roots every {INTERVAL} updates, ours": [
+            none + own / INTERVAL for none, own in zip(kept, roots, strict=True)
+        ],
+        "(Shampoo's roots alone)": roots,
+    }
+
+
 def finished() -> None:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -198,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps of a variant in a round")
+    parser.add_argument("--slow-rounds", type=int, default=2, help="rounds with Shampoo, the last ones")
     parser.add_argument("--only", nargs="+", default=[], help="of ours, the variants whose names begin so")
     parser.add_argument("--results", type=Path, default=RESULTS / "optimizers.md")
     options = parser.parse_args()
@@ -207,9 +228,13 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in taking_part}
     for number in range(options.rounds + 1):
         for name, variant in taking_part.items():
-            taken = seconds(variant, options.steps)
+            slow = name.startswith(SLOW)
+            if slow and number <= options.rounds - options.slow_rounds:
+                continue
+            taken = seconds(variant, 1 if slow else options.steps)
             if number:  # the first round is for caches and allocators to settle
                 times[name].append(taken)
+    times |= amortised(times)
     place = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
     size = sum(p.size for p in PARAMETERS)
     lines += [
@@ -220,12 +245,15 @@ def main() -> None:
         "|---|---:|---:|---:|---:|",
     ]
     for name, own in times.items():
+        if not own:
+            continue
         loop = times.get(f"{name.partition(',')[0]}, loop over tensors")  # there is none of LAMB
         against = [
-            f"{statistics.median(a / b for a, b in zip(own, other, strict=True)):.2f}" if other else ""
+            f"{statistics.median(a / b for a, b in zip(own, other[-len(own) :], strict=True)):.2f}" if other else ""
             for other in (loop, times["SGD, torch foreach"])
         ]
-        kept = f"{taking_part[name].kept / 1e6:.0f}" if hasattr(taking_part[name], "kept") else ""
+        variant = taking_part.get(name)
+        kept = f"{variant.kept / 1e6:.0f}" if hasattr(variant, "kept") else ""
         lines.append(f"| {name} | {statistics.median(own) * 1e3:.2f} | {' | '.join(against)} | {kept} |")
     publish(options.results, lines)
 

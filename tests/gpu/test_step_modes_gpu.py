@@ -66,6 +66,42 @@ def test_dropout_draws_anew_in_every_replay(
     assert different(*states) == []
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"precision": "fp16"}, {"precision": "bf16-pure", "weight_update": "sharded"}],
+    ids=["fp32", "fp16", "bf16-pure, sharded"],
+)
+def test_the_running_average_follows_replayed_updates(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any
+) -> None:
+    """The bits of ordinary updates' average, and the recursion of the weights after every second replay."""
+    import torch
+
+    shards, ema = make_shard_set(), {"decay": 0.8, "every_steps": 2}
+    states: list[dict[str, Any]] = []
+    trained: dict[int, dict[str, Any]] = {}
+
+    def weights(state: dict[str, Any]) -> dict[str, Any]:
+        chosen = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
+        return {name: value.double().cpu() for name, value in chosen.items()}
+
+    def watch(session: Any, step: int) -> None:
+        trained[step] = weights(session.state.tensors())
+
+    for graph in (False, True):
+        config = document(tmp_path / str(graph), cuda_graph=graph, ema=ema, **options)
+        states.append(train_here(world, config, shards, watch))
+    assert different(*states) == []
+    trained[12] = weights(states[1])
+    average = trained[0]
+    for step in range(2, 13, 2):
+        average = {name: 0.8 * value + 0.2 * trained[step][name] for name, value in average.items()}
+    for name, value in average.items():
+        found = states[1][f"ema/{name}"].double()
+        torch.testing.assert_close(found, value, rtol=2e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+    assert (states[1]["ema/fc.weight"] - states[1]["model/fc.weight"]).abs().max() > 1e-3
+
+
 def test_sampled_updates_tell_their_times_and_change_nothing(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:

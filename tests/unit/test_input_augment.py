@@ -228,6 +228,17 @@ def test_changes_depend_on_seed_epoch_and_sample_alone(make_shard_set) -> None:
     assert images(shards, 0, 6, seed=5) != whole
 
 
+def test_draws_are_keyed_by_seed_epoch_and_sample() -> None:
+    def drawn(seed: int = 3, epoch: int = 0, key: int = 5) -> list[float]:
+        made = augmentation(seed, **WANTED)
+        return made.draws(np.array([epoch]), np.array([key], dtype=np.uint64))[0].tolist()
+
+    assert drawn() == drawn()
+    others = [drawn(seed=4), drawn(epoch=1), drawn(key=6)]
+    assert all(len(set(drawn()) & set(other)) == 0 for other in others)
+    assert len(set(drawn())) == len(drawn()) == 2 * 6 + 23
+
+
 def test_the_loader_changes_what_it_cropped(make_shard_set) -> None:
     """The reference: the same crops without changes, then the changes by hand."""
     shards = make_shard_set()

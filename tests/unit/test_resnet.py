@@ -8,7 +8,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
-from podscale.config import ModelSection
+from podscale.config import ModelSection, loads
+from podscale.errors import InputError
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.blur import BlurredConv, blur
 from podscale.pytorch.models.resnet import BasicBlock, Bottleneck, SkippedBranch
@@ -77,6 +78,13 @@ def test_stochastic_depth_leaves_out_whole_branches_of_images() -> None:
     assert kept.float().mean().item() == pytest.approx(0.75, abs=0.03)
     torch.testing.assert_close(found[kept], y[kept] / 0.75)
     assert torch.equal(skip.eval()(y), y)
+
+
+def test_stochastic_depth_is_refused_where_it_is_not() -> None:
+    with pytest.raises(InputError, match="the JAX engine leaves out no blocks"):
+        loads("{train: {engine: jax}, model: {stochastic_depth: 0.1}}")
+    with pytest.raises(InputError, match="alexnet has no stochastic_depth, which residual networks have"):
+        loads("model: {name: alexnet, stochastic_depth: 0.1}")
 
 
 def test_a_network_with_stochastic_depth_draws_by_update_and_keeps_its_arrays() -> None:
