@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import ensemble, progress, resume, stages
+from podscale import __version__, ensemble, progress, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.model import DataSection
@@ -227,9 +227,17 @@ def _stop(config: RunConfig) -> str:
 
 
 def _config(document: str, run_id: str) -> RunConfig:
-    """The document of this run; raises InputError where `run_id` is not usable as run.id."""
-    config = RunConfig.model_validate_json(document)
-    return config if run_id in ("", config.run.id) else loads(document, "document", [f"run.id={run_id}"])
+    """The document of this run.
+
+    Raises InputError where `run_id` is not usable as run.id, and where an image of another version reads the document.
+    """
+    try:
+        return loads(document, "document", [f"run.id={run_id}"] if run_id else [])
+    except InputError as error:
+        raise InputError(
+            f"{error}\nThis stage has Podscale {__version__}. If its image is not of the version that began the run, "
+            "build or pull that one (make images, images.tag of the chart)."
+        ) from None
 
 
 def _workers() -> int:

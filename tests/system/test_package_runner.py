@@ -4,6 +4,7 @@ What this shows without a cluster: the graph of the package, what passes between
 task; and, of the components, what a launcher and the exit handler do. tests/cluster does the same with pods.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from podscale.components import work
 from podscale.config import load
+from podscale.errors import ExitCode
 from podscale.launch.jobspec import identity
 from podscale.pipelines import presets
 from podscale.pipelines.package import compiled
@@ -143,6 +145,17 @@ def test_a_run_id_that_cannot_be_one_is_told(start, tmp_path):
     assert runner.run({"run_id": "No Name"}) == "FAILED"
     assert "run.id: string should match pattern" in runner.tasks["train"].log
     assert "Traceback" not in runner.tasks["train"].log
+
+
+def test_an_image_of_another_version_is_told(capsys):
+    document = json.loads(load(presets.resolve(None)).model_dump_json())
+    document["input"]["of_tomorrow"] = 1
+    with pytest.raises(SystemExit) as ended:
+        work.train(json.dumps(document), "", None, None)
+    said = capsys.readouterr().err
+    assert ended.value.code == ExitCode.BAD_INPUT
+    assert "unknown key input.of_tomorrow" in said
+    assert "build or pull that one" in said
 
 
 def test_several_pods_pack_and_the_shard_stage_completes(start):

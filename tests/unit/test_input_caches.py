@@ -235,7 +235,7 @@ def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
     for name in ("dali", "nvjpeg"):
         with pytest.raises(ValidationError, match=f"{name} keeps no decoded images"):
             document(name, input={"decoded_cache_bytes": 1})
-    monkeypatch.setattr("podscale.input.build.resolve_loader", lambda name, device: "nvjpeg")
+    monkeypatch.setattr("podscale.input.build.resolve_loader", lambda name, device, **_: "nvjpeg")
     with pytest.raises(InputError, match="the loader nvjpeg, which auto takes here"):
         train(document("auto", input={"decoded_cache_bytes": 1}), directory, 0, 1)
     both = document(input={"record_cache_bytes": 5, "decoded_cache_bytes": 7})
