@@ -142,8 +142,12 @@ def test_rand_augment_as_timm_draws_it() -> None:
 def test_a_strength_stays_within_its_scale() -> None:
     made = augmentation(policy="rand_augment", rand_augment={"magnitude": 9.5, "deviation": 4, "layers": 1})
     levels: list[float] = []
+
+    def keep(image: Image.Image, level: float, **_: Any) -> Image.Image:
+        levels.append(level)
+        return image
+
     with pytest.MonkeyPatch.context() as patch:
-        keep = lambda image, level, negative, look: levels.append(level) or image  # noqa: E731
         patch.setattr("podscale.input.augment.RAND_AUGMENT", [keep])
         for drawn in draws(made, 400):
             made(picture(size=4), drawn)
