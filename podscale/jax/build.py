@@ -20,6 +20,7 @@ from podscale.jax.compilation import begun_together
 from podscale.jax.control import Control
 from podscale.jax.evaluate import Evaluator
 from podscale.jax.feed import Feed
+from podscale.jax.gradients import Layout
 from podscale.jax.mesh import RANKS, mesh_of, size_of
 from podscale.jax.placing import replicate
 from podscale.jax.session import Session
@@ -48,7 +49,9 @@ def build_session(
     step = build_step(config, mesh, classes)
     step = replace(step, updates=begun_together(step.updates, world, "the first update"))
     feed = Feed(mesh, train.steps_per_call)
-    evaluation_loader, evaluator = build_evaluator(config, world, mesh, shard_set, monitor.evaluated_images)
+    evaluation_loader, evaluator = build_evaluator(
+        config, world, mesh, step.layout, shard_set, monitor.evaluated_images
+    )
     return Session(
         config=config,
         world=world,
@@ -75,6 +78,7 @@ def build_evaluator(
     config: RunConfig,
     world: World,
     mesh: Mesh,
+    layout: Layout,
     shard_set: ShardSet,
     counted: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
@@ -83,7 +87,7 @@ def build_evaluator(
     loader = build_evaluation_loader(
         config, split, ranks=ranks_of(world, mesh), world=size_of(mesh, RANKS), device=HOST
     )
-    return loader, Evaluator(config, mesh, loader, len(split), world, counted)
+    return loader, Evaluator(config, mesh, layout, loader, len(split), world, counted)
 
 
 def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:

@@ -96,11 +96,11 @@ class State:
 
     def model_arrays(self) -> dict[str, Values]:
         """The fp32 weights and running statistics by the catalogue's names, on process 0; all processes call it."""
-        return self._of_model(self._whole(self.on_devices.weights))
+        return self._of_model(self.weights())
 
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
-        weights = self._whole(self.on_devices.weights)
+        weights = self.weights()
         kept = self.on_devices.kept
         moments = {slot: self._whole(buckets) for slot, buckets in kept.moments.items()}
         if not self.world.first:
@@ -114,9 +114,9 @@ class State:
         meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
         return Snapshot(self.progress.step, arrays, meta)
 
-    def parameters(self) -> dict[str, Array]:
-        """The weights by their names, whole on every device; all processes call it."""
-        return self._named(self.on_devices.weights)
+    def weights(self) -> Buckets:
+        """The weights' buckets, whole on every device; all processes call it."""
+        return self._whole(self.on_devices.weights)
 
     def _fresh(self) -> dict[str, Values]:
         """What the optimizer has kept before the first update, by its names in a checkpoint."""
@@ -133,10 +133,6 @@ class State:
     def _whole(self, buckets: Buckets) -> Buckets:
         """Gathered on every device where they are scattered."""
         return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._gathered(buckets)
-
-    @cached_property
-    def _named(self) -> Callable[[Buckets], dict[str, Array]]:
-        return jax.jit(self.step.named, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
     @cached_property
     def _gathered(self) -> Callable[[Buckets], Buckets]:

@@ -1,4 +1,4 @@
-"""Compiled programs: kept beside the run, so that a restart does not compile them again, and begun together.
+"""Compiled programs: kept, so that no process, restart or later run compiles them again; and begun together.
 
 What is kept can never end a run: an entry that is damaged, or a directory that cannot be written, only costs the time
 of compiling (JAX warns, and goes on).
@@ -7,27 +7,45 @@ of compiling (JAX warns, and goes on).
 import hashlib
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from podscale.jax.world import World
-from podscale.rundir import RunDirectory
 
 
-def keep_programs(run: RunDirectory) -> Path:
-    """Has JAX keep and look up its programs in a directory of the run; call it before anything is compiled."""
-    directory = run.programs / _machine()
+def keep_programs(programs: Path) -> Path:
+    """Has JAX keep and look up its programs in a directory there; call it before anything is compiled."""
+    directory = programs / _machine()
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # else this path is part of every entry's key
+    if jax.default_backend() == "cpu":
+        _find_what_others_keep()
     return directory
+
+
+def _find_what_others_keep() -> None:
+    """Has all processes know a program for CPUs by one key.
+
+    JAX lets only process 0 write, and a part of its key, the fingerprint of the devices, is another one on every
+    process with CPUs (jaxlib 0.10): the others would never find anything. What that part has to tell apart, kinds of
+    machine, the directories do. There is no option for it; where JAX has changed, each process compiles for itself.
+    """
+    with suppress(ImportError, AttributeError):
+        from jax._src import cache_key
+
+        cache_key._hash_accelerator_config = cache_key._hash_devices  # type: ignore[assignment]
 
 
 def begun_together(program: Any, world: World, name: str) -> Callable[..., Any]:
     """A jitted program whose first call waits, once it is compiled, until it is compiled on every process.
+
+    On CPUs process 0 compiles first, with all cores, and the others, where their CPUs are of its kind, read what it
+    has kept.
 
     Compiling may take one process minutes and another, which finds the program kept, a second; but gloo, which is what
     CPUs meet by, waits for a peer no longer than 30 s where devices meet for the first time, and in every
@@ -40,12 +58,25 @@ def begun_together(program: Any, world: World, name: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         nonlocal begun
         if not begun:
-            program.lower(*arguments).compile()  # the call finds it
+            lowered = program.lower(*arguments)
+            reads = _reads(world)
+            if not reads:
+                lowered.compile()  # the call finds it
+            world.barrier(f"{name}: compiled by process 0")
+            if reads:
+                lowered.compile()
             world.barrier(name)
             begun = True
         return program(*arguments)
 
     return call
+
+
+def _reads(world: World) -> bool:
+    """Whether this process finds what process 0 keeps, which is the only one that JAX lets write."""
+    kept: Any = jax.config.values["jax_compilation_cache_dir"]
+    places = world.gather(kept if jax.default_backend() == "cpu" else None)
+    return not world.first and places[0] is not None and places[world.rank] == places[0]
 
 
 def _machine() -> str:

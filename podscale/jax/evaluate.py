@@ -20,6 +20,7 @@ from podscale.evaluate.predictions import COLUMNS, Predictions
 from podscale.input.batch import Batch, Loader
 from podscale.jax.compilation import begun_together
 from podscale.jax.feed import DeviceBatches, Feed
+from podscale.jax.gradients import Buckets, Layout
 from podscale.jax.mesh import RANKS, REPLICATED, size_of
 from podscale.jax.models import Arrays, build_model, convolution_on
 from podscale.jax.normalise import normalise
@@ -57,15 +58,17 @@ class Evaluator:
         self,
         config: RunConfig,
         mesh: Mesh,
+        layout: Layout,
         loader: Loader,
         count: int,
         world: World,
         counted: Callable[[int], None] = lambda images: None,
     ) -> None:
-        """count: of the split. counted: hears how many samples of this process each batch held."""
+        """layout: of the weights' buckets. count: of the split. counted: hears how many samples of this process each
+        batch held."""
         self._counted, self._loader, self._world = counted, loader, world
         self._feed = Feed(mesh, lies=WHOLE)
-        self._answers = begun_together(build_answers(config, mesh), world, "the first evaluation")
+        self._answers = begun_together(build_answers(config, mesh, layout), world, "the first evaluation")
         ranks = size_of(mesh, RANKS)
         self._quiet, self._asked = (_stops(mesh, self._feed.held, value) for value in (0, 1))
         self._steps, self._images = evaluation_steps(count, ranks, config.evaluate.batch), config.evaluate.batch * ranks
@@ -74,7 +77,7 @@ class Evaluator:
 
     def measure(
         self,
-        parameters: Named,
+        buckets: Buckets,
         statistics: Named,
         phase: Phase,
         stop_requested: Callable[[], bool] = lambda: False,
@@ -85,7 +88,7 @@ class Evaluator:
         """
         started = time.perf_counter()
         sums = np.zeros(4)  # top-1, top-5, loss, images
-        for batch, answers in self._all(parameters, statistics, phase, stop_requested):
+        for batch, answers in self._all(buckets, statistics, phase, stop_requested):
             if answers is None:
                 return None
             weights = batch.weights.astype(np.float64)
@@ -94,10 +97,10 @@ class Evaluator:
         whole = np.sum(self._world.gather(sums.tolist()), axis=0)
         return evaluation_of(whole.tolist(), self.count, time.perf_counter() - started)
 
-    def predict(self, parameters: Named, statistics: Named, phase: Phase) -> Predictions | None:
+    def predict(self, buckets: Buckets, statistics: Named, phase: Phase) -> Predictions | None:
         """The predictions of the whole split on process 0, None elsewhere."""
         parts: list[dict[str, Values]] = []
-        for batch, answers in self._all(parameters, statistics, phase, lambda: False):
+        for batch, answers in self._all(buckets, statistics, phase, lambda: False):
             assert answers is not None, "nobody asked to stop"
             parts.append({"keys": batch.keys, "labels": batch.labels, "weights": batch.weights, **answers})
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -110,7 +113,7 @@ class Evaluator:
         return Predictions(**{name: column[real] for name, column in columns.items()}) if self._world.first else None
 
     def _all(
-        self, parameters: Named, statistics: Named, phase: Phase, stop_requested: Callable[[], bool]
+        self, buckets: Buckets, statistics: Named, phase: Phase, stop_requested: Callable[[], bool]
     ) -> Iterator[tuple[Batch, dict[str, Values] | None]]:
         """Each batch with what the model says about it, read when the next one is on its way; None: all stop."""
         ticker = progress.Ticker("evaluate", self._report, self.count)
@@ -130,15 +133,18 @@ class Evaluator:
 
         for number, batches in enumerate(self._feed(self._loader.batches(0, self._steps), phase)):
             stops = self._asked if number % STOP_EVERY == 0 and stop_requested() else self._quiet
-            waiting.append((batches, self._answers(parameters, statistics, *batches.on_devices, stops)))
+            waiting.append((batches, self._answers(buckets, statistics, *batches.on_devices, stops)))
             if len(waiting) > 1:
                 yield from read()
         yield from read()
         ticker.close()
 
 
-def build_answers(config: RunConfig, mesh: Mesh) -> Callable[..., Answers]:
-    """(parameters, statistics, images, labels, stops): what a document's network says about a batch on the mesh."""
+def build_answers(config: RunConfig, mesh: Mesh, layout: Layout) -> Callable[..., Answers]:
+    """(buckets, statistics, images, labels, stops): what a document's network says about a batch on the mesh.
+
+    buckets: of all weights, whole; so a training evaluates what it has, without a program that unpacks it first.
+    """
     apply = build_model(
         config.model,
         dtype=compute_dtype(config.train),
@@ -146,11 +152,11 @@ def build_answers(config: RunConfig, mesh: Mesh) -> Callable[..., Answers]:
         convolve=convolution_on(mesh),
     )
 
-    def answers(parameters: Arrays, statistics: Arrays, images: Array, labels: Array, stops: Array) -> Answers:
+    def answers(buckets: Buckets, statistics: Arrays, images: Array, labels: Array, stops: Array) -> Answers:
         with exact_products(config.train):
             floats = normalise(images[0], config.input)
             ways = [floats, floats[:, :, ::-1]] if config.evaluate.flip else [floats]
-            logits, _ = apply(parameters, statistics, jnp.concatenate(ways), train=False)
+            logits, _ = apply(layout.unpack(buckets), statistics, jnp.concatenate(ways), train=False)
             logits = logits.reshape(len(ways), len(floats), -1).mean(0)
         return Answers(*answers_of(logits, labels[0]), lax.pmax(stops, RANKS))
 

@@ -69,7 +69,7 @@ class Session(SharedSession):
     def measure(self, *, averaged: bool) -> Evaluation | None:
         statistics = self.state.on_devices.statistics
         return self.evaluator.measure(
-            self.state.parameters(), statistics, self.monitor.inside, lambda: self.stop.requested
+            self.state.weights(), statistics, self.monitor.inside, lambda: self.stop.requested
         )
 
     def capture(self) -> Snapshot | None:

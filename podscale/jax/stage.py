@@ -22,8 +22,9 @@ from podscale.jax.mesh import mesh_of
 from podscale.jax.modelfile import load_weights
 from podscale.jax.placing import replicate
 from podscale.jax.session import Session
+from podscale.jax.step import build_layout
 from podscale.jax.world import World
-from podscale.rundir import RunDirectory
+from podscale.rundir import RunDirectory, programs_directory
 from podscale.shards.shardset import ShardSet
 
 
@@ -31,7 +32,7 @@ def run_training(
     place: Place, world: World, shard_set: ShardSet, run: RunDirectory, stop: StopRequest, whereabouts: Whereabouts
 ) -> TrainResult:
     """Trains; checkpoints and the final model go to the run directory."""
-    keep_programs(run)
+    keep_programs(programs_directory(place.config.run.workspace))
 
     def build(checkpoints: Checkpoints, monitor: Monitor) -> Session:
         return build_session(place.config, world, shard_set, run.model, checkpoints, monitor, stop)
@@ -47,13 +48,15 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
             "the JAX engine evaluates one model, and this document has several evaluated together; set "
             "train.engine=pytorch for the evaluation: models do not depend on the engine that trained them"
         )
-    keep_programs(run)
+    keep_programs(programs_directory(config.run.workspace))
     mesh = mesh_of(config, world.devices)
-    model = load_weights(models.spec(config.model, len(shard_set.classes)), run.model / WEIGHTS)
-    parameters, statistics = replicate(model, mesh)
+    spec = models.spec(config.model, len(shard_set.classes))
+    parameters, statistics = load_weights(spec, run.model / WEIGHTS)
+    layout = build_layout(config, mesh, spec)
+    buckets, statistics = replicate((layout.lay_out(parameters), statistics), mesh)
 
     def prepare(counted: Callable[[int], None]) -> tuple[Loader, Predict]:
-        loader, evaluator = build_evaluator(config, world, mesh, shard_set, counted)
-        return loader, lambda: evaluator.predict(parameters, statistics, untimed)
+        loader, evaluator = build_evaluator(config, world, mesh, layout, shard_set, counted)
+        return loader, lambda: evaluator.predict(buckets, statistics, untimed)
 
     predict_all(place, world, run, prepare, lambda: world.barrier("the evaluation"))

@@ -166,11 +166,7 @@ def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
     treatments(train.optimizer, spec)  # raises for a skip list that matches nothing
     rule, reduce = build_optimizer(train.optimizer), build_all_reduce(train.all_reduce, mesh)
     scattered = reduce if train.weight_update == "sharded" else None
-    layout = Layout(
-        {parameter.name: parameter.shape for parameter in spec.parameters},
-        bucket_elements=int(train.all_reduce.bucket_mb * 2**18),
-        shards=scattered.shards if scattered else 1,
-    )
+    layout = build_layout(config, mesh, spec)
     begins = slots(train.optimizer)
     buckets = (PartitionSpec(scattered.axes) if scattered else REPLICATED,) * len(layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(begins, buckets)
@@ -196,6 +192,17 @@ def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
         return found
 
     return Step(mesh, layout, specs, begins, jax.jit(updates, donate_argnums=0))
+
+
+def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> Layout:
+    """How the weights of a document lie in buckets on a mesh."""
+    section = config.train.all_reduce
+    sharded = config.train.weight_update == "sharded"
+    return Layout(
+        {parameter.name: parameter.shape for parameter in spec.parameters},
+        bucket_elements=int(section.bucket_mb * 2**18),
+        shards=build_all_reduce(section, mesh).shards if sharded else 1,
+    )
 
 
 def _build_updates(

@@ -1,4 +1,4 @@
-"""Where everything of a run is: <workspace>/datasets/<fingerprint> and <workspace>/runs/<id>."""
+"""Where everything of a run is: <workspace>/datasets/<fingerprint>, <workspace>/runs/<id>, <workspace>/programs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,11 @@ def local_path(location: str) -> Path:
 def dataset_directory(workspace: str, data: DataSection) -> str:
     """Location of the shard set of a data section."""
     return f"{workspace.rstrip('/') or '/'}/datasets/{data_fingerprint(data)}"
+
+
+def programs_directory(workspace: str) -> Path:
+    """What the JAX engine compiled, for the next launch and for other runs (see podscale.jax.compilation)."""
+    return local_path(workspace) / "programs"
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,6 @@ class RunDirectory:
     def all_reduce(self) -> Path:
         """What `all_reduce.algorithm: auto` measured and chose, for as long as the run lives."""
         return self.path / "all_reduce.json"
-
-    @property
-    def programs(self) -> Path:
-        """What the JAX engine compiled, for the next launch (see podscale.jax.compilation)."""
-        return self.path / "programs"
 
     @property
     def checkpoints(self) -> Path:

@@ -123,6 +123,14 @@ def test_processes_of_one_pod_meet(start: Start) -> None:
     assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
 
 
+def test_one_process_compiles_and_the_others_read(start: Start) -> None:
+    """At the first launch and at the next; but for the last process, whose CPU is of another kind."""
+    for hits in ([0, 1, 0], [1, 1, 0]):
+        ended = start(3, "tests.support.jax_rank", **body("keeps"))
+        assert ended.code == 0, ended.out
+        assert [ended.answers[rank] for rank in range(3)] == [{"hits": count, "sum": 6.0} for count in hits]
+
+
 @pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 1)])
 def test_each_host_reads_its_own_shards_and_both_engines_the_same(
     start: Start, make_shard_set: MakeShardSet, processes: int, devices: int

@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import Mesh
 
+from podscale import models
 from podscale.config import RunConfig
 from podscale.engine.phase import untimed
 from podscale.evaluate.predictions import Predictions
 from podscale.jax.build import build_evaluator
 from podscale.jax.evaluate import Evaluator, answers_of, build_answers
+from podscale.jax.gradients import Layout
 from podscale.jax.mesh import mesh_of
 from podscale.jax.models import initialise
 from podscale.jax.placing import replicate
+from podscale.jax.step import build_layout
 from podscale.pytorch.evaluate import answers_of as torchs_answers
 from podscale.shards.shardset import ShardSet
 from tests.support.engines import document, jax_world
@@ -31,12 +35,10 @@ class Evaluating:
         world, shard_set = jax_world(devices), ShardSet.open(shards)
         mesh = mesh_of(config, world.devices)
         self.seen: list[int] = []
-        self.loader, evaluator = build_evaluator(config, world, mesh, shard_set, self.seen.append)
+        layout, network = network_of(config, mesh, len(shard_set.classes))
+        self.loader, evaluator = build_evaluator(config, world, mesh, layout, shard_set, self.seen.append)
         self.evaluator: Evaluator = evaluator
-        parameters, statistics = initialise(config.model, len(shard_set.classes), seed=2)
-        generator = np.random.default_rng(0)
-        parameters["fc.weight"] = generator.standard_normal(parameters["fc.weight"].shape, np.float32)
-        self.network: Any = replicate((parameters, statistics), mesh)
+        self.network: Any = replicate(network, mesh)
 
     def predict(self) -> Predictions:
         found = self.evaluator.predict(*self.network, untimed)
@@ -44,17 +46,25 @@ class Evaluating:
         return found.sorted_by_key()
 
 
+def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[Layout, Any]:
+    """The layout of its weights' buckets, and buckets and running statistics, in memory of the host."""
+    layout = build_layout(config, mesh, models.spec(config.model, classes))
+    parameters, statistics = initialise(config.model, classes, seed=2)
+    generator = np.random.default_rng(0)
+    parameters["fc.weight"] = generator.standard_normal(parameters["fc.weight"].shape, np.float32)
+    return layout, (layout.lay_out(parameters), statistics)
+
+
 def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
     """The logits of an image and of its mirror image are averaged, so it does not matter which of them came."""
     config = document(tmp_path, evaluate__flip=True)
-    parameters, statistics = initialise(config.model, 3, seed=2)
-    parameters["fc.weight"] = np.random.default_rng(0).standard_normal(parameters["fc.weight"].shape, np.float32)
-    answers = build_answers(config, mesh_of(config, jax_world(1).devices))
+    mesh = mesh_of(config, jax_world(1).devices)
+    layout, network = network_of(config, mesh, 3)
+    answers = build_answers(config, mesh, layout)
     images = np.random.default_rng(1).integers(0, 256, (1, 4, 16, 16, 3), dtype=np.uint8)
     labels, quiet = np.array([[0, 1, 2, 0]]), np.zeros(1, np.int32)
     found, mirrored = (
-        np.asarray(answers(parameters, statistics, seen, labels, quiet).losses)
-        for seen in (images, images[..., ::-1, :])
+        np.asarray(answers(*network, seen, labels, quiet).losses) for seen in (images, images[..., ::-1, :])
     )
     np.testing.assert_allclose(found, mirrored, rtol=1e-4)
     assert len(set(found.tolist())) == 4

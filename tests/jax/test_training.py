@@ -194,9 +194,6 @@ def test_programs_are_kept_and_damaged_ones_cost_time_alone(tmp_path: Path) -> N
     hits: list[str] = []
     monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None)
 
-    def run(name: str) -> RunDirectory:
-        return RunDirectory.of(document(tmp_path, name))
-
     before = jax.config.jax_compilation_cache_dir
     try:
         results, counts = [], []
@@ -204,8 +201,8 @@ def test_programs_are_kept_and_damaged_ones_cost_time_alone(tmp_path: Path) -> N
             jax.clear_caches()
             compilation_cache.reset_cache()
             if number == 1:  # what is kept must not know where it lies
-                shutil.copytree(run("tiny").programs, run("moved").programs)
-            directory = keep_programs(run("tiny" if number == 0 else "moved"))
+                shutil.copytree(tmp_path / "programs", tmp_path / "moved")
+            directory = keep_programs(tmp_path / ("programs" if number == 0 else "moved"))
             hits.clear()
             results.append(train_in_jax(document(tmp_path, f"run{number}", train__epochs=2), shards, 2))
             counts.append(len(hits))

@@ -15,7 +15,7 @@ from podscale.config import RunConfig
 from podscale.engine.notes import Whereabouts
 from podscale.engine.phase import untimed
 from podscale.jax.build import build_training_loader
-from podscale.jax.compilation import begun_together
+from podscale.jax.compilation import begun_together, keep_programs
 from podscale.jax.feed import Feed
 from podscale.jax.mesh import mesh_of
 from podscale.jax.world import World
@@ -74,6 +74,23 @@ def _begin(world: World) -> bool:
     return all(len(compiled) == 1 for compiled, _ in told) and min(b for _, begun in told for b in begun) >= max(
         c for compiled, _ in told for c in compiled
     )
+
+
+def keeps(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
+    """How often this process found a program that was kept, and what it computes; the last one keeps its own
+    elsewhere, as on a machine of another kind."""
+    from jax._src import monitoring
+
+    hits: list[str] = []
+    monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None)
+    keep_programs(Path(os.environ["PODSCALE_RANK_DIR"]) / ("other" if world.rank == world.size - 1 else "programs"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    mesh = Mesh(np.array(world.devices), ("ranks",))
+    split, whole = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
+    call = begun_together(jax.jit(jnp.sum, out_shardings=whole), world, "a program")
+    mine = np.full(len(world.local_devices), world.rank + 1, np.float32)
+    total = call(jax.make_array_from_process_local_data(split, mine))
+    return {"hits": len(hits), "sum": float(total)}
 
 
 def reads(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
