@@ -103,9 +103,9 @@ def plan_grid(places: Sequence[Place], row: int | None = None) -> Grid:
 def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
     """The shape (rows, ranks in each) of a batch-norm group of so many neighbours.
 
-    columns, row: ranks of a slice, along both. Up to 4 lie side by side in a row, above that in two rows, above that in
-    whole rows: 8 cores are then one tray of 2 x 2 chips (Google's JAX submission to MLPerf v0.7). Where that does not
-    fit, the most square tile that does. Raises InputError where none does.
+    columns, row: ranks of a slice, along both. Up to 4 lie side by side in a row, more in two rows: 8 cores are then
+    one tray of 2 x 2 chips (Google's JAX submission to MLPerf v0.7). Where that does not fit, the most square tile that
+    does. Raises InputError where none does.
     """
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
