@@ -142,13 +142,13 @@ def introduction() -> list[str]:
         *head("Training steps, compiled for TPUs", ["jax", "jaxlib", "libtpu"], "python benchmarks/tpu_compile.py"),
         "**Compiled, not run.** Each row is ResNet-50's whole training step (bf16, LARS, label smoothing), compiled by",
         "the real TPU compiler for the chips named, on a machine without a TPU. Memory is that of one device (a core,",
-        "or a chip where its cores work as one). The bounds are times by the chip's peaks: for its arithmetic, for",
-        "the bytes that its operations read and write as if nothing stayed on the chip between them (where much",
-        "stays there, a step may be faster), for what it sends over all its links at once. The estimate is the",
-        "compiler's own cost model, or the largest bound where that model's answer cannot be. Cycles are what the",
-        "compiler schedules by, operation by operation, without messages, and the share that only copies arrays into",
-        "another layout; in ms where the clock of the chip is published. MLPerf's times are those of Google's own code",
-        "on the same chips at the same batch, a share of the evaluations included.",
+        "or a chip where its cores work as one), of what a program may use there. The bounds are times by the chip's",
+        "peaks: for its arithmetic, for the bytes that its operations read and write as if nothing stayed on the chip",
+        "between them (where much stays there, a step may be faster), for what it sends over all its links at once.",
+        "The estimate is the compiler's own cost model, or the largest bound where that model's answer cannot be.",
+        "Cycles are what the compiler schedules by, operation by operation, without messages, and the share that only",
+        "copies arrays into another layout; in ms where the clock of the chip is published. MLPerf's times are those",
+        "of Google's own code on the same chips at the same batch, a share of the evaluations included.",
         "",
     ]
 
@@ -183,7 +183,7 @@ def line(row: Made) -> str:
         f"{found['topology']['devices']:,}",
         f"{found['batch']} for {sharers}" if sharers > 1 else str(found["batch"]),
         f"{found['all_reduce']}, {found['weight_update']}, {group * found['batch']} images",
-        f"{human_bytes(memory['needed'])} of {human_bytes(memory['hbm'])}",
+        f"{human_bytes(memory['needed'])} of {human_bytes(available(found))}",
     ]
     if not found["fits"]:
         return f"| {' | '.join([*cells, 'does not fit', *[''] * 7])} |"
@@ -200,6 +200,12 @@ def line(row: Made) -> str:
         f"{found['compile_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of a core",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def available(found: dict[str, Any]) -> float:
+    """Bytes of a device that a program may use, whether the row was made when that was told or before."""
+    layout, _, _ = found["topology"]["name"].partition(" x")
+    return found["memory"].get("available", find_topology(layout).device_available)
 
 
 def bounded(found: dict[str, Any]) -> str:
@@ -269,13 +275,13 @@ def sweep(told: dict[str, Any]) -> list[str]:
         cells = [
             f"{row['batch']}",
             f"{row['global_batch']:,}",
-            f"{human_bytes(memory['needed'])} of {human_bytes(memory.get('available', memory['hbm']))}"
+            f"{human_bytes(memory['needed'])} of {human_bytes(available(row))}"
             + ("" if row["fits"] else f", {human_bytes(memory['over'])} too much"),
             f"{row['flops'] / row['batch'] / 1e9:.1f} GFLOP" if row["fits"] else "does not fit",
             f"{row['step_seconds'] * 1e3:.1f} ms{bounded(row)}" if row["fits"] else "",
             f"{row['images_per_second']:,.0f}" if row["fits"] else "",
             f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
-            f"{int(held_by([memory], [row['batch']], memory['hbm']))}",
+            f"{int(held_by([memory], [row['batch']], available(row)))}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -12,13 +12,14 @@ from podscale.commands.documents import load
 from podscale.commands.outline import known_data
 from podscale.commands.plot import IMAGENET
 from podscale.config import RunConfig
+from podscale.config.engines import find_lacking, wants_tpus
 from podscale.errors import InputError
 from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.capacity import kept_results, largest_known
 from podscale.jax.ahead.findings import findings
 from podscale.jax.ahead.report import report, sweep_report
 from podscale.jax.ahead.request import Request, compile_ahead, default_cache, kept_result
-from podscale.jax.ahead.sweep import largest_batch
+from podscale.jax.ahead.sweep import Measured, largest_batch
 
 CLASSES = 1000
 """Assumed while no shards are made and the document names no classes."""
@@ -57,10 +58,10 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
         return
     rows: list[dict[str, Any]] = []
 
-    def measure(one: Request) -> tuple[float, float]:
+    def measure(one: Request) -> Measured:
         rows.append(examined(one))
         memory = rows[-1]["memory"]
-        return memory["needed"], memory["available"] if "available" in memory else memory["hbm"]
+        return Measured(rows[-1]["fits"], memory["needed"], memory["available"])
 
     largest = largest_batch(request, measure)
     if options.json:
@@ -71,17 +72,42 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
 
 
 def request_of(config: RunConfig, topology: Topology) -> Request:
-    """What there is to compile of a document."""
+    """What there is to compile of a document. Raises InputError for what the JAX engine does not have."""
+    config = as_of_jax(config)
     counts, classes = known_data(config)
     updates = schedules.total_steps(config.train, counts.get("train", IMAGENET))
     return Request(config, topology, classes or CLASSES, updates)
 
 
+def as_of_jax(config: RunConfig) -> RunConfig:
+    """A document as the JAX engine would train it: without what only says how the PyTorch engine goes about it.
+
+    Raises InputError for what changes the program and the JAX engine does not have.
+    """
+    own = {"cuda_graph": False, "compile": "off", "channels_last": True, "deterministic": False}
+    reduce = config.train.all_reduce.model_copy(update={"backend": "auto"})
+    cluster = config.launch.cluster.model_copy(update={"min_nodes": None})
+    found = config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"engine": "jax", "all_reduce": reduce, **own}),
+            "input": config.input.model_copy(update={"loader": "auto"}),
+            "launch": config.launch.model_copy(update={"cluster": cluster}),
+        }
+    )
+    if lacking := find_lacking(found):
+        raise InputError(f"what is compiled for TPUs is a step of the JAX engine. {lacking.message}")
+    return found
+
+
 def _topology(config: RunConfig, options: Options) -> Topology:
     """That of the command line, else that of the document."""
-    name = options.topology or config.launch.hardware
+    hardware = config.launch.hardware if wants_tpus(config) else None
+    name = options.topology or hardware
     if name is None:
-        raise InputError("which TPU? Give --topology, such as v5e:4x4, or launch.hardware, such as tpu-v5e-4x4")
+        raise InputError(
+            f"which TPU? launch.hardware is {config.launch.hardware or 'not set'}; give --topology, such as v5e:4x4, "
+            "or launch.hardware, such as tpu-v5e-4x4"
+        )
     return find_topology(name, options.slices or config.launch.cluster.slices)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from podscale.config.conflict import conflict
 from podscale.config.optimizer import OF_JAX
@@ -41,6 +41,19 @@ def check_engine(config: RunConfig) -> None:
 
 
 def _check_jax(config: RunConfig) -> None:
+    if lacking := find_lacking(config):
+        raise conflict(lacking.key, f"{lacking.message}, or train.engine=pytorch")
+
+
+class Lacking(NamedTuple):
+    """The dotted field of an option, and what there is instead, with the value to set."""
+
+    key: str
+    message: str
+
+
+def find_lacking(config: RunConfig) -> Lacking | None:
+    """The first option of a document that the JAX engine does not have, whichever engine it names."""
     train, reduce = config.train, config.train.all_reduce
     refused = {
         "train.cuda_graph": (train.cuda_graph, "compiles every update into one program anyway", "false"),
@@ -79,6 +92,11 @@ def _check_jax(config: RunConfig) -> None:
             "null",
         ),
     }
-    for key, (asked, instead, value) in refused.items():
-        if asked:
-            raise conflict(key, f"{key}: the JAX engine {instead}; set {key}={value}, or train.engine=pytorch")
+    return next(
+        (
+            Lacking(key, f"{key}: the JAX engine {instead}; set {key}={value}")
+            for key, (asked, instead, value) in refused.items()
+            if asked
+        ),
+        None,
+    )

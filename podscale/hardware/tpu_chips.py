@@ -5,7 +5,9 @@ v5p, v6e, tpu7x): peak, memory, interconnect, network. What a page tells of the 
 halved; v3's is its 340 TB/s of all-reduce in a pod over 1,024 chips. Recalled, not read again: links of v2 and v4, and
 clocks (Jouppi 2020 and 2023). v2's peak and memory are those of jax 0.10.2 (pallas/mosaic/tpu_info.py), which agrees
 with the others but for v5p's memory (2,460 GB/s there) and v3's peak (140 there). Names and devices of a chip: as
-libtpu 0.0.42.1 describes them.
+libtpu 0.0.42.1 describes them. What a program may use of the memory: as that version says, rounded, when it refuses a
+program that is too large (tests/system/test_tpu_compiler.py asks it again). v5p's page has 95 GiB, less than that; its
+96 are jax's 103 GB.
 """
 
 import re
@@ -22,14 +24,16 @@ _NAME = re.compile(r"^(?:tpu-)?(?P<chip>v\d+[a-z]?|tpu7x)[:-](?P<sides>\d+(?:x\d
 class TpuChip:
     """One generation. name: as the compiler has it; hbm: GiB; bf16: TFLOP/s; memory, links, network: GB/s.
 
-    links: all of a chip's to its neighbours together, one way. network: between slices, a chip's share; 0 = not known.
-    devices: what jax sees of a chip: 1, or one a core. config: which of the compiler's two views of a chip that is.
-    clock: GHz; 0 = not published.
+    available: GiB of a device (hbm is of a chip) that a program may use; the runtime keeps the rest. links: all of a
+    chip's to its neighbours together, one way. network: between slices, a chip's share; 0 = not known. devices: what
+    jax sees of a chip: 1, or one a core. config: which of the compiler's two views of a chip that is. clock: GHz; 0 =
+    not published.
     """
 
     name: str
     bf16: float
     hbm: float
+    available: float
     memory: float
     links: float
     network: float = 0.0
@@ -57,13 +61,13 @@ class TpuChip:
 
 
 TPU_CHIPS = (
-    TpuChip("v2", 46.0, 16, 716.0, 248.0, devices=2, clock=0.7),
-    TpuChip("v3", 123.0, 32, 900.0, 332.0, devices=2, clock=0.94),
-    TpuChip("v4", 275.0, 32, 1200.0, 300.0, config="megacore", clock=1.05),
-    TpuChip("v5e", 197.0, 16, 819.0, 200.0, network=3.125),
-    TpuChip("v5p", 459.0, 95, 2765.0, 600.0, network=6.25),
-    TpuChip("v6e", 918.0, 32, 1638.0, 400.0, network=12.5),
-    TpuChip("tpu7x", 2307.0, 192, 7380.0, 600.0, network=12.5, devices=2),
+    TpuChip("v2", 46.0, 16, 7.48, 716.0, 248.0, devices=2, clock=0.7),
+    TpuChip("v3", 123.0, 32, 15.48, 900.0, 332.0, devices=2, clock=0.94),
+    TpuChip("v4", 275.0, 32, 30.75, 1200.0, 300.0, config="megacore", clock=1.05),
+    TpuChip("v5e", 197.0, 16, 15.75, 819.0, 200.0, network=3.125),
+    TpuChip("v5p", 459.0, 96, 95.74, 2765.0, 600.0, network=6.25),
+    TpuChip("v6e", 918.0, 32, 31.25, 1638.0, 400.0, network=12.5),
+    TpuChip("tpu7x", 2307.0, 192, 94.75, 7380.0, 600.0, network=12.5, devices=2),
 )
 """Oldest first. v4 and v5p join the two cores of a chip to one device, which v2, v3 and tpu7x do not."""
 
@@ -99,6 +103,11 @@ class Topology:
     def device_hbm(self) -> float:
         """Bytes of memory of one device."""
         return self.chip.hbm * 2**30 / self.chip.devices
+
+    @property
+    def device_available(self) -> float:
+        """Bytes of it that a program may use."""
+        return self.chip.available * 2**30
 
 
 def find_topology(name: str, slices: int = 1) -> Topology:

@@ -63,6 +63,7 @@ class Feed:
             yield moved
 
     def _move(self, batches: tuple[Batch, ...]) -> Batches:
+        assert len(batches) <= self.length, f"{len(batches)} batches for a program of {self.length}"
         total = len(batches[0].labels) // self.held * self._ranks
 
         def place(parts: list[npt.NDArray[Any]], spec: Any) -> Array:

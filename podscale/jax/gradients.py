@@ -1,7 +1,7 @@
 """Arrays by name as flat fp32 buckets of fixed layout: what an all-reduce averages and an update works on.
 
 Backward reaches the last layers first, so the layout runs backwards: the first bucket can travel while the rest of
-backward is still computed. Every array begins with a row of `ROW` elements, so that no row holds parts of two.
+backward is still computed. Every array begins a row of `ROW` elements, so that no row holds parts of two.
 
 Filters lie as a TPU's convolutions take them, [height, width, inputs, outputs]. In the catalogue's order the 3 x 3 of a
 filter would run fastest, and the TPU compiler would spend half of a step on turning filters and their gradients.

@@ -101,17 +101,18 @@ def plan_grid(places: Sequence[Place], row: int | None = None) -> Grid:
 
 
 def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
-    """The shape (rows, devices in each) of a batch-norm group of so many neighbours.
+    """The shape (rows, ranks in each) of a batch-norm group of so many neighbours.
 
-    Up to 4 devices side by side in a row, above that in two rows, above that in whole rows: 8 cores are then one tray
-    of 2 x 2 chips (Google's JAX submission to MLPerf v0.7). Where that does not fit, the most square tile that does.
-    Raises InputError where none does.
+    columns, row: ranks of a slice, along both. Up to 4 lie side by side in a row, more in two rows: 8 cores are then
+    one tray of 2 x 2 chips (Google's JAX submission to MLPerf v0.7). Where that does not fit, the most square tile that
+    does. Raises InputError where none does.
     """
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
         raise InputError(
-            f"model.batch_norm.group: groups of {group} devices do not tile the {columns} x {row} devices of a slice; "
-            f"choose another size, such as {_nearest(columns, row, group)}, or another train.all_reduce.row"
+            f"model.batch_norm: groups of {group} ranks (group, or span over the images of a rank) do not tile the "
+            f"{columns} x {row} ranks of a slice; choose another size, such as {_nearest(columns, row, group)}, or "
+            "another train.all_reduce.row"
         )
     wanted = (1, group) if group <= 4 else (2, group // 2)
     return wanted if wanted in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))

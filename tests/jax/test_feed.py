@@ -87,3 +87,9 @@ def test_the_word_names_the_slowest_and_anybody_may_ask_for_a_stop() -> None:
     agreed = np.max([words[place // 4][place] for place in range(8)], axis=0)
     control.sent(7, 1, figures([1.0], [True], jax.numpy.asarray(agreed)))
     assert control.drain() == [Word(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
+
+
+def test_no_batch_is_lost_where_more_are_asked_for_than_a_program_takes() -> None:
+    mesh = build_mesh(jax.devices())
+    with pytest.raises(AssertionError, match="2 batches for a program of 1"):
+        next(Feed(mesh)(batches(2, mesh.size), untimed, lambda: 2))

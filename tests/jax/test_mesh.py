@@ -173,7 +173,10 @@ def test_what_makes_no_mesh_is_refused() -> None:
     assert plan_grid(uneven, 3).shape == (1, 1, 3)
     assert "the slices of this job have unequal" in refused(lambda: plan_grid([*eight, Place(1, 0, 0)]))
     text = refused(lambda: plan_tile(4, 4, 3))
-    assert "groups of 3 devices do not tile the 4 x 4 devices of a slice; choose another size, such as 4" in text
+    assert (
+        "groups of 3 ranks (group, or span over the images of a rank) do not tile the 4 x 4 ranks of a slice; " in text
+    )
+    assert "choose another size, such as 4, or another train.all_reduce.row" in text
     text = refused(lambda: plan_partition(3, 3, (2, 1)))
     assert "train.spatial_partitions: 2 devices that share images do not tile the 3 x 3 devices of a slice" in text
     processes = [Elsewhere(number, number // 2) for number in range(4)]

@@ -6,12 +6,16 @@ into the environment of the tests, then `pytest tests/system/test_tpu_compiler.p
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from podscale.hardware import TPU_CHIPS, find_topology
+from podscale.jax.ahead.request import ENVIRONMENT
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,21 +89,58 @@ def test_slices_meet_over_the_network(folder: Path) -> None:
 
 
 def test_a_step_that_does_not_fit_and_the_largest_that_does(folder: Path) -> None:
-    changes = ["--topology", "v5e:1x1", "--set", "model.width=16", "--set", "model.batch_norm.span=8"]
-    found = compiled(folder, *changes, "--set", "train.global_batch=4096", "--set", "input.image_size=128")
+    """What does not fit is refused within seconds; of the eight allowed batches few are compiled."""
+    options = ("model.width=16", "model.batch_norm.span=512", "train.global_batch=4096", "input.image_size=256")
+    changes = ["--topology", "v5e:1x1", *(word for option in options for word in ("--set", option))]
+    found = compiled(folder, *changes)
     assert not found["fits"]
     assert found["memory"]["over"] == found["memory"]["needed"] - found["memory"]["available"] > 0
-    swept = compiled(
-        folder, *changes, "--set", "train.global_batch=1024", "--set", "input.image_size=128", "--sweep", "batch"
-    )
+    swept = compiled(folder, *changes, "--sweep", "batch")
     fitting = {row["batch"]: row["fits"] for row in swept["tried"]}
     largest = swept["largest"]["batch"]
     assert fitting[largest]
-    assert not fitting[largest + 8]
-    assert len(fitting) < 10
+    assert not fitting[largest + 512]
+    assert len(fitting) < 6
     assert swept["largest"]["basis"] == "compiled"
     assert found["largest"]["basis"] == "proportion"
     assert 0.5 < found["largest"]["images"] / largest < 2, "an estimate from the step that does not fit"
+
+
+LARGER = """
+import sys
+import jax
+from jax.sharding import PartitionSpec, NamedSharding, Mesh
+from podscale.hardware import find_topology
+from podscale.jax.ahead.compiling import described_devices
+from podscale.jax.ahead.shortage import find_shortage
+
+for name in sys.argv[1:]:
+    topology = find_topology(name)
+    mesh = Mesh(described_devices(topology)[:1], "x")
+    elements = int(topology.device_hbm / 4 * 1.2)
+    given = jax.ShapeDtypeStruct((elements,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+    try:
+        jax.jit(lambda x: x + 1).lower(given).compile()
+    except jax.errors.JaxRuntimeError as error:
+        print(name, find_shortage(str(error)).available / 2**30)
+"""
+
+
+def test_each_generation_leaves_a_program_the_memory_that_the_table_says() -> None:
+    """Asked of the compiler by a program that is too large for each."""
+    names = [f"{chip.name}:{chip.shapes.split(', ')[1]}" for chip in TPU_CHIPS]
+    ended = subprocess.run(
+        [sys.executable, "-c", LARGER, *names],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    told = dict(line.split() for line in ended.stdout.splitlines())
+    assert told.keys() == set(names)
+    for name, gib in told.items():
+        assert float(gib) == pytest.approx(find_topology(name).chip.available, abs=1e-6), name
 
 
 def test_a_document_that_does_not_fit_the_topology(folder: Path) -> None:

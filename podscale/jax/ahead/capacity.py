@@ -32,7 +32,7 @@ def largest_known(request: Request, results: Results) -> dict[str, Any]:
         images, basis = fitting, "compiled"
     else:
         of = _closest(results, fitting, failing)
-        held = int(held_by([results[batch]["memory"] for batch in of], of, request.topology.device_hbm))
+        held = int(held_by([results[batch]["memory"] for batch in of], of, request.topology.device_available))
         # What was compiled counts for more than a line: short of memory, the compiler recomputes what it kept before.
         images = max(fitting, held if failing is None else min(held, failing - 1))
         basis = "line" if len(of) == 2 else "proportion"
@@ -51,13 +51,14 @@ def _closest(results: Results, fitting: int, failing: int | None) -> list[int]:
     return pair if rises else pair[-1:]
 
 
-def held_by(memories: Sequence[Mapping[str, Any]], batches: Sequence[int], hbm: float) -> float:
-    """Images for which memory of so many bytes is enough: where the line through two batches ends, or by one alone.
+def held_by(memories: Sequence[Mapping[str, Any]], batches: Sequence[int], available: float) -> float:
+    """Images for which so many bytes of memory are enough: where the line through two batches ends, or by one alone.
 
     By one alone, temporaries grow in proportion; weights, momentum and program stay. Where a step does not fit, the
-    compiler tells no parts of the memory that it needs, and all of it is taken to grow.
+    compiler tells no parts of the memory that it needs, and all of it is taken to grow; what it then says is available
+    counts, should that be less.
     """
-    available = min(memory.get("available", hbm) for memory in memories)
+    available = min(memory.get("available", available) for memory in memories)
     first, last = memories[0], memories[-1]
     if len(memories) == 2:
         each = (last["needed"] - first["needed"]) / (batches[1] - batches[0])

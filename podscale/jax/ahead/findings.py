@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from podscale.hardware import Topology
 from podscale.jax.ahead.estimate import Bounds, Work, bounds_of, estimated, rates
 from podscale.jax.ahead.program import NETWORK, find_collectives, find_cycles, summarised
 from podscale.jax.ahead.request import Compiled, Request
@@ -28,7 +29,7 @@ def findings(request: Request, compiled: Compiled) -> dict[str, Any]:
         "all_reduce": train.all_reduce.algorithm,
         "weight_update": train.weight_update,
         "fits": found["fits"],
-        "memory": _memory(found, topology.device_hbm),
+        "memory": _memory(found, topology),
     }
     if found["fits"]:
         about |= _speed(request, compiled)
@@ -36,12 +37,14 @@ def findings(request: Request, compiled: Compiled) -> dict[str, Any]:
     return {**about, **times, "from_cache": compiled.from_cache, "versions": compiled.versions}
 
 
-def _memory(found: dict[str, Any], hbm: float) -> dict[str, int]:
-    """free: of the chip's memory, a little of which the runtime keeps; over: more than the compiler may use."""
-    memory = dict(found["memory"])
-    if found["fits"]:
-        return {"hbm": round(hbm), "free": round(hbm) - memory["needed"], **memory}
-    return {"hbm": round(hbm), "over": memory["needed"] - memory["available"], **memory}
+def _memory(found: dict[str, Any], topology: Topology) -> dict[str, int]:
+    """available: of the device's memory (hbm), what a program may use; free: what is left of that; over: what lacks.
+
+    The compiler names what is available to a program that does not fit; for one that fits it is known of the chip.
+    """
+    memory = {"hbm": round(topology.device_hbm), "available": round(topology.device_available), **found["memory"]}
+    left = memory["available"] - memory["needed"]
+    return {**memory, "free": left} if found["fits"] else {**memory, "over": -left}
 
 
 def _speed(request: Request, compiled: Compiled) -> dict[str, Any]:

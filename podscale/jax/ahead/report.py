@@ -37,6 +37,7 @@ def report(found: Mapping[str, Any]) -> list[str]:
 
 def sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
     """The batches that were tried, in ascending order, and which are best."""
+    holder = _holder(rows[0])
     lines = [f"{'batch':>8} {'global':>9} {'memory':>10} {'ms a step':>10} {'images/s':>12}  "]
     for row in sorted(rows, key=lambda row: int(row["batch"])):
         needed = human_bytes(row["memory"]["needed"])
@@ -46,7 +47,8 @@ def sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
     fastest = max((row for row in rows if row["fits"]), key=lambda row: float(row["images_per_second"]))
     lines += [
         "",
-        f"Largest that fits: {largest} images a device. Fastest of those tried: {fastest['batch']}, by estimate.",
+        f"Largest that fits: {count(largest, 'image')} {holder}. Fastest of those tried: {fastest['batch']}, by "
+        "estimate.",
     ]
     return lines
 
@@ -61,14 +63,12 @@ def _step(found: Mapping[str, Any]) -> str:
 
 def _memory(found: Mapping[str, Any]) -> str:
     memory = found["memory"]
-    needed, hbm = human_bytes(memory["needed"]), human_bytes(memory["hbm"])
+    needed = human_bytes(memory["needed"])
+    usable = f"{human_bytes(memory['available'])} that a program may use of a device's {human_bytes(memory['hbm'])}"
     if not found["fits"]:
-        return (
-            f"DOES NOT FIT: {needed} needed, {human_bytes(memory['available'])} of {hbm} may be used: "
-            f"{human_bytes(memory['over'])} too much"
-        )
+        return f"DOES NOT FIT: {needed} needed of {usable}: {human_bytes(memory['over'])} too much"
     return (
-        f"fits: {needed} of {hbm} a device; arguments {human_bytes(memory['arguments'])} (of which "
+        f"fits: {needed} of {usable}; arguments {human_bytes(memory['arguments'])} (of which "
         f"{human_bytes(memory['aliased'])} become outputs), temporaries {human_bytes(memory['temporaries'])}"
     )
 

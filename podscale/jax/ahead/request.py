@@ -25,17 +25,27 @@ from podscale.files import write_atomically, write_json
 from podscale.hardware import Topology
 
 CHILD = "podscale.jax.ahead.compiling"
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_TRACEBACK_FILTERING": "off",
+}
 """No accelerator of this machine is touched, no metadata server of Google's cloud is asked, and another process may use
-libtpu too (it locks a file of the machine otherwise, because a TPU serves one process)."""
+libtpu too (it locks a file of the machine otherwise, because a TPU serves one process). A failure ends with its error:
+otherwise jax says last that it has shortened the traceback."""
 PACKAGES = ("jax", "jaxlib", "libtpu")
 FRAMEWORK_FREE = ("models/*.py", "layout.py", "decay.py", "config/spans.py")
 """What a compiled step depends on below the engine; the rest of what it imports only reads the document."""
 
 
+SCHEDULE_UPDATES = 2**16
+"""Updates whose schedule takes 1 MiB on a device: runs that differ by less share a result."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """A step to compile. updates: of the whole run."""
+    """A step to compile. updates: of the whole run, whose schedule lies on each device, 16 bytes an update."""
 
     config: RunConfig
     topology: Topology
@@ -66,6 +76,7 @@ class Request:
             "input": self.config.input.model_dump(mode="json", include={"image_size", "mean", "std"}),
             "topology": str(self.topology),
             "classes": self.classes,
+            "schedule": -(-self.updates // SCHEDULE_UPDATES),
             "versions": versions(),
             "sources": sources(),
         }

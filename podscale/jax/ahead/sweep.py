@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pydantic_core import PydanticCustomError
 
@@ -11,6 +12,7 @@ from podscale.config.checks import check_ranks
 from podscale.config.spans import check_span
 from podscale.errors import InputError
 from podscale.jax.ahead.request import Request
+from podscale.text import count
 
 LARGEST = 4096
 """Images of one rank: more serve no run that is known."""
@@ -18,10 +20,21 @@ STEP = 8
 """Batches above this are tried in multiples of it: a TPU's memory holds 8 rows of a tile."""
 
 SECANTS = 5
-"""Batches that are found by a line through two others."""
+"""Batches that are found by a line through two others, before halving."""
 
-Measure = Callable[[Request], tuple[float, float]]
-"""Bytes of a device that a request needs, and those that there are; it fits where the first are not more."""
+
+class Measured(NamedTuple):
+    """What the compiler says of a request; needed, available: bytes of a device.
+
+    Whether it fits, the compiler decides: in the figures of its messages, which are rounded, both may be the same.
+    """
+
+    fits: bool
+    needed: float
+    available: float
+
+
+Measure = Callable[[Request], Measured]
 
 
 def batches_of(request: Request) -> list[int]:
@@ -31,9 +44,11 @@ def batches_of(request: Request) -> list[int]:
 
 
 def with_batch(request: Request, batch: int) -> Request:
-    """The same with so many images for each rank."""
-    train = request.config.train.model_copy(update={"global_batch": batch * request.ranks})
-    return replace(request, config=request.config.model_copy(update={"train": train}))
+    """The same with so many images for each rank, and as many epochs: fewer updates of larger batches."""
+    before, after = request.config.train.global_batch, batch * request.ranks
+    train = request.config.train.model_copy(update={"global_batch": after})
+    updates = max(1, round(request.updates * before / after))
+    return replace(request, config=request.config.model_copy(update={"train": train}), updates=updates)
 
 
 def largest_batch(request: Request, measure: Measure) -> int:
@@ -53,22 +68,28 @@ def largest_batch(request: Request, measure: Measure) -> int:
     fitting, failing = -1, len(allowed)  # places in `allowed`
     at = max(0, bisect_right(allowed, request.batch) - 1)
     while failing - fitting > 1:
-        needed, available = measure(with_batch(request, allowed[at]))
-        needs[allowed[at]] = needed
-        if needed <= available:
+        found = measure(with_batch(request, allowed[at]))
+        needs[allowed[at]] = found.needed
+        if found.fits:
             fitting = at
         else:
             failing = at
-        at = _next(allowed, needs, available, fitting, failing)
+        at = _next(allowed, needs, found.available, fitting, failing)
     if fitting < 0:
-        raise InputError(f"not even {allowed[0]} images each fit the memory of a {request.topology.chip.name} chip")
+        raise InputError(
+            f"--sweep batch: not even {count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest "
+            f"batch that the document allows, fits the memory of {request.topology.chip.name}; choose chips with more, "
+            "a smaller input.image_size or model, or cut images over devices (train.spatial_partitions)"
+        )
     return allowed[fitting]
 
 
 def _next(allowed: Sequence[int], needs: dict[int, float], available: float, fitting: int, failing: int) -> int:
     """The place to try: where the line through the two outermost measurements says, else in proportion to the one."""
-    if len(needs) > SECANTS and fitting >= 0 and failing < len(allowed):
-        return (fitting + failing) // 2  # what is left is not a line: halve it
+    if len(needs) > SECANTS:
+        # Memory is no line where the compiler recomputes what it does not hold: it then needs as good as all of it, for
+        # batch after batch, and each line would end just behind the one that was tried last.
+        return (fitting + failing) // 2
     low, high = min(needs), max(needs)
     if low != high and needs[high] > needs[low]:
         slope = (needs[high] - needs[low]) / (high - low)

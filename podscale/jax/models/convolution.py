@@ -2,8 +2,8 @@
 
 Accelerators get XLA's convolution. That of XLA for CPUs (jaxlib 0.10) is as fast as torch's in most cases and by an
 order of magnitude slower in three, which are written as products of matrices here: kernels of one pixel, whose filters'
-gradient is slow; fewer pixels than the kernel has; and groups. benchmarks/jax_cpu.py measures whole steps with and
-without.
+gradient is slow; fewer outputs than the kernel has pixels; and groups. benchmarks/jax_cpu.py measures whole steps with
+and without.
 """
 
 from collections.abc import Callable

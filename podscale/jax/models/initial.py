@@ -15,6 +15,7 @@ from podscale.models.resnet import BASIC, BOTTLENECK, plan
 
 Values = npt.NDArray[Any]
 LAST_GAMMA = {BASIC: ".bn2.weight", BOTTLENECK: ".bn3.weight"}
+"""How the names of the scales end that a block of each kind ends with."""
 
 
 def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, Values], dict[str, Values]]:

@@ -24,9 +24,10 @@ def stem_convolution(
     compute: StemCompute = "plain",
     convolve: Convolve = by_xla,
 ) -> Array:
-    """images [n, height, width, 3] and filters [outputs, 3, kernel, kernel] -> [n, ..., outputs].
+    """images [n, height, width, 3] and filters [outputs, 3, kernel, kernel] -> [n, rows, columns, outputs].
 
-    A stem of stride 1 has nothing to fold and stays plain.
+    Both of one dtype, which the result has too; padding in pixels on every side. A stem of stride 1 has nothing to fold
+    and stays plain.
     """
     if compute == "space_to_depth" and stride > 1:
         return convolve(*_folded(images, weight, stride, padding), 1, 0, 1)
@@ -39,9 +40,8 @@ def stem_convolution(
 def _folded(images: Array, weight: Array, stride: int, padding: int) -> tuple[Array, Array]:
     """Images and filters whose convolution, without stride or padding, is the plain one.
 
-    In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros.
-
-    Where the plain convolution leaves out the image's last rows, the padding behind is negative.
+    In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros. Where the
+    plain convolution leaves out the image's last rows, the padding behind is negative.
     """
     kernel = weight.shape[-1]
     blocks = -(-kernel // stride)
