@@ -3,7 +3,9 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -21,6 +23,7 @@ from podscale.text import ranks_text
 NEVER = 2**30
 """Seconds after which JAX itself would find a process missing: the pulse does, and says who and where."""
 COORDINATOR = "jax/coordinator"
+CONNECT_SECONDS, AGAIN_SECONDS = 5.0, 0.02
 ANSWER_SECONDS = 5.0
 """So much longer the others wait for process 0 than it waits for them: it alone knows who has not come."""
 
@@ -149,8 +152,11 @@ def _initialize(meeting: Meeting, seat: Seat) -> None:
         with socket.socket() as probe:
             probe.bind(("", 0))
             meeting.store.set(COORDINATOR, f"{seat.address}:{probe.getsockname()[1]}")
+    coordinator = meeting.own_store(meeting.timeout_seconds).get([COORDINATOR])[0]
+    if seat.rank > 0:
+        _await_service(coordinator, meeting.timeout_seconds)
     jax.distributed.initialize(
-        meeting.own_store(meeting.timeout_seconds).get([COORDINATOR])[0],
+        coordinator,
         seat.size,
         seat.rank,
         cluster_detection_method="deactivate",
@@ -158,6 +164,16 @@ def _initialize(meeting: Meeting, seat: Seat) -> None:
         initialization_timeout=round(meeting.timeout_seconds),
         heartbeat_timeout_seconds=NEVER,
     )
+
+
+def _await_service(address: str, seconds: float) -> None:
+    """Returns once something listens there: a process that asks JAX too early asks again only after a second."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:  # then JAX says what is wrong
+        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS):
+            return
+        time.sleep(AGAIN_SECONDS)
 
 
 def _check_slice(seat: Seat, mine: tuple[jax.Device, ...]) -> None:
