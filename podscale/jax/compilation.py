@@ -74,7 +74,7 @@ def begun_together(program: Any, world: World, name: str) -> Callable[..., Any]:
 
 def _reads(world: World) -> bool:
     """Whether this process finds what process 0 keeps, which is the only one that JAX lets write."""
-    kept: Any = jax.config.values["jax_compilation_cache_dir"]
+    kept: Any = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     places = world.gather(kept if jax.default_backend() == "cpu" else None)
     return not world.first and places[0] is not None and places[world.rank] == places[0]
 
