@@ -21,6 +21,7 @@ from podscale.input.batch import Batch, Loader
 from podscale.jax.compilation import begun_together
 from podscale.jax.feed import DeviceBatches, Feed
 from podscale.jax.gradients import Buckets, Layout
+from podscale.jax.memory import evaluation_fits
 from podscale.jax.mesh import RANKS, REPLICATED, size_of
 from podscale.jax.models import Arrays, build_model, convolution_on
 from podscale.jax.normalise import normalise
@@ -133,7 +134,8 @@ class Evaluator:
 
         for number, batches in enumerate(self._feed(self._loader.batches(0, self._steps), phase)):
             stops = self._asked if number % STOP_EVERY == 0 and stop_requested() else self._quiet
-            waiting.append((batches, self._answers(buckets, statistics, *batches.on_devices, stops)))
+            with evaluation_fits():
+                waiting.append((batches, self._answers(buckets, statistics, *batches.on_devices, stops)))
             if len(waiting) > 1:
                 yield from read()
         yield from read()

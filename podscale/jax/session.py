@@ -17,6 +17,7 @@ from podscale.jax.checkpoints import State, restore_or_start
 from podscale.jax.control import Control
 from podscale.jax.evaluate import Evaluator
 from podscale.jax.feed import Feed
+from podscale.jax.memory import update_fits
 from podscale.jax.step import Step
 from podscale.jax.world import World
 
@@ -51,7 +52,9 @@ class Session(SharedSession):
             count = len(batch.sources)
             with monitor.phase("forward_backward"):
                 call = self.control.call(count, stop=self.stop.requested, busy=monitor.busy)
-                state.on_devices, figures = self.step.updates(state.on_devices, batch.on_devices, self.schedule, call)
+                with update_fits(self.config, len(self.world.devices)):
+                    given = state.on_devices, batch.on_devices, self.schedule, call
+                    state.on_devices, figures = self.step.updates(*given)
                 self.control.sent(progress.step, count, figures)
             monitor.waiting()
             with monitor.phase("forward_backward"):

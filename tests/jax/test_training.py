@@ -174,6 +174,59 @@ def test_too_many_updates_that_are_not_finite_end_the_run(tmp_path: Path) -> Non
     assert [line["step"] for line in lines_of(config, "event") if line["event"] == "skipped_update"] == [1, 2, 3]
 
 
+SHORT = (
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.00G of "
+    "15.75G hbm. Exceeded hbm capacity by 4.25G."
+)
+"""As the TPU compiler says it."""
+
+
+def failing(program: str, message: str) -> Callable[[Session], None]:
+    """Has the updates or the evaluations of a training fail to compile."""
+
+    def fail(*arguments: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(message)
+
+    def prepare(session: Session) -> None:
+        if program == "update":
+            object.__setattr__(session.step, "updates", fail)
+        else:
+            session.evaluator._answers = fail
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("program", "span", "advice"),
+    [
+        (
+            "update",
+            4,
+            "lower train.global_batch, now 16, to about 8, or raise train.accumulation, now 1; `podscale tpu",
+        ),
+        ("update", 16, "lower train.global_batch, or raise train.accumulation, now 1; `podscale tpu compile RUN"),
+        ("evaluation", 16, "lower evaluate.batch"),
+    ],
+)
+def test_what_does_not_fit_the_memory_of_a_device_is_bad_input(
+    tmp_path: Path, program: str, span: int, advice: str
+) -> None:
+    """How much too much it is, and what would fit: 12 images by proportion, 8 in parts of 4 on two devices."""
+    shards, config = make_shard_set(tmp_path / "shards"), document(tmp_path, model__batch_norm__span=span)
+    with pytest.raises(InputError) as caught:
+        train_in_jax(config, shards, 2, failing(program, SHORT))
+    assert str(caught.value).startswith(
+        f"the {program} does not fit the memory of a device: it needs 20.0 GiB of the 15.8 GiB that a program may use, "
+        f"4.2 GiB too much; {advice}"
+    )
+
+
+def test_another_error_of_the_compiler_stays_what_it_is(tmp_path: Path) -> None:
+    shards = make_shard_set(tmp_path / "shards")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: Mosaic failed"):
+        train_in_jax(document(tmp_path), shards, 2, failing("update", "INTERNAL: Mosaic failed"))
+
+
 def test_what_a_checkpoint_must_hold(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     config = document(tmp_path, "first", train__epochs=2)

@@ -1,0 +1,69 @@
+"""A program that does not fit the memory of a device: the compiler's error as what to change in the document."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import jax
+from pydantic_core import PydanticCustomError
+
+from podscale.config import RunConfig
+from podscale.config.checks import check_ranks
+from podscale.config.spans import check_span
+from podscale.errors import InputError
+from podscale.jax.ahead.shortage import Shortage, find_shortage
+from podscale.text import human_bytes
+
+
+@contextmanager
+def fits(what: str, advice: Callable[[Shortage], str]) -> Iterator[None]:
+    """Around what compiles and calls a program: raises InputError, the same on every host, where memory is short.
+
+    what: the program, for people. advice: what to do about it.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if (shortage := find_shortage(str(error))) is None:
+            raise
+        needed, available = shortage
+        raise InputError(
+            f"{what} does not fit the memory of a device: it needs {human_bytes(needed)} of the "
+            f"{human_bytes(available)} that a program may use, {human_bytes(needed - available)} too much; "
+            f"{advice(shortage)}"
+        ) from error
+
+
+def update_fits(config: RunConfig, devices: int) -> AbstractContextManager[None]:
+    """Around an update."""
+    train = config.train
+
+    def advice(shortage: Shortage) -> str:
+        fitting = _fitting(shortage, config, devices)
+        lower = f"train.global_batch, now {train.global_batch}, to about {fitting}" if fitting else "train.global_batch"
+        return (
+            f"lower {lower}, or raise train.accumulation, now {train.accumulation}; `podscale tpu compile RUN --sweep "
+            "batch` finds the largest batch that fits"
+        )
+
+    return fits("the update", advice)
+
+
+def evaluation_fits() -> AbstractContextManager[None]:
+    """Around a batch of an evaluation."""
+    return fits("the evaluation", lambda shortage: "lower evaluate.batch")
+
+
+def _fitting(shortage: Shortage, config: RunConfig, devices: int) -> int:
+    """The largest batch that the document allows for which memory is enough, if all of it shrinks with it; else 0."""
+    most = config.train.global_batch * shortage.available // shortage.needed
+    return next((batch for batch in range(most, 0, -1) if _allowed(config, batch, devices)), 0)
+
+
+def _allowed(config: RunConfig, batch: int, devices: int) -> bool:
+    smaller = config.model_copy(update={"train": config.train.model_copy(update={"global_batch": batch})})
+    try:
+        check_span(smaller)
+        check_ranks(smaller, devices)
+    except PydanticCustomError:
+        return False
+    return True
