@@ -21,9 +21,11 @@ def check_sections(config: RunConfig) -> None:
     """Raises where two fields, each valid alone, cannot both hold."""
     train, launch = config.train, config.launch
     check_engine(config)
-    ranks = launch.processes * launch.nodes if launch.processes else None
-    if ranks is not None and not wants_tpus(config):  # of which a process drives several
-        check_ranks(config, ranks)
+    processes = launch.processes * launch.nodes if launch.processes else None
+    if processes is not None and train.engine == "pytorch" and not wants_tpus(config):
+        check_ranks(config, processes)
+    elif processes is not None and not wants_tpus(config):
+        check_processes(config, processes)
     elif train.global_batch % train.accumulation:
         raise conflict(
             "train.global_batch",
@@ -245,6 +247,17 @@ def check_ranks(config: RunConfig, devices: int) -> None:
     row = train.all_reduce.row
     if row is not None and devices % row:
         raise conflict("train.all_reduce.row", f"rows of {row} ranks do not divide the {devices} ranks of the run")
+
+
+def check_processes(config: RunConfig, processes: int) -> None:
+    """Raises where each of so many processes, with one rank or several, cannot have the same part of the batch."""
+    train = config.train
+    if train.global_batch % (processes * train.accumulation):
+        raise conflict(
+            "train.global_batch",
+            f"train.global_batch {train.global_batch} is not divisible by processes x accumulation = "
+            f"{processes} x {train.accumulation}",
+        )
 
 
 def check_partitions(config: RunConfig) -> None:

@@ -248,7 +248,11 @@ def _is_installed(package: str) -> bool:
 def _where_from(install: str, images: str) -> str:
     """What to do about missing software: nothing can be installed into a container, which has another image."""
     inside = os.environ.get("PODSCALE_IMAGE")
-    return f"this is {inside}, choose {images}" if inside else install
+    if not inside:
+        return install
+    if inside.partition(":")[0] in images.split():
+        return f"{inside} should hold it, so build that image again (docs/images.md)"
+    return f"this is {inside}, choose {images}"
 
 
 def has_dali() -> bool:

@@ -253,6 +253,11 @@ def sharded(place: Place) -> Place:
         (["train.cuda_graph=true"], "there is no NVIDIA GPU here to record a graph for"),
         (["model.name=alexnet"], "alexnet has no small stem"),
         (["train.phases=[{start: 3}]"], "a phase from epoch 3.0 on never begins"),
+        (["train.engine=jax", "train.precision=fp16"], "the JAX engine computes in fp32 or bf16; set train.precision"),
+        (["train.engine=jax", "launch.processes=2", "train.global_batch=5"], "5 is not divisible by processes"),
+        (["train.engine=jax", "train.all_reduce.row=3"], "rows of 3 ranks do not divide the 1 ranks of the run"),
+        (["train.engine=jax", "launch.hardware=tpu-v5e-4x4"], "this machine has no TPU; leave it out"),
+        (["train.spatial_partitions=[2, 1]"], "only the JAX engine cuts images over devices; set train.engine=jax"),
         (["launch.processes=9000", "train.global_batch=9000"], "launch.processes 9000: needs about"),
     ],
 )

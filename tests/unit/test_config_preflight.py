@@ -268,7 +268,28 @@ def test_rows_of_devices_are_not_rows_of_processes_on_tpus():
     tpus = ["train.engine=jax", "launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.all_reduce.row=4"]
     loads("", overrides=tpus)
     with pytest.raises(InputError, match="rows of 4 ranks do not divide"):
-        loads("", overrides=[*tpus, "launch.hardware=null"])
+        loads("", overrides=[*tpus, "launch.hardware=null", "train.engine=pytorch"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "train.all_reduce.row=4",
+        "model.batch_norm.group=4",
+        "train.spatial_partitions=[2, 1]",
+        "model.batch_norm.span=64",
+    ],
+)
+def test_a_process_of_jax_may_drive_several_devices(monkeypatch, tmp_path, change):
+    """What devices do not divide is told once there are devices; that processes share the batch, before."""
+    config = document(tmp_path, "train.engine=jax", "launch.processes=1", "train.global_batch=128", change)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    assert find_problems(config, "here") == []
+    if "span" not in change:
+        monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+        assert "do not divide the 1 " in only(config)
+    with pytest.raises(InputError, match="128 is not divisible by processes x accumulation = 3 x 1"):
+        loads("", overrides=["train.engine=jax", "train.global_batch=128", "launch.processes=3"])
 
 
 def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
@@ -280,6 +301,11 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     assert "libtpu is not installed" in only(config)
     there.add("libtpu")
     assert find_problems(config, "here") == []
+    there.remove("libtpu")
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
+    assert "podscale-tpu should hold it, so build that image again (docs/images.md)" in only(config)
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
+    assert "this is podscale-base, choose podscale-tpu" in only(config)
     there.clear()
     assert "the JAX engine needs jax" in only(config)
 
