@@ -1,6 +1,9 @@
 """The run documents that come with Podscale are valid, documented and found by name."""
 
 import difflib
+import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from podscale import schedules
 from podscale.config import load
 from podscale.config.checks import check_ranks
+from podscale.config.engines import wants_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
 from podscale.config.spans import batch_norm_span
@@ -24,8 +28,27 @@ def test_every_preset_is_a_valid_document_with_a_head(name):
     assert config.run.id == name, "a preset's run is called as the preset"
     head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].splitlines()
     assert all(line.startswith("#") for line in head)
-    assert any(f"podscale run {name}" in line or name == presets.DEFAULT for line in head), "the head shows the command"
+    shown = re.compile(rf"podscale (run|submit|render) {name}\b")
+    assert name == presets.DEFAULT or any(map(shown.search, head)), "the head shows the command"
     assert 10 < len(claim_line(name)) < 120
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_commands_of_a_head_make_valid_documents(name):
+    head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].replace("\\\n#", "")
+    commands = re.findall(r"^#   podscale (.*)", head, re.MULTILINE)
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        load(resolve(name), [change for flag, change in pairwise(words) if flag == "--set"])
+    assert commands or name == presets.DEFAULT
+
+
+def test_presets_of_the_jax_engine_ask_for_tpus():
+    """Without, their pods would train on CPUs, and say nothing of it."""
+    of_jax = [name for name in names() if load(resolve(name)).train.engine == "jax"]
+    assert len(of_jax) == 3
+    for name in of_jax:
+        assert wants_tpus(load(resolve(name))), name
 
 
 @pytest.mark.parametrize("name", names())

@@ -76,7 +76,7 @@ def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: C
 
     *companions, job = objects_of(JOBS / case.file)
     found: Pods = pods_of(Manifests(job, tuple(companions)))
-    needs_more = any(kind in case.file for kind in ("tpu-", "tcpx", "rdma"))
+    needs_more = any(kind in case.file for kind in ("tpu-", "v3-1024", "tcpx", "rdma"))
     assert bool(violations(found.spec)) == needs_more
 
 
