@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from podscale.launch.outcomes import registered_ranks
+from podscale.rundir import programs_directory
 from podscale.telemetry.events import read_records, undisturbed
 from tests.support.tiny import TINY
 
@@ -152,9 +153,10 @@ def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {**load_file(run / "model" / "model.safetensors"), "losses": np.array(list(losses.values()))}
 
 
-def programs(run: Path) -> dict[str, int]:
-    """The kept programs of a run with the JAX engine, and when each was written."""
-    return {path.name: path.stat().st_mtime_ns for path in (run / "programs").rglob("*-cache")}
+def programs(workspace: Path) -> dict[str, int]:
+    """The programs of the JAX engine that are kept in a workspace, and when each was written."""
+    kept = programs_directory(str(workspace))
+    return {path.name: path.stat().st_mtime_ns for path in kept.rglob("*-cache")}
 
 
 def different(found: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> list[str]:

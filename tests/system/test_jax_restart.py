@@ -26,10 +26,13 @@ def command(tmp_path: Path) -> Iterator[Command]:
 
 
 def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, tmp_path: Path) -> None:
-    """Rank 0, with which JAX's own service and the step log go. Its successor compiles nothing again."""
+    """Rank 0, with which JAX's own service and the step log go. Its successor compiles nothing again.
+
+    Then the other rank alone is asked, as where one host is about to be taken away: both stop after the same update.
+    """
     run = tmp_path / "runs" / "small"
     command.wait_for_updates(run, 7)
-    compiled = programs(run)
+    compiled = programs(tmp_path)
     assert compiled
     os.kill(first := command.ranks()[0], signal.SIGKILL)
 
@@ -38,7 +41,7 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
 
     command.wait_for(resumed)
     command.wait_for_updates(run, 12)
-    os.kill(command.stage(), signal.SIGTERM)
+    os.kill(command.ranks()[1], signal.SIGTERM)
     ended = command.end()
     assert ended.code == ExitCode.PREEMPTED, ended.err
     events = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "event"]
@@ -46,7 +49,7 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
     assert restart["cause"] == "lost_rank"
     assert f"rank 0 (process {first}) was killed by SIGKILL" in restart["error"]
     assert "rank 1 of 2 lost a peer in " in restart["error"]
-    kept = programs(run)
+    kept = programs(tmp_path)
     assert {name: kept[name] for name in compiled} == compiled
     assert len([name for name in kept if name.startswith("jit_updates-")]) == 1
     (at,) = resumed()
