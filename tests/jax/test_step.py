@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from podscale import models
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.jax.mesh import mesh_of
+from podscale.jax.mesh import RANKS, mesh_of, size_of
 from podscale.jax.models import initialise
-from podscale.jax.step import State, Step, build_step
+from podscale.jax.step import WORD, Call, State, Step, build_step
 from podscale.pytorch.models import build_model as build_torch_model
 
 pytestmark = pytest.mark.timeout(900)  # compiling whole steps, on machines that are busy
@@ -60,13 +60,17 @@ class Trained(NamedTuple):
 
 
 def trained(config: RunConfig, devices: int) -> Trained:
-    """After all updates in one program."""
+    """After all updates in one program, through which every device learns the largest of what the ranks say."""
     step = build_step(config, mesh_of(config, jax.devices()[:devices]), CLASSES)
-    given = begin(step, config), step.batches(*batches(config.input.image_size)), SCHEDULE
+    said = np.random.default_rng(0).integers(0, 1000, (size_of(step.mesh, RANKS), WORD), np.int32)
+    given = begin(step, config), step.batches(*batches(config.input.image_size)), SCHEDULE, Call(UPDATES, said)
     compiled = step.updates.lower(*given).compile()
     state, figures = compiled(*given)
     assert np.asarray(figures.finite).all()
     assert int(state.number) == UPDATES
+    assert figures.word is not None
+    for copy in figures.word.addressable_shards:
+        np.testing.assert_array_equal(copy.data, said.max(0))
     found = {
         "weights": step.named(state.weights),
         "momentum": step.named(state.kept.moments["momentum"]),
@@ -157,7 +161,7 @@ def check_collectives(sharded: Trained) -> None:
     """Each bucket is scattered, added along columns, and its weights gathered; nothing else of its size travels.
 
     The loss and the statistics are a bucket that is averaged whole. Batch norm has a message each way for each layer,
-    LARS one for all norms. (The compiler puts the columns' messages together.)
+    LARS one for all norms; the ranks' words are one. (The compiler puts the columns' messages together.)
     """
     layers = len(sharded.arrays["statistics"]) // 2
     buckets = len(sharded.step.layout.lengths)
@@ -173,6 +177,7 @@ def check_collectives(sharded: Trained) -> None:
         ("all-gather", rows): buckets + 1,
         ("all-reduce", pairs): 2 * layers,
         ("all-reduce", rows): 1,
+        ("all-reduce", "{{0,1,2,3,4,5,6,7}}"): 1,
     }
 
 
