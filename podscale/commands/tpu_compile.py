@@ -85,7 +85,7 @@ def as_of_jax(config: RunConfig) -> RunConfig:
     Raises InputError for what changes the program and the JAX engine does not have.
     """
     own = {"cuda_graph": False, "compile": "off", "channels_last": True, "deterministic": False}
-    reduce = config.train.all_reduce.model_copy(update={"backend": "auto"})
+    reduce = config.train.all_reduce.model_copy(update={"backend": "auto", "overlap": True})
     cluster = config.launch.cluster.model_copy(update={"min_nodes": None})
     found = config.model_copy(
         update={

@@ -80,6 +80,7 @@ def find_lacking(config: RunConfig) -> Lacking | None:
         ),
         "train.all_reduce.wire_row": (reduce.wire_row != "fp32", "averages gradients in fp32", "fp32"),
         "train.all_reduce.wire_column": (reduce.wire_column != "fp32", "averages gradients in fp32", "fp32"),
+        "train.all_reduce.overlap": (not reduce.overlap, "leaves overlapping to XLA", "true"),
         "train.all_reduce.backend": (reduce.backend != "auto", "leaves the way of sending to XLA", "auto"),
         "input.loader": (
             config.input.loader in ("dali", "nvjpeg"),
