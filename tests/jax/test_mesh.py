@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from podscale.engine.seat import Seat
 from podscale.errors import InputError
 from podscale.jax.mesh import (
     DEVICES,
@@ -23,6 +24,7 @@ from podscale.jax.mesh import (
     plan_tile,
     size_of,
 )
+from podscale.jax.world import _check_slice
 
 
 def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> list[Place]:
@@ -183,3 +185,15 @@ def test_what_makes_no_mesh_is_refused() -> None:
     assert "some of them belong to several processes" in refused(
         lambda: build_mesh(processes, row=4, parts=(4, 1))  # type: ignore[arg-type]
     )
+
+
+def test_tpus_that_do_not_know_their_slice_are_refused() -> None:
+    """Where Google's own variables are missing, each slice would train by itself."""
+    tpus = tuple(SimpleNamespace(platform="tpu", slice_index=slice_) for slice_ in (0, 1, None))
+    _check_slice(Seat(slice_=1, slices=2), (tpus[1],))  # type: ignore[arg-type]
+    _check_slice(Seat(), (tpus[2],))  # type: ignore[arg-type]
+    for lost in (tpus[0], tpus[2]):
+        text = refused(lambda lost=lost: _check_slice(Seat(slice_=1, slices=2), (lost,)))
+        assert text.startswith(
+            "this pod is in slice 1 of 2, but its TPUs say slice 0: MEGASCALE_SLICE_ID and MEGASCALE_"
+        )
