@@ -20,6 +20,7 @@ from podscale.jax.ahead.findings import findings
 from podscale.jax.ahead.report import report, sweep_report
 from podscale.jax.ahead.request import Request, compile_ahead, default_cache, kept_result
 from podscale.jax.ahead.sweep import Measured, largest_batch
+from podscale.text import human_bytes
 
 CLASSES = 1000
 """Assumed while no shards are made and the document names no classes."""
@@ -38,7 +39,10 @@ class Options:
 
 
 def run(document: str | None, changes: Sequence[str], options: Options) -> None:
-    """Prints what the TPU compiler says of one update of a document, or of the batches that a sweep tries."""
+    """Prints what the TPU compiler says of one update of a document, or of the batches that a sweep tries.
+
+    Raises InputError, once that is printed, where the update does not fit; a sweep looks for one that does.
+    """
     if options.sweep not in (None, "batch"):
         raise InputError(f"--sweep {options.sweep}: there is one, --sweep batch")
     config = load(document, changes)
@@ -55,6 +59,8 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
         found = examined(request)
         found["largest"] = largest_known(request, {**kept_results(request, kept), request.batch: found})
         _print(found if options.json else report(found))
+        if not found["fits"]:
+            raise InputError(_too_large(found))
         return
     rows: list[dict[str, Any]] = []
 
@@ -69,6 +75,17 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
         return
     best = next(row for row in rows if row["batch"] == largest)
     _print([*report(best), "", *sweep_report(rows, largest)])
+
+
+def _too_large(found: dict[str, Any]) -> str:
+    largest = found["largest"]
+    smaller = (
+        f"lower train.global_batch, now {found['global_batch']}, to {largest['global_batch']}, or ask --sweep batch"
+        if largest["batch"]
+        else "no batch that the document allows does: choose larger chips, a smaller model or smaller images"
+    )
+    over = human_bytes(found["memory"]["over"])
+    return f"the step does not fit a device of {found['topology']['name']}: {over} too much; {smaller}"
 
 
 def request_of(config: RunConfig, topology: Topology) -> Request:

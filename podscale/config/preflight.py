@@ -76,9 +76,10 @@ def devices_here(document: RunConfig) -> int:
     """Devices that the engine will compute on in this machine, where processes drive several; 0 where not."""
     if document.train.engine == "pytorch":
         return 0
+    processes = processes_per_node(document)
     simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    each = int(simulated[1]) if simulated else 0
-    return len(devices.tpu_chips()) or each * processes_per_node(document)
+    gpus = devices.visible_gpus() if processes == 1 else 0  # of several processes each takes one
+    return len(devices.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
 
 
 def local_directory(location: str) -> Path | None:

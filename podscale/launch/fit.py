@@ -26,7 +26,8 @@ def find_misfits(
     if stage in ("train", "evaluate"):
         found += [*_accelerators(config, hardware, nodes, processes), *_security(config, hardware)]
     if stage == "train":
-        devices = hardware.accelerators if hardware.kind == "tpu" else processes
+        drives_all = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
+        devices = max(hardware.accelerators, 1) if drives_all else processes
         found += [*_worlds(config, nodes, devices), *_caches(config, processes, demand)]
     if len(found) == 1:
         raise InputError(found[0])

@@ -343,3 +343,11 @@ def test_the_batch_is_for_devices_not_for_processes(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax", "train.global_batch=66")
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     assert "66 is not divisible by ranks x accumulation = 4 x 1" in only(config)
+
+
+def test_a_process_of_jax_alone_on_a_machine_drives_all_of_its_gpus(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 4)
+    alone = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=1")
+    each = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=4")
+    torchs = document(tmp_path, "train.global_batch=64", "launch.processes=1")
+    assert [preflighting.devices_here(one) for one in (alone, each, torchs)] == [4, 0, 0]

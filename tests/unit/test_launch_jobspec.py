@@ -32,6 +32,14 @@ def test_processes_are_one_for_each_accelerator_unless_said_otherwise() -> None:
     assert (counted.processes, counted.hardware.resource, counted.hardware.node_selector) == (2, "nvidia.com/gpu", {})
 
 
+def test_a_process_of_jax_alone_on_a_machine_drives_all_of_its_gpus() -> None:
+    machine = ("launch.hardware=nvidia-l4 x4", "train.all_reduce.row=4", "train.all_reduce.algorithm=torus2d")
+    assert spec(*machine, "train.engine=jax", "launch.processes=1").processes == 1
+    for refused in (("train.engine=jax", "launch.processes=2"), ("launch.processes=1",)):
+        with pytest.raises(InputError, match="rows of 4 ranks do not divide"):
+            spec(*machine, *refused)
+
+
 def test_names_and_stages() -> None:
     assert spec().name == "digits"
     for stage in ("shard", "evaluate", "report"):

@@ -445,6 +445,16 @@ def test_the_command_tells_what_is_kept(
     (tmp_path / f"{larger.key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
     assert main(arguments) == 0
     assert f"by a line through the memory of {request.batch} and 1024" in capsys.readouterr().out
+    short = {**FOUND, "mesh": mesh, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
+    (tmp_path / f"{request.key}.json").write_text(json.dumps(short))
+    (tmp_path / f"{larger.key}.json").unlink()
+    assert main([*arguments, "--json"]) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["memory"]["over"] == 3 * GIB
+    assert (
+        "the step does not fit a device of v5e:4x4 x2: 3.0 GiB too much; lower train.global_batch, now 64, to"
+        in said.err
+    )
     assert not child.exists(), "nothing was compiled"
 
 
