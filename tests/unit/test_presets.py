@@ -43,6 +43,13 @@ def test_the_commands_of_a_head_make_valid_documents(name):
     assert commands or name == presets.DEFAULT
 
 
+@pytest.mark.parametrize("name", names())
+def test_what_takes_several_machines_is_not_shown_as_a_run_of_one(name):
+    """`podscale run` is for this machine, and refuses it."""
+    head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0]
+    assert load(resolve(name)).launch.nodes == 1 or "podscale run" not in head
+
+
 def test_presets_of_the_jax_engine_ask_for_tpus():
     """Without, their pods would train on CPUs, and say nothing of it."""
     of_jax = [name for name in names() if load(resolve(name)).train.engine == "jax"]
