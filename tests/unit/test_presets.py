@@ -28,7 +28,7 @@ def test_every_preset_is_a_valid_document_with_a_head(name):
     assert config.run.id == name, "a preset's run is called as the preset"
     head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].splitlines()
     assert all(line.startswith("#") for line in head)
-    shown = re.compile(rf"podscale (run|submit|render) {name}\b")
+    shown = re.compile(rf"podscale (run|submit|render|compile) {name}\b")
     assert name == presets.DEFAULT or any(map(shown.search, head)), "the head shows the command"
     assert 10 < len(claim_line(name)) < 120
 
