@@ -109,7 +109,7 @@ def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert "/workspace/datasets/absent" in ended.stderr
     assert "no restart can help" in ended.stdout
-    assert launcher.command("list").stdout.count("wrong") == 0
+    cluster.wait("the job to be gone", lambda: "wrong" not in launcher.command("list").stdout, poll=1)
 
 
 @pytest.mark.parametrize(
