@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from pydantic_core import PydanticCustomError
+
 from podscale.config.architecture import check_network
 from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
@@ -22,15 +24,16 @@ def check_sections(config: RunConfig) -> None:
     train, launch = config.train, config.launch
     check_engine(config)
     processes = launch.processes * launch.nodes if launch.processes else None
-    if processes is not None and train.engine == "pytorch" and not wants_tpus(config):
+    if processes is None or wants_tpus(config):
+        if train.global_batch % train.accumulation:
+            raise conflict(
+                "train.global_batch",
+                f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
+            )
+    elif train.engine == "pytorch":
         check_ranks(config, processes)
-    elif processes is not None and not wants_tpus(config):
+    else:
         check_processes(config, processes)
-    elif train.global_batch % train.accumulation:
-        raise conflict(
-            "train.global_batch",
-            f"train.global_batch {train.global_batch} is not divisible by train.accumulation {train.accumulation}",
-        )
     check_step(config)
     check_partitions(config)
     check_span(config)
@@ -247,6 +250,16 @@ def check_ranks(config: RunConfig, devices: int) -> None:
     row = train.all_reduce.row
     if row is not None and devices % row:
         raise conflict("train.all_reduce.row", f"rows of {row} ranks do not divide the {devices} ranks of the run")
+
+
+def fits_devices(config: RunConfig, devices: int) -> bool:
+    """Whether batch, spans and rows of a document fit so many devices; of one whose batch was changed by hand."""
+    try:
+        check_span(config)
+        check_ranks(config, devices)
+    except PydanticCustomError:
+        return False
+    return True
 
 
 def check_processes(config: RunConfig, processes: int) -> None:

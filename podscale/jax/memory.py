@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import jax
-from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
-from podscale.config.checks import check_ranks
-from podscale.config.spans import check_span
+from podscale.config.checks import fits_devices
 from podscale.errors import InputError
 from podscale.jax.ahead.shortage import Shortage, find_shortage
 from podscale.text import human_bytes
@@ -56,14 +54,8 @@ def evaluation_fits() -> AbstractContextManager[None]:
 def _fitting(shortage: Shortage, config: RunConfig, devices: int) -> int:
     """The largest batch that the document allows for which memory is enough, if all of it shrinks with it; else 0."""
     most = config.train.global_batch * shortage.available // shortage.needed
-    return next((batch for batch in range(most, 0, -1) if _allowed(config, batch, devices)), 0)
 
+    def with_batch(batch: int) -> RunConfig:
+        return config.model_copy(update={"train": config.train.model_copy(update={"global_batch": batch})})
 
-def _allowed(config: RunConfig, batch: int, devices: int) -> bool:
-    smaller = config.model_copy(update={"train": config.train.model_copy(update={"global_batch": batch})})
-    try:
-        check_span(smaller)
-        check_ranks(smaller, devices)
-    except PydanticCustomError:
-        return False
-    return True
+    return next((batch for batch in range(most, 0, -1) if fits_devices(with_batch(batch), devices)), 0)

@@ -5,11 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pydantic_core import PydanticCustomError
-
-from podscale.config import RunConfig
-from podscale.config.checks import check_ranks
-from podscale.config.spans import check_span
+from podscale.config.checks import fits_devices
 from podscale.errors import InputError
 from podscale.jax.ahead.request import Request
 from podscale.text import count
@@ -40,7 +36,8 @@ Measure = Callable[[Request], Measured]
 def batches_of(request: Request) -> list[int]:
     """Batches of one rank that the document's other options allow, in ascending order."""
     sizes = [size for size in range(1, LARGEST + 1) if size < STEP or size % STEP == 0]
-    return [size for size in sizes if _valid(with_batch(request, size))]
+    devices = request.topology.devices
+    return [size for size in sizes if fits_devices(with_batch(request, size).config, devices)]
 
 
 def with_batch(request: Request, batch: int) -> Request:
@@ -98,13 +95,3 @@ def _next(allowed: Sequence[int], needs: dict[int, float], available: float, fit
         wanted = high * available / needs[high]
     place = bisect_right(allowed, wanted) - 1
     return min(max(place, fitting + 1), failing - 1)
-
-
-def _valid(request: Request) -> bool:
-    config: RunConfig = request.config
-    try:
-        check_span(config)
-        check_ranks(config, request.topology.devices)
-    except PydanticCustomError:
-        return False
-    return True
