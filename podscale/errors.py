@@ -1,39 +1,71 @@
-"""Errors for people, and the exit codes that launchers act on.
+"""Errors for users, and the exit codes that launchers act on.
 
-Every error a user can cause is a `PodscaleError`: its text says what happened, why, and what to do next. The command
-line prints that text without a traceback and exits with the error's code. Anything else is a bug and keeps its
-traceback.
+Every error a user can cause is a `PodscaleError`. The command line prints its text without a traceback and exits with
+its code. Any other exception is a bug and keeps its traceback.
 """
 
 from enum import IntEnum
+from typing import Any, Final
 
 
 class ExitCode(IntEnum):
-    """How a stage ended; the meaning is the same in every launcher."""
+    """Exit code of a stage, the same in every launcher."""
 
     DONE = 0
     FAILED = 1
     BAD_INPUT = 2
     PREEMPTED = 75
-    """Stopped on request after saving a checkpoint: start the same command again."""
+    """Stopped on request after a checkpoint was saved: start the same command again."""
     HANG = 76
     PEER_LOST = 77
 
 
+class _Absent:
+    """Default of `got`, because None is a value that a user can give."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+    def __reduce__(self) -> str:
+        return "ABSENT"  # pickled by name, so that it stays one object
+
+
+ABSENT: Final = _Absent()
+
+
 class PodscaleError(Exception):
-    """A failure that a person can act on."""
+    """Failure that a user can act on; its text is `field: problem (got X). What to do.`
+
+    Args:
+        problem: what is wrong and why, one clause without a period.
+        field: document key, option, variable, file or URL that the error is about; "" if there is none.
+        got: offending value; left out of the text if absent.
+        hint: what to do next, a sentence; it has no period if it ends with a command or a path.
+    """
 
     exit_code = ExitCode.FAILED
 
+    def __init__(self, problem: str = "", *, field: str = "", got: Any = ABSENT, hint: str = "") -> None:
+        super().__init__(format_error(problem, field=field, got=got, hint=hint))
+        self.problem, self.field, self.got, self.hint = problem, field, got, hint
+
+
+def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "") -> str:
+    """Return the text of an error; `got` as Python writes it."""
+    text = f"{field}: {problem}" if field else problem
+    if got is not ABSENT:
+        text += f" (got {got!r})"
+    return f"{text}. {hint}" if hint else text
+
 
 class InputError(PodscaleError, ValueError):
-    """The run document, the data or the place to run is not usable; nothing was started."""
+    """The run document, the data or the machine is not usable; nothing was started."""
 
     exit_code = ExitCode.BAD_INPUT
 
 
 class Preempted(PodscaleError):
-    """A stop was requested and the state was saved; the same command continues."""
+    """A stop was requested and the state was saved; the same command resumes."""
 
     exit_code = ExitCode.PREEMPTED
 
@@ -45,13 +77,13 @@ class HangDetected(PodscaleError):
 
 
 class PeerLost(PodscaleError):
-    """Another rank of the run ended or cannot be reached."""
+    """Another rank of the run exited or cannot be reached."""
 
     exit_code = ExitCode.PEER_LOST
 
 
 def error_of(code: int, message: str) -> PodscaleError:
-    """The exception of an exit code, so that a stage fails here as it failed there."""
+    """Return the exception of an exit code, so that a stage fails here as it failed there."""
     kinds = (InputError, Preempted, HangDetected, PeerLost)
     kind = next((kind for kind in kinds if kind.exit_code == code), PodscaleError)
     return kind(message)
