@@ -13,33 +13,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from podscale import processes
+from podscale import env, processes
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
-from podscale.launch.orphans import LAUNCHER
 from podscale.rundir.outcome import Stage
 from podscale.stopping import stoppable
-
-LIFELINE = "PODSCALE_LIFELINE"
-"""Environment: a file that the launcher holds locked as long as it lives, for stages in containers, where its process
-id means nothing."""
-SIGNPOST = "PODSCALE_STAGE_FILE"
-"""Environment: file in which the running stage names itself, so that the launcher can forward signals to it. Beside it
-a stage that fails says why (`last_words`): the run directory may be on a disk that is full."""
 
 
 @contextmanager
 def stage_process(stage: Stage | str) -> Iterator[None]:
     """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
-    if LAUNCHER in os.environ:
-        processes.die_with(int(os.environ[LAUNCHER]))
-    if LIFELINE in os.environ:
-        processes.die_with_holder(Path(os.environ[LIFELINE]))
+    if (launcher := env.read_number(env.LAUNCHER_PID)) is not None:
+        processes.die_with(launcher)
+    if (lifeline := env.read_path(env.LIFELINE)) is not None:
+        processes.die_with_holder(lifeline)
     try:
         with stoppable():
-            if SIGNPOST in os.environ:
+            if env.STAGE_FILE in os.environ:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
-                write_json(Path(os.environ[SIGNPOST]), {"stage": stage, "pid": os.getpid()})
+                write_json(Path(os.environ[env.STAGE_FILE]), {"stage": stage, "pid": os.getpid()})
             yield
     except PodscaleError as error:
         _leave_word(stage, int(error.exit_code), str(error))
@@ -60,9 +52,9 @@ def last_words(signpost: Path, stage: str) -> tuple[int, str] | None:
 
 
 def _leave_word(stage: str, exit_code: int, error: str) -> None:
-    if SIGNPOST in os.environ:
+    if env.STAGE_FILE in os.environ:
         with suppress(OSError):
-            write_json(_word_path(Path(os.environ[SIGNPOST]), stage), {"exit_code": exit_code, "error": error})
+            write_json(_word_path(Path(os.environ[env.STAGE_FILE]), stage), {"exit_code": exit_code, "error": error})
 
 
 def _word_path(signpost: Path, stage: str) -> Path:

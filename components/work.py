@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import __version__, ensemble, progress, resume, stages
+from podscale import __version__, ensemble, env, progress, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.model import DataSection
@@ -23,9 +23,6 @@ from podscale.study import StudyDocument
 if TYPE_CHECKING:
     from podscale.study.cells import Cell
     from podscale.study.records import Record
-
-WORKERS = "PODSCALE_SHARD_WORKERS"
-"""Environment: packing processes. Not an input of the component, because the number changes nothing in the shards."""
 
 SUCCEEDED = ("SUCCEEDED", "COMPLETE")
 """The state of a pipeline that went well; the second is the word of backends with ML Metadata (KFP up to 2.17)."""
@@ -241,7 +238,7 @@ def _config(document: str, run_id: str) -> RunConfig:
 
 
 def _workers() -> int:
-    return int(os.environ.get(WORKERS, "0"))
+    return env.read_number(env.SHARD_WORKERS) or 0
 
 
 def _location(shard_set: Any) -> str:

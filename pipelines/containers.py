@@ -18,12 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from podscale import devices
-from podscale.components.process import LIFELINE
+from podscale import devices, env
 from podscale.config import RunConfig
 from podscale.config.preflight import local_directory
 from podscale.errors import InputError
-from podscale.launch.environment import COMMAND
 from podscale.pipelines.runners import environment
 from podscale.processes import held
 from podscale.rundir import RunDirectory
@@ -59,7 +57,7 @@ class Containers:
         handler = importlib.import_module("kfp.local.docker_task_handler")
         lifeline = scratch / "lifeline"
         theirs = handler.run_docker_container
-        self._variables = {**variables, LIFELINE: str(lifeline), COMMAND: os.environ.get(COMMAND, "")}
+        self._variables = {**variables, env.LIFELINE: str(lifeline), env.COMMAND: os.environ.get(env.COMMAND, "")}
         self._scratch = scratch
         self._remove_leftovers()
         handler.run_docker_container = self._run  # type: ignore[attr-defined]

@@ -16,13 +16,12 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
+from podscale import env
 from podscale.errors import InputError, PodscaleError
 
 HOST = "KF_PIPELINES_ENDPOINT"
 UI = "KF_PIPELINES_UI_ENDPOINT"
 TOKEN_FILE = "KF_PIPELINES_SA_TOKEN_PATH"
-TOKEN = "PODSCALE_KFP_TOKEN"
-COOKIES = "PODSCALE_KFP_COOKIES"
 IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 PROJECTED_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 """Where a pod of a multi-user Kubeflow finds the token that KFP's API accepts."""
@@ -83,9 +82,9 @@ def endpoint(
         host=_url(found),
         namespace=namespace,
         ui=_url(ui or environment.get(UI, "")) if ui or environment.get(UI) else "",
-        token=environment.get(TOKEN, ""),
+        token=environment.get(env.KFP_TOKEN, ""),
         token_file=token_file or _token_file(environment),
-        cookies=environment.get(COOKIES, ""),
+        cookies=environment.get(env.KFP_COOKIES, ""),
         ca_file=ca_file,
     )
 
@@ -119,7 +118,8 @@ def refusal(place: Endpoint, status: int) -> str:
     """What to do where the backend wants other credentials, as one sentence for people."""
     given = "the token" if place.token or place.token_file else "the cookies" if place.cookies else "nothing"
     how = (
-        f"give a token by --token-file FILE (or {TOKEN}), or the cookies of a browser that is logged in by {COOKIES}, "
+        f"give a token by --token-file FILE (or {env.KFP_TOKEN}), or the cookies of a browser that is logged in by "
+        f"{env.KFP_COOKIES}, "
         f"or go past the login: `{PORT_FORWARD}`"
     )
     if status == 403:
@@ -193,7 +193,7 @@ def _url(address: str) -> str:
 
 
 def _token_file(environment: Mapping[str, str]) -> Path | None:
-    if TOKEN in environment:
+    if env.KFP_TOKEN in environment:
         return None
     if TOKEN_FILE in environment:
         return Path(environment[TOKEN_FILE])

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale import progress, resume, stages
-from podscale.components import process, work
+from podscale import env, resume, stages
+from podscale.components import process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.pipelines.runners import Processes, Runner
@@ -222,9 +222,9 @@ def _variables(launch: Launch) -> dict[str, str]:
     """What a stage needs to know about this launch."""
     return {
         **launch.lease.variables,
-        process.SIGNPOST: str(launch.signpost),
-        progress.VARIABLE: str(launch.progress),
-        work.WORKERS: str(launch.config.launch.shard_workers),
+        env.STAGE_FILE: str(launch.signpost),
+        env.PROGRESS_FILE: str(launch.progress),
+        env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
         **stages.Telemetry.of(launch.config, RunDirectory.of(launch.config).endpoint).variables,
         "PYTHONUNBUFFERED": "1",
     }

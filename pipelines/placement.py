@@ -8,11 +8,9 @@ small resources of its own. KFP gives the service account and the rest of the se
 from collections.abc import Mapping
 from typing import Any
 
-from podscale.components import work
+from podscale import env
 from podscale.config import RunConfig
-from podscale.config.document import RUN_DOCUMENT
 from podscale.errors import InputError
-from podscale.launch import termination
 from podscale.launch.jobspec import Stage, job_spec, pod_telemetry
 from podscale.launch.render import render
 from podscale.pipelines.training import Place, Role
@@ -30,7 +28,7 @@ STAGES: Mapping[Role, Stage] = {
 LAUNCHING: tuple[Role, ...] = ("launcher", "summary")
 LAUNCHER_RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 """Of a pod that waits: the client and kfp take about 200 MiB."""
-OWN_VARIABLES = (RUN_DOCUMENT, termination.VARIABLE)
+OWN_VARIABLES = (env.RUN_DOCUMENT, env.TERMINATION_LOG)
 """What a job's pod is told by environment and a component by its inputs."""
 BACKOFF_SECONDS = 60
 
@@ -95,7 +93,7 @@ def _contain(task: Any, container: Mapping[str, Any]) -> None:
 def _tell_sharding(task: Any, config: RunConfig) -> None:
     """What changes nothing in the shards: as variables, for what a task is given besides does not spoil its cache."""
     if config.launch.shard_workers:
-        task.set_env_variable(work.WORKERS, str(config.launch.shard_workers))
+        task.set_env_variable(env.SHARD_WORKERS, str(config.launch.shard_workers))
     if config.telemetry.enabled:
         for name, value in Telemetry(config.run.id, pod_telemetry(config)).variables.items():
             task.set_env_variable(name, value)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from podscale.launch.orphans import LAUNCHER
+from podscale import env
 
 
 class Runner(Protocol):
@@ -31,7 +31,8 @@ class Processes:
 
     @contextlib.contextmanager
     def prepared(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
-        ours = {**variables, LAUNCHER: str(os.getpid()), "TMPDIR": str(scratch)}  # kfp leaves a directory a task there
+        # kfp leaves one directory a task in TMPDIR
+        ours = {**variables, env.LAUNCHER_PID: str(os.getpid()), "TMPDIR": str(scratch)}
         with environment(ours):
             yield
 

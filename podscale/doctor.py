@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from podscale import devices
+from podscale import devices, env
 from podscale.findings import Finding, tell
 from podscale.text import human_bytes
 from podscale.version import VERSION, installed
@@ -23,8 +23,6 @@ METRICS_PORT = 9400
 """The port that presets for clusters use."""
 
 
-IMAGE = "PODSCALE_IMAGE"
-"""Environment: the image that this runs in, named by the image itself; absent outside of one."""
 LEFT_OUT = {
     "podscale-base": ("DALI",),
     "podscale-tools": ("PyTorch", "scikit-learn", "DALI"),
@@ -63,7 +61,7 @@ def examine(workspace: Path) -> list[Finding]:
 
 def _in_this_image(finding: Finding) -> Finding:
     """Nothing is missing that the image leaves out: other pods do that part."""
-    image = os.environ.get(IMAGE, "")
+    image = os.environ.get(env.IMAGE, "")
     if finding.verdict == "ok" or finding.subject not in LEFT_OUT.get(image, ()):
         return finding
     return replace(finding, verdict="note", found=f"not in {image}, which does without", advice=ELSEWHERE)
@@ -72,7 +70,7 @@ def _in_this_image(finding: Finding) -> Finding:
 def _system() -> Iterator[Finding]:
     version = platform.python_version()
     good = sys.version_info[:2] >= PYTHON
-    image = f" in {os.environ[IMAGE]}" if os.environ.get(IMAGE) else ""
+    image = f" in {os.environ[env.IMAGE]}" if os.environ.get(env.IMAGE) else ""
     yield Finding("podscale", "ok", f"{VERSION}{image} from {Path(__file__).parent}")
     yield Finding(
         "python",
@@ -97,7 +95,7 @@ def _gpus() -> Iterator[Finding]:
         return
     hidden = "; CUDA_VISIBLE_DEVICES hides them" if devices.gpu_names() else ""
     here = "small runs work on the CPU (try `podscale run`)"
-    in_gpu_image = os.environ.get(IMAGE) == "podscale-gpu"
+    in_gpu_image = os.environ.get(env.IMAGE) == "podscale-gpu"
     yield Finding("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
 
 

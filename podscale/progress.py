@@ -1,7 +1,6 @@
 """How long work reports where it is: a callable that gets an update now and then, for a bar or a log."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,10 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-Stage = Literal["list", "pack", "merge", "verify", "evaluate"]
+from podscale import env
 
-VARIABLE = "PODSCALE_PROGRESS_FILE"
-"""Environment: the file to which a running stage writes where it is, for whoever shows it on this machine."""
+Stage = Literal["list", "pack", "merge", "verify", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,8 @@ def to_file(path: Path) -> Report:
 
 def from_environment() -> Report:
     """The report that the launcher asked for, or the silent one."""
-    path = os.environ.get(VARIABLE)
-    return to_file(Path(path)) if path else silent
+    path = env.read_path(env.PROGRESS_FILE)
+    return to_file(path) if path else silent
 
 
 def read(path: Path) -> Update | None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from podscale import ensemble, resume
+from podscale import ensemble, env, resume
 from podscale.config import RunConfig
 from podscale.config.model import DataSection
 from podscale.config.preflight import preflight
@@ -40,9 +40,6 @@ from podscale.shards.watch import UNWATCHED, Watch
 
 if TYPE_CHECKING:
     from podscale.launch.outcomes import Verdict
-
-TELEMETRY = "PODSCALE_TELEMETRY"
-"""Environment: a Telemetry as JSON, for a stage that a launcher of this machine starts."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,8 @@ class Telemetry:
 
     @classmethod
     def from_environment(cls) -> "Telemetry | None":
-        """As the launcher says in TELEMETRY; None where it does not."""
-        text = os.environ.get(TELEMETRY)
+        """As the launcher says in env.TELEMETRY; None where it does not."""
+        text = os.environ.get(env.TELEMETRY)
         if not text:
             return None
         found = json.loads(text)
@@ -84,7 +81,7 @@ class Telemetry:
     def variables(self) -> dict[str, str]:
         """The environment that tells a stage."""
         section = self.section.model_dump(mode="json")
-        return {TELEMETRY: json.dumps({"run": self.run, "telemetry": section, "endpoint": self.endpoint})}
+        return {env.TELEMETRY: json.dumps({"run": self.run, "telemetry": section, "endpoint": self.endpoint})}
 
 
 def shard(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from podscale import env
 from podscale.cli.options import Json, Set, complete_run
 
 app = typer.Typer(help="Measure this machine, with the code that runs use.", no_args_is_help=True)
@@ -80,5 +81,5 @@ def train(
         vary=vary,
         settings=Settings(warmup, steps, parts, time_limit, budget, shard_set),
         out=out,
-        command=os.environ.get("PODSCALE_COMMAND", "podscale bench train"),
+        command=os.environ.get(env.COMMAND, "podscale bench train"),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podscale import env
 from podscale.cli.groups import grouped
 from podscale.cli.options import Defaults, Json, Kfp, Run, Set
 
@@ -27,7 +28,7 @@ class Place:
         None
     )
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Bearer token; else PODSCALE_KFP_TOKEN or _COOKIES.")
+        Path | None, typer.Option(metavar="FILE", help=f"Bearer token; else {env.KFP_TOKEN} or _COOKIES.")
     ] = None
     ca_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate authority of the host (PEM).")] = (
         None

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from podscale import env
 from podscale.cli import bench, cluster, documents, monitoring, pipeline, stages, study, tpu
 from podscale.errors import ExitCode, PodscaleError
 from podscale.stopping import stoppable
@@ -46,7 +47,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code where the command did not exit itself."""
     typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
-    os.environ["PODSCALE_COMMAND"] = shlex.join(typed)  # for environment.json (launch.environment.COMMAND)
+    os.environ[env.COMMAND] = shlex.join(typed)  # for environment.json
     try:
         with stoppable():
             result = app(args=arguments, prog_name="podscale", standalone_mode=False)

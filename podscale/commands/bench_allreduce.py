@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podscale import devices
+from podscale import devices, env
 from podscale.bench import allreduce
 from podscale.config.model import AllReduceSection
 from podscale.errors import InputError
@@ -52,7 +52,7 @@ def run(options: Options) -> None:
         found = allreduce.measure(job, options.ranks, options.time_limit)
     lines = allreduce.tables(found)
     if options.out is not None:
-        command = f"Command: `{os.environ.get('PODSCALE_COMMAND', '')}`  "
+        command = f"Command: `{os.environ.get(env.COMMAND, '')}`  "
         machine = f"Machine: {devices.cores()} cores of {devices.cpu_name()}  "
         text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
         (options.out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from podscale import config
+from podscale import config, env
 from podscale.config import Defaults, RunConfig
-from podscale.config.document import RUN_DOCUMENT, peek, read_text
+from podscale.config.document import peek, read_text
 from podscale.config.preflight import find_problems
 from podscale.errors import InputError
 from podscale.pipelines import presets
@@ -28,8 +28,8 @@ def load(document: str | None, changes: Sequence[str], defaults: Defaults | None
     Where nobody names one it is the document in the environment, which pods have, else the default preset.
     defaults: what holds where the document says nothing.
     """
-    if document is None and RUN_DOCUMENT in os.environ:
-        return config.loads(os.environ[RUN_DOCUMENT], RUN_DOCUMENT, changes, defaults)
+    if document is None and env.RUN_DOCUMENT in os.environ:
+        return config.loads(os.environ[env.RUN_DOCUMENT], env.RUN_DOCUMENT, changes, defaults)
     found = config.load(presets.resolve(document), changes, defaults)
     if found.train.recipe_origin:
         print(f"recipe {found.train.recipe_origin}", file=sys.stderr)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, StringConstraints, model_validator
 
+from podscale import env
 from podscale.config.fields import placement as option  # a field here is named placement
 from podscale.config.section import Section
 
@@ -25,7 +26,7 @@ OWN_LABELS = (
     "app.kubernetes.io/component",
     "podscale.dev/",
 )
-OWN_VARIABLES = ("PODSCALE_", "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OWN_VARIABLES = (env.PREFIX, "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What launchers and Podscale itself set in the pods; a prefix where it ends in an underscore."""
 OWN_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 

@@ -22,8 +22,6 @@ from podscale.errors import InputError
 Kind = TypeVar("Kind", bound=BaseModel)
 
 MAX_DOCUMENT_BYTES = 2**20
-RUN_DOCUMENT = "PODSCALE_RUN_DOCUMENT"
-"""Environment: the document of a stage in a pod, inline, so that a rendered job needs no file."""
 
 
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic_core import PydanticCustomError
 
-from podscale import devices
+from podscale import devices, env
 from podscale.config.checks import check_ranks
 from podscale.config.engines import TPU, wants_tpus
 from podscale.config.identity import data_fingerprint
@@ -248,7 +248,7 @@ def _is_installed(package: str) -> bool:
 
 def _where_from(install: str, images: str) -> str:
     """What to do about missing software: nothing can be installed into a container, which has another image."""
-    inside = os.environ.get("PODSCALE_IMAGE")
+    inside = os.environ.get(env.IMAGE)
     if not inside:
         return install
     if inside.partition(":")[0] in images.split():

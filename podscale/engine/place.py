@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError
 from podscale.launch.outcomes import RankOutcome, end_process
@@ -30,14 +31,13 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> "Place":
-        """From PODSCALE_CONFIG (JSON), _STAGE, _SHARD_SET, _RANK_DIR, _FENCE and RANK, the number of the process."""
-        fence = environment.get("PODSCALE_FENCE")
+        """Read what the supervisor passes to a worker (docs/environment.md), and RANK."""
         return cls(
-            config=RunConfig.model_validate_json(environment["PODSCALE_CONFIG"]),
-            stage=environment["PODSCALE_STAGE"],
-            shard_set=environment["PODSCALE_SHARD_SET"],
-            rank_directory=Path(environment["PODSCALE_RANK_DIR"]),
-            fence=int(fence) if fence else None,
+            config=RunConfig.model_validate_json(environment[env.CONFIG]),
+            stage=environment[env.STAGE],
+            shard_set=environment[env.SHARD_SET],
+            rank_directory=Path(environment[env.RANK_DIR]),
+            fence=env.read_number(env.FENCE, environment),
             rank=int(environment.get("RANK", "0")),
         )
 

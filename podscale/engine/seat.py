@@ -8,9 +8,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from podscale import env
 from podscale.errors import InputError
-from podscale.launch.rendezvous import SLICE, number
-from podscale.launch.spawner import SLICES, STORE
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -37,22 +36,22 @@ def read_seat(environment: Mapping[str, str] = os.environ) -> Seat:
 
     Raises InputError for variables that are half set or make no sense together.
     """
-    if environment.get("WORLD_SIZE", "1") == "1" and STORE not in environment:
+    if environment.get("WORLD_SIZE", "1") == "1" and env.STORE not in environment:
         return Seat()
-    missing = [name for name in (*NUMBERS, STORE) if not environment.get(name)]
-    if (SLICE in environment) != (SLICES in environment) and SLICES in environment:
-        missing.append(SLICE)
+    missing = [name for name in (*NUMBERS, env.STORE) if not environment.get(name)]
+    if (env.SLICE in environment) != (env.SLICES in environment) and env.SLICES in environment:
+        missing.append(env.SLICE)
     if missing:
         raise InputError(
             f"the environment of this rank is half set: {', '.join(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} missing; `podscale train` starts ranks with all of it"
         )
-    rank, size, local_rank, local_size = (number(name, environment[name]) for name in NUMBERS)
-    address, _, port = environment[STORE].rpartition(":")
+    rank, size, local_rank, local_size = (env.number(name, environment[name]) for name in NUMBERS)
+    address, _, port = environment[env.STORE].rpartition(":")
     slice_, slices = 0, 1
-    if SLICES in environment:
-        slice_, slices = number(SLICE, environment[SLICE]), number(SLICES, environment[SLICES])
-    seat = Seat(rank, size, local_rank, local_size, address, number(STORE, port), slice_, slices)
+    if env.SLICES in environment:
+        slice_, slices = env.number(env.SLICE, environment[env.SLICE]), env.number(env.SLICES, environment[env.SLICES])
+    seat = Seat(rank, size, local_rank, local_size, address, env.number(env.STORE, port), slice_, slices)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size and 0 <= slice_ < slices):
         raise InputError(f"the environment of this rank makes no sense: {seat}")
     return seat

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from podscale import env
 from podscale.checkpoint import Checkpoints
 from podscale.engine.checkpoints import open_checkpoints
 from podscale.engine.monitor import Monitor, monitoring
@@ -29,7 +30,7 @@ def carry_out(
             whereabouts.enter("evaluation")
             evaluation()
         case _:
-            raise InputError(f"PODSCALE_STAGE={place.stage}: this engine has the stages train and evaluate")
+            raise InputError(f"{env.STAGE}={place.stage}: this engine has the stages train and evaluate")
 
 
 def train_run(

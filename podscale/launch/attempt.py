@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from podscale import devices, processes
+from podscale import devices, env, processes
 from podscale.errors import ExitCode
 from podscale.launch import joining, local, orphans
 from podscale.launch.follow import Display
@@ -42,7 +42,7 @@ class Stop:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.ask()
-        elif time.monotonic() - self.since > ECHO_SECONDS and orphans.LAUNCHER not in os.environ:
+        elif time.monotonic() - self.since > ECHO_SECONDS and env.LAUNCHER_PID not in os.environ:
             self.insisted = True
 
     def ask(self) -> None:

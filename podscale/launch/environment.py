@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from podscale import devices
+from podscale import devices, env
 from podscale.files import write_json
 from podscale.launch.podtask import PodTask
 from podscale.version import VERSION, installed
@@ -27,8 +27,6 @@ PACKAGES = (
     "kfp",
     "prometheus-client",
 )
-COMMAND = "PODSCALE_COMMAND"
-"""Environment: what a person typed, given by the command line; absent where a cluster started the stage."""
 
 
 def write_environment(path: Path, task: PodTask) -> None:
@@ -41,7 +39,7 @@ def describe(task: PodTask) -> dict[str, Any]:
         "podscale": VERSION,
         "commit": _commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": os.environ.get(COMMAND),
+        "command": os.environ.get(env.COMMAND),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -58,7 +56,7 @@ def describe(task: PodTask) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of the source this runs from, with a mark where files differ; an image gives it by environment."""
-    given = os.environ.get("PODSCALE_COMMIT")
+    given = os.environ.get(env.COMMIT)
     source = Path(__file__).resolve().parents[2]
     if given or not (source / ".git").exists():
         return given

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from podscale import processes
+from podscale import env, processes
 from podscale.errors import ExitCode
 from podscale.launch.podtask import PodTask
 from podscale.rundir import Lease, LeaseLost, RunDirectory
@@ -15,8 +15,6 @@ from podscale.telemetry.heartbeat import read_book, write_book
 
 logger = logging.getLogger(__name__)
 
-BEGAN = "PODSCALE_LIFE_BEGAN"
-"""Environment: when this life began, in seconds of this machine's monotonic clock."""
 ENDINGS: Mapping[int, str] = {
     ExitCode.DONE: "done",
     ExitCode.PREEMPTED: "preempted",
@@ -44,7 +42,7 @@ class Lives:
             book = launched(read_book(self._path), time.time(), time.monotonic() - self._began)
             self.launches = book.life
             self._write(book)
-        return {BEGAN: repr(self._began)}
+        return {env.LIFE_BEGAN: repr(self._began)}
 
     def end(self, exit_code: int) -> None:
         """The life has ended with the stage's exit code. The time of the last heartbeat stays as it is."""
@@ -66,6 +64,6 @@ class Lives:
 
 def age(environment: Mapping[str, str] = os.environ) -> float:
     """Seconds since the life of this rank began: with its pod, or with itself where torchrun started it once more."""
-    began = environment.get(BEGAN)
+    began = env.read_seconds(env.LIFE_BEGAN, environment)
     again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return processes.age() if began is None or again else max(0.0, time.monotonic() - float(began))
+    return processes.age() if began is None or again else max(0.0, time.monotonic() - began)

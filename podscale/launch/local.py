@@ -8,13 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from podscale import progress
+from podscale import env
 from podscale.launch import comeback
-from podscale.launch.orphans import RANK_DIR, SUPERVISOR
 from podscale.launch.podtask import PodTask
-from podscale.rundir.lease import FENCE, LEASE, PATIENCE
-
-LOG_DIR = "PODSCALE_LOG_DIR"
 
 
 def command(task: PodTask, rank_dir: Path) -> list[str]:
@@ -33,24 +29,24 @@ def environment(
     """The child's environment: the contract of a rank (see rankprocess) on top of `base`."""
     variables = {
         **base,
-        "PODSCALE_CONFIG": task.document,
-        "PODSCALE_STAGE": task.stage,
-        "PODSCALE_SHARD_SET": task.shard_set,
-        RANK_DIR: str(rank_dir),
-        LOG_DIR: str(log_dir),
-        LEASE: str(lease),
-        SUPERVISOR: str(os.getpid()),
+        env.CONFIG: task.document,
+        env.STAGE: task.stage,
+        env.SHARD_SET: task.shard_set,
+        env.RANK_DIR: str(rank_dir),
+        env.LOG_DIR: str(log_dir),
+        env.LEASE: str(lease),
+        env.SUPERVISOR: str(os.getpid()),
         "OMP_NUM_THREADS": str(task.threads),
         # Versions of torchrun that know the setting wait this long before they kill; the supervisor itself kills
         # after the grace time, so this is longer.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(task.grace_seconds) + 5),
         "PYTHONUNBUFFERED": "1",
-        progress.VARIABLE: str(progress_path(rank_dir, base)),
+        env.PROGRESS_FILE: str(progress_path(rank_dir, base)),
     }
     if fence is not None:
-        variables[FENCE] = str(fence)
+        variables[env.FENCE] = str(fence)
     else:
-        variables[PATIENCE] = str(comeback.lease_patience(task.grace_seconds, base))
+        variables[env.LEASE_PATIENCE] = str(comeback.lease_patience(task.grace_seconds, base))
     if task.alone:
         variables.update(_alone())
     return variables
@@ -58,7 +54,7 @@ def environment(
 
 def progress_path(rank_dir: Path, base: Mapping[str, str]) -> Path:
     """Where the first rank writes how far an evaluation is: where our own launcher looks, or beside the reports."""
-    return Path(base.get(progress.VARIABLE) or rank_dir / "progress.json")
+    return Path(base.get(env.PROGRESS_FILE) or rank_dir / "progress.json")
 
 
 def start(arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:

@@ -10,12 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from podscale import processes
-
-RANK_DIR = "PODSCALE_RANK_DIR"
-SUPERVISOR = "PODSCALE_SUPERVISOR"
-LAUNCHER = "PODSCALE_LAUNCHER_PID"
-"""Environment: process id of the `podscale run` on this machine that started a stage; absent on a cluster."""
+from podscale import env, processes
 
 
 def die_with_parent() -> None:
@@ -25,8 +20,8 @@ def die_with_parent() -> None:
     supervisor is no longer among the ancestors.
     """
     processes.die_with_parent()
-    supervisor = os.environ.get(SUPERVISOR)
-    if supervisor is not None and int(supervisor) not in ancestors():
+    supervisor = env.read_number(env.SUPERVISOR)
+    if supervisor is not None and supervisor not in ancestors():
         processes.die()
 
 
@@ -46,7 +41,7 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def members(rank_dir: Path, variable: str = RANK_DIR) -> list[int]:
+def members(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
     """Living processes of a launch: those in whose environment `variable` names its rank directory, whoever their
     parent is now."""
     mark = f"{variable}={rank_dir}".encode()
@@ -62,7 +57,7 @@ def members(rank_dir: Path, variable: str = RANK_DIR) -> list[int]:
     return found
 
 
-def end_all(rank_dir: Path, variable: str = RANK_DIR, seconds: float = 10.0) -> list[int]:
+def end_all(rank_dir: Path, variable: str = env.RANK_DIR, seconds: float = 10.0) -> list[int]:
     """Kills these processes of a launch, again until none is left (they may be starting others); returns the pids."""
     ended: set[int] = set()
     deadline = time.monotonic() + seconds

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.launch.rendezvous import Rendezvous, number, read_rendezvous
+from podscale.launch.rendezvous import Rendezvous, read_rendezvous
 
 Stage = Literal["train", "evaluate"]
 Engine = Literal["pytorch", "jax"]
@@ -96,5 +97,5 @@ def _processes(config: RunConfig, environment: Mapping[str, str], gpus: int) -> 
     """The launcher's count, else the document's, else one per GPU, else one: a process has all TPUs of its machine."""
     given = environment.get("PET_NPROC_PER_NODE", "auto")
     if given not in ("auto", "gpu", "cpu"):
-        return max(1, number("PET_NPROC_PER_NODE", given))
+        return max(1, env.number("PET_NPROC_PER_NODE", given))
     return config.launch.processes or max(1, gpus)

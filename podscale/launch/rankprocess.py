@@ -1,9 +1,7 @@
 """The first code of every rank: binds it to its parent, opens its log, and reports how it ended.
 
 Run as `python -m podscale.launch.rankprocess MODULE`, by torchrun or by the supervisor; MODULE runs as __main__ in
-this same process. The environment: RANK and what torchrun sets, PODSCALE_CONFIG (the resolved document as JSON),
-PODSCALE_STAGE, PODSCALE_SHARD_SET, PODSCALE_RANK_DIR (pod-local: rank-<k>.json, metrics-<k>.prom, outcome-<k>.json),
-PODSCALE_LOG_DIR (rank-<k>.log), PODSCALE_LEASE (the lease's path) and PODSCALE_FENCE (its number).
+this same process. docs/environment.md lists what it finds in its environment.
 """
 
 import os
@@ -12,11 +10,11 @@ import sys
 import traceback
 from pathlib import Path
 
+from podscale import env
 from podscale.errors import ExitCode, PodscaleError
-from podscale.launch.local import LOG_DIR
-from podscale.launch.orphans import RANK_DIR, die_with_parent
+from podscale.launch.orphans import die_with_parent
 from podscale.launch.outcomes import RankOutcome, end_process, outcome_path, register_rank
-from podscale.rundir.lease import FENCE, LEASE, PATIENCE, Lease
+from podscale.rundir.lease import Lease
 from podscale.stopping import Stopped, raise_on_stop
 
 
@@ -24,7 +22,7 @@ def main() -> None:
     """Runs the module and ends the process with its code; however it ends, outcome-<rank>.json says so."""
     die_with_parent()
     rank = int(os.environ["RANK"])
-    rank_dir = Path(os.environ[RANK_DIR])
+    rank_dir = Path(os.environ[env.RANK_DIR])
     _open_log(rank)
     outcome_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
     end_process(rank_dir, rank, _run(rank, rank_dir))
@@ -36,11 +34,11 @@ def _run(rank: int, rank_dir: Path) -> RankOutcome:
     try:
         # Until training has a handler of its own, a stop request loses nothing.
         raise_on_stop(
-            f"the {os.environ['PODSCALE_STAGE']} stage was stopped on request before there was anything to save; the "
+            f"the {os.environ[env.STAGE]} stage was stopped on request before there was anything to save; the "
             "same command starts it again"
         )
         register_rank(rank_dir, rank)
-        lease = _take_lease() if rank == 0 and FENCE not in os.environ else None
+        lease = _take_lease() if rank == 0 and env.FENCE not in os.environ else None
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         del lease
     except SystemExit as end:
@@ -58,17 +56,17 @@ def _run(rank: int, rank_dir: Path) -> RankOutcome:
 
 def _take_lease() -> Lease:
     """Where the pods of a job learn only now which of them leads, its rank 0 takes the lease."""
-    lease = Lease.acquire(Path(os.environ[LEASE]), float(os.environ[PATIENCE]))
-    os.environ[FENCE] = str(lease.number)
+    lease = Lease.acquire(Path(os.environ[env.LEASE]), env.read_seconds(env.LEASE_PATIENCE) or 0.0)
+    os.environ[env.FENCE] = str(lease.number)
     return lease
 
 
 def _open_log(rank: int) -> None:
     """Sends what this process prints, Python or not, to its own file."""
-    directory = os.environ.get(LOG_DIR)
+    directory = env.read_path(env.LOG_DIR)
     if directory is not None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(Path(directory) / f"rank-{rank}.log", flags, 0o644)
+        descriptor = os.open(directory / f"rank-{rank}.log", flags, 0o644)
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)

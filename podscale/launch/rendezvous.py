@@ -7,10 +7,9 @@ somebody set it by hand or that the wrong launcher is at work, and is an error t
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from podscale import env
 from podscale.errors import InputError
 
-SLICE, SLICE_NODES = "PODSCALE_SLICE", "PODSCALE_SLICE_NODES"
-"""Environment: number of this pod's slice, and pods of each slice."""
 C10D_PORT = 29400
 """Where torchrun's c10d rendezvous is when its endpoint names no port."""
 TPU_PORT = 29500
@@ -67,22 +66,22 @@ def read_rendezvous(environment: Environment) -> Rendezvous | None:
 
 
 def _torchrun(environment: Environment) -> Rendezvous:
-    """Where the pods are those of several slices, PET_NODE_RANK counts within the one that PODSCALE_SLICE names."""
-    nodes = number("PET_NNODES", environment["PET_NNODES"].rpartition(":")[2])
+    """Where the pods are those of several slices, PET_NODE_RANK counts within the one that `env.SLICE` names."""
+    nodes = env.number("PET_NNODES", environment["PET_NNODES"].rpartition(":")[2])
     slices = 1
     if endpoint := environment.get("PET_RDZV_ENDPOINT"):
         address, colon, port = endpoint.rpartition(":")
         address, port = (address, port) if colon else (endpoint, str(C10D_PORT))
-        return Rendezvous(nodes, 0 if nodes == 1 else None, address, number("PET_RDZV_ENDPOINT", port))
+        return Rendezvous(nodes, 0 if nodes == 1 else None, address, env.number("PET_RDZV_ENDPOINT", port))
     node_rank = _number_of(environment, "PET_NODE_RANK") if "PET_NODE_RANK" in environment else None
-    if node_rank is not None and SLICE in environment:
-        each = _number_of(_group(environment, "several slices", SLICE, SLICE_NODES), SLICE_NODES)
-        node_rank += _number_of(environment, SLICE) * each
+    if node_rank is not None and env.SLICE in environment:
+        each = _number_of(_group(environment, "several slices", env.SLICE, env.SLICE_NODES), env.SLICE_NODES)
+        node_rank += _number_of(environment, env.SLICE) * each
         if each < 1 or nodes % each:
-            raise InputError(f"{nodes} pods are no slices of {each} each: check {SLICE_NODES}")
+            raise InputError(f"{nodes} pods are no slices of {each} each: check {env.SLICE_NODES}")
         slices = nodes // each
     address, port = environment.get("PET_MASTER_ADDR", ""), environment.get("PET_MASTER_PORT", "0")
-    return Rendezvous(nodes, 0 if nodes == 1 else node_rank, address, number("PET_MASTER_PORT", port), slices)
+    return Rendezvous(nodes, 0 if nodes == 1 else node_rank, address, env.number("PET_MASTER_PORT", port), slices)
 
 
 def _trainjob(environment: Environment) -> Rendezvous:
@@ -128,7 +127,7 @@ def _tpu(environment: Environment) -> Rendezvous:
 def _older(environment: Environment) -> Rendezvous:
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "0")
     nodes, node_rank = _number_of(environment, "WORLD_SIZE"), _number_of(environment, "RANK")
-    return Rendezvous(nodes, node_rank, address, number("MASTER_PORT", port))
+    return Rendezvous(nodes, node_rank, address, env.number("MASTER_PORT", port))
 
 
 def _checked(found: Rendezvous) -> Rendezvous:
@@ -174,16 +173,8 @@ def _address(name: str, text: str) -> tuple[str, int]:
     address, colon, port = text.rpartition(":")
     if not colon or not address:
         raise InputError(f"{name}={text}: the launcher must give a host and a port, as in first-pod:29500")
-    return address, number(name, port)
+    return address, env.number(name, port)
 
 
 def _number_of(environment: Environment, name: str) -> int:
-    return number(name, environment[name])
-
-
-def number(name: str, text: str) -> int:
-    """The number that a variable says; InputError for anything else."""
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{name}={text}: the launcher must give a whole number") from None
+    return env.number(name, environment[name])

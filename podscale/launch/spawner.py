@@ -3,8 +3,7 @@
 Run as `python -m podscale.launch.spawner OPTIONS MODULE`; needs no framework but what --preload imports, once for all
 ranks. It waits for the other pods and starts its ranks, once; it ends none of them: whoever loses a peer says so
 itself, and the supervisor has the last word. Each rank runs MODULE and is given RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, GROUP_RANK (the pod's number), PODSCALE_STORE (host:port), and where there are several slices
-PODSCALE_SLICE and PODSCALE_SLICES.
+LOCAL_WORLD_SIZE, GROUP_RANK (number of the pod), `env.STORE`, and with several slices `env.SLICE` and `env.SLICES`.
 """
 
 import argparse
@@ -12,15 +11,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from podscale import env
 from podscale.launch.gathering import JOIN_SECONDS, NotGathered, gather, tell_lost
 from podscale.launch.ranks import Ranks, preload
-from podscale.launch.rendezvous import SLICE, Rendezvous
+from podscale.launch.rendezvous import Rendezvous
 from podscale.store import Store, StoreError
 from podscale.store.client import RemoteStore
 from podscale.store.server import StoreServer
 
-STORE = "PODSCALE_STORE"
-SLICES = "PODSCALE_SLICES"
 TELL_SECONDS = 5.0
 
 
@@ -35,8 +33,8 @@ def variables(meeting: Rendezvous, count: int, local_rank: int, port: int) -> di
         "GROUP_RANK": meeting.node_rank,
     }
     if meeting.slices > 1:
-        numbers |= {SLICE: meeting.slice, SLICES: meeting.slices}
-    return {name: str(number) for name, number in numbers.items()} | {STORE: f"{meeting.address}:{port}"}
+        numbers |= {env.SLICE: meeting.slice, env.SLICES: meeting.slices}
+    return {name: str(number) for name, number in numbers.items()} | {env.STORE: f"{meeting.address}:{port}"}
 
 
 def main(arguments: Sequence[str]) -> int:

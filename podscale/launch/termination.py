@@ -4,17 +4,14 @@ The launcher thus reads exit code and error without the volume that the run dire
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
+from podscale import env
 from podscale.errors import ExitCode
 from podscale.rundir.outcome import exit_of
 
-VARIABLE = "PODSCALE_TERMINATION_LOG"
-"""Environment: the file to write; pods name their container's terminationMessagePath."""
 PATH = "/dev/termination-log"
 LIMIT = 4096
 """Kubernetes keeps so many bytes of a container's message."""
@@ -59,7 +56,7 @@ def _encoded(stage: str, exit_code: int, error: str) -> bytes:
 
 
 def _write(stage: str, exit_code: int, error: str) -> None:
-    path = os.environ.get(VARIABLE)
+    path = env.read_path(env.TERMINATION_LOG)
     if path:
         with suppress(OSError):  # the exit code still says what it can
-            Path(path).write_bytes(message(stage, exit_code, error))
+            path.write_bytes(message(stage, exit_code, error))

@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from podscale import env
 from podscale.config import RunConfig
-from podscale.launch.orphans import SUPERVISOR, end_all
+from podscale.launch.orphans import end_all
 from podscale.launch.outcomes import Verdict
 from podscale.launch.podtask import PodTask
 from podscale.telemetry.trackers import trainjob
 from podscale.telemetry.trackers.tracker import FAILED, Ended
 from podscale.text import one_line
 
-MARK = "PODSCALE_TRACKERS"
-"""Environment: the rank directory of the launch to which a tracker belongs, by which what it started is found too."""
 LAST_SECONDS = 60.0
 """For what is still to be sent once the training has ended by itself; a client that was just started takes its time."""
 HURRIED_SECONDS = 10.0
@@ -57,9 +56,9 @@ class Trackers:
         if self._running is None:
             variables = {
                 **os.environ,
-                "PODSCALE_CONFIG": self._document,
-                SUPERVISOR: str(os.getpid()),
-                MARK: str(self._rank_dir),
+                env.CONFIG: self._document,
+                env.SUPERVISOR: str(os.getpid()),
+                env.TRACKERS: str(self._rank_dir),
                 "OMP_NUM_THREADS": "1",
             }
             self._running = {
@@ -98,7 +97,7 @@ class Trackers:
     def close(self) -> None:
         """No process of theirs is left; safe to call twice."""
         if self._running is not None and self._names:
-            end_all(self._rank_dir, MARK)
+            end_all(self._rank_dir, env.TRACKERS)
             for process in self._running.values():
                 process.close()
             self._running.clear()

@@ -9,10 +9,10 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
+from podscale import env
 from podscale.engine import meeting as meetings
 from podscale.engine.meeting import Meeting
 from podscale.engine.seat import read_seat
-from podscale.launch.spawner import STORE
 from podscale.store import StoreError, StoreTimeout
 
 PORT = "torch/port"
@@ -68,7 +68,7 @@ def meet(timeout_seconds: float, environment: Mapping[str, str] = os.environ) ->
 
     Both live in the launcher of the first pod and so outlive rank 0.
     """
-    if STORE in environment:
+    if env.STORE in environment:
         return meetings.meet(read_seat(environment), timeout_seconds)
     rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     if size == 1:

@@ -20,15 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from podscale import env
 from podscale.errors import InputError, PodscaleError
 from podscale.processes import start_ticks
 
-LEASE = "PODSCALE_LEASE"
-"""Environment: path of the lease that the launch holds to which this process belongs."""
-FENCE = "PODSCALE_FENCE"
-"""Environment: its number; absent where nobody has taken it yet."""
-PATIENCE = "PODSCALE_LEASE_PATIENCE"
-"""Environment: where it is absent, seconds that rank 0 waits for it (see `Lease.acquire`)."""
 RECORD_BYTES = 512
 LOOK_SECONDS = 0.5
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
@@ -109,16 +104,16 @@ class Lease:
 
         Raises LeaseLost where a newer launch has taken over meanwhile.
         """
-        if FENCE not in environment or Path(environment.get(LEASE, "")) != path.absolute():
+        if env.FENCE not in environment or Path(environment.get(env.LEASE, "")) != path.absolute():
             return cls.acquire(path, patience)
-        joined = cls(path, int(environment[FENCE]))
+        joined = cls(path, env.number(env.FENCE, environment[env.FENCE]))
         joined.check()
         return joined
 
     @property
     def variables(self) -> dict[str, str]:
         """What the processes of this launch need in their environment, so that they `hold` this lease too."""
-        return {LEASE: str(self.path.absolute()), FENCE: str(self.number)}
+        return {env.LEASE: str(self.path.absolute()), env.FENCE: str(self.number)}
 
     def release(self) -> None:
         """Lets others in; the number stays, so that the next is higher. Safe to call twice."""

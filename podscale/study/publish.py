@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from podscale import devices
+from podscale import devices, env
 from podscale.evaluate.report.charts.dots import dots_chart
 from podscale.evaluate.report.charts.lines import line_chart
 from podscale.evaluate.report.charts.standalone import dots_file, line_file
@@ -19,7 +19,6 @@ from podscale.evaluate.report.page import framed
 from podscale.evaluate.report.sections.parts import section
 from podscale.evaluate.report.svg import Markup, tag
 from podscale.files import write_atomically
-from podscale.launch.environment import COMMAND
 from podscale.study.blocks import Block, Bullets, Chart, Dots, Table, Text, blocks
 from podscale.study.cells import Grid
 from podscale.study.document import StudyDocument
@@ -57,7 +56,7 @@ def conditions() -> list[str]:
     """Under which the results were made: the lines below their title."""
     versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
     versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
-    words = shlex.split(os.environ.get(COMMAND, "podscale study"))
+    words = shlex.split(os.environ.get(env.COMMAND, "podscale study"))
     return [
         f"Command: `{shlex.join(_placeless(word) for word in words)}`",
         f"Machine: {devices.cores()} cores of {devices.cpu_name()}",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import yaml
 
-from podscale.config.document import RUN_DOCUMENT
+from podscale import env
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import PodscaleError
 from podscale.launch.cluster import patience
@@ -184,7 +184,7 @@ def _telemetry(pod: Object) -> TelemetrySection:
     """What the document of a pod says; the defaults where it cannot be read, as of another version of ours."""
     for container in pod["spec"].get("containers", ()):
         for variable in container.get("env", ()):
-            if variable["name"] == RUN_DOCUMENT:
+            if variable["name"] == env.RUN_DOCUMENT:
                 with suppress(yaml.YAMLError, ValueError, TypeError, AttributeError):
                     return TelemetrySection.model_validate(yaml.safe_load(variable["value"]).get("telemetry", {}))
     return TelemetrySection()

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lower number = lower floor. A module may import from its own room or from floors below, never from beside or above.
 FLOORS = {
     "podscale.version": 0,
-    "podscale.errors": 0,
+    "podscale.errors": -2,
+    "podscale.env": -1,
     "podscale.files": 0,
     "podscale.deadline": 0,
     "podscale.devices": 0,

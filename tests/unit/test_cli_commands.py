@@ -15,10 +15,10 @@ import pytest
 import typer
 import yaml
 
+from podscale import env
 from podscale.cli import main
 from podscale.config import loads
 from podscale.errors import ExitCode
-from podscale.launch.environment import COMMAND
 from podscale.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,8 +203,8 @@ def test_contact_sheets_and_damage(digits_run, capsys, tmp_path):
 
 
 def test_the_command_as_typed_reaches_the_stages(monkeypatch):
-    monkeypatch.delenv(COMMAND, raising=False)
+    monkeypatch.delenv(env.COMMAND, raising=False)
     main(["presets", "--json"])
-    assert os.environ[COMMAND] == "podscale presets --json"
+    assert os.environ[env.COMMAND] == "podscale presets --json"
     main(["config", "digits", "--set", "run.id=a", "--set", "data.source=my photos", "--json"])
-    assert os.environ[COMMAND] == "podscale config digits --set run.id=a --set 'data.source=my photos' --json"
+    assert os.environ[env.COMMAND] == "podscale config digits --set run.id=a --set 'data.source=my photos' --json"

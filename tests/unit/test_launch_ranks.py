@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.orphans import RANK_DIR, SUPERVISOR, members
+from podscale import env
+from podscale.launch.orphans import members
 from tests.support.polling import until
 from tests.support.ports import free_port
 
@@ -17,7 +18,8 @@ from tests.support.ports import free_port
 def test_ranks_that_were_told_nothing_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     """The first of two pods waits for the second; its two ranks wait with it."""
     options = ("--processes=2", "--nodes=2", "--node-rank=0", "--slices=1", "--address=127.0.0.1")
-    variables = {name: value for name, value in os.environ.items() if name != SUPERVISOR} | {RANK_DIR: str(tmp_path)}
+    variables = {name: value for name, value in os.environ.items() if name != env.SUPERVISOR}
+    variables[env.RANK_DIR] = str(tmp_path)
     spawner = subprocess.Popen(
         [sys.executable, "-m", "podscale.launch.spawner", *options, f"--port={free_port()}", "podscale.jax.rank"],
         env=variables,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from podscale import env
 from podscale.config import load, loads
 from podscale.config.model import TelemetrySection
 from podscale.errors import InputError
@@ -15,7 +16,6 @@ from podscale.launch.jobspec import METRICS_PORT, job_spec
 from podscale.launch.render import render
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENTS, committed, package
-from podscale.stages import TELEMETRY
 from tests.support.kfp_api import check_package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,7 @@ def variables(package: Package, task: str) -> dict[str, str]:
 
 def test_tasks_that_carry_out_a_stage_serve_metrics_to_the_cluster():
     secured = Package("launch.cluster.metrics_tls_secret=tls", "launch.cluster.metrics_token_secret=token")
-    sharding = json.loads(variables(secured, "shard")[TELEMETRY])
+    sharding = json.loads(variables(secured, "shard")[env.TELEMETRY])
     evaluating = json.loads(secured.tasks["evaluate"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"])
     for told in (sharding["telemetry"], evaluating["telemetry"]):
         served = TelemetrySection.model_validate(told)
@@ -148,7 +148,7 @@ def test_tasks_that_carry_out_a_stage_serve_metrics_to_the_cluster():
         mounted = {volume["mountPath"]: volume["secretName"] for volume in secured.kubernetes(task)["secretAsVolume"]}
         assert mounted == {"/etc/podscale/metrics-tls": "tls", "/etc/podscale/metrics-token": "token"}
         assert secured.kubernetes(task)["podMetadata"]["labels"]["app.kubernetes.io/component"] == task
-    assert TELEMETRY not in variables(Package("telemetry.enabled=false"), "shard")
+    assert env.TELEMETRY not in variables(Package("telemetry.enabled=false"), "shard")
 
 
 def test_the_run_is_named_by_a_parameter(local):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale import progress
+from podscale import env, progress
 from podscale.progress import Ticker, Update
 from podscale.terminal import ProgressLine, paint, progress_text
 
@@ -47,7 +47,7 @@ def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.Mo
 def test_progress_goes_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.json"
     assert progress.read(path) is None
-    monkeypatch.setenv(progress.VARIABLE, str(path))
+    monkeypatch.setenv(env.PROGRESS_FILE, str(path))
     ticker = Ticker("evaluate", progress.from_environment(), 100)
     ticker.set(100, 0, 0)
     ticker.close()
@@ -58,5 +58,5 @@ def test_progress_goes_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path.write_text('{"stage"')
     assert progress.read(path) is None
     progress.to_file(tmp_path / "gone" / "p.json")(update)
-    monkeypatch.delenv(progress.VARIABLE)
+    monkeypatch.delenv(env.PROGRESS_FILE)
     assert progress.from_environment() is progress.silent

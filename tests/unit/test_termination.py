@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from podscale import env
 from podscale.config import RunConfig, dumps, load
-from podscale.config.document import RUN_DOCUMENT
 from podscale.errors import InputError, Preempted
 from podscale.launch import termination
 
@@ -15,7 +15,7 @@ from podscale.launch import termination
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "termination-log"
     path.touch()
-    monkeypatch.setenv(termination.VARIABLE, str(path))
+    monkeypatch.setenv(env.TERMINATION_LOG, str(path))
     return path
 
 
@@ -41,7 +41,7 @@ def test_a_stage_that_is_done(log: Path) -> None:
 
 
 def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(termination.VARIABLE, raising=False)
+    monkeypatch.delenv(env.TERMINATION_LOG, raising=False)
     monkeypatch.chdir(tmp_path)
     with termination.told("train"):
         pass
@@ -49,7 +49,7 @@ def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(termination.VARIABLE, "/proc/no/such/file")
+    monkeypatch.setenv(env.TERMINATION_LOG, "/proc/no/such/file")
     with pytest.raises(InputError, match="the reason"), termination.told("train"):
         raise InputError("the reason")
 
@@ -76,7 +76,7 @@ def test_a_command_tells_even_what_is_wrong_with_its_document(
 ) -> None:
     from podscale.cli import main
 
-    monkeypatch.setenv(RUN_DOCUMENT, "launch: {nodez: 2}")
+    monkeypatch.setenv(env.RUN_DOCUMENT, "launch: {nodez: 2}")
     assert main(["train"]) == 2
     found = termination.read(log.read_text())
     assert found is not None
@@ -88,7 +88,7 @@ def test_a_stage_reads_its_document_from_the_environment(monkeypatch: pytest.Mon
     from podscale.commands import documents
 
     given: RunConfig = load(None, ["run.id=from-the-environment"])
-    monkeypatch.setenv(RUN_DOCUMENT, dumps(given))
+    monkeypatch.setenv(env.RUN_DOCUMENT, dumps(given))
     assert documents.load(None, []) == given
     assert documents.load(None, ["run.seed=5"]).run.seed == 5
     assert documents.load("digits", []).run.id == "digits", "a document that is named comes first"

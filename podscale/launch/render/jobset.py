@@ -7,10 +7,10 @@ every restart of the set makes its jobs anew, and with them the time begins anew
 
 from typing import Any
 
+from podscale import env
 from podscale.launch.backends import BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, job, pod
-from podscale.launch.rendezvous import SLICE, SLICE_NODES
 
 CONTAINER = BACKENDS["jobset"].container
 REPLICATED = "node"
@@ -99,6 +99,6 @@ def _slices(spec: JobSpec) -> list[dict[str, Any]]:
     if spec.slices == 1:
         return []
     return [
-        pod.field(SLICE, "metadata.labels['jobset.sigs.k8s.io/job-index']"),
-        pod.value(SLICE_NODES, spec.nodes // spec.slices),
+        pod.field(env.SLICE, "metadata.labels['jobset.sigs.k8s.io/job-index']"),
+        pod.value(env.SLICE_NODES, spec.nodes // spec.slices),
     ]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podscale.config.document import RUN_DOCUMENT
+from podscale import env
 from podscale.launch import termination
 from podscale.launch.jobspec import METRICS_PORT, JobSpec
 from podscale.launch.render import direct, placement, volumes
@@ -142,8 +142,8 @@ def _tpu_ports(spec: JobSpec) -> dict[str, int]:
 def _environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
     found = [
-        value(RUN_DOCUMENT, spec.document),
-        value(termination.VARIABLE, termination.PATH),
+        value(env.RUN_DOCUMENT, spec.document),
+        value(env.TERMINATION_LOG, termination.PATH),
         value("HOME", volumes.TEMPORARY),
         *further,
     ]

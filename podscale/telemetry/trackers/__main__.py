@@ -1,6 +1,6 @@
 """The process of one tracker: `python -m podscale.telemetry.trackers NAME`, started by the supervisor.
 
-PODSCALE_CONFIG holds the run document as JSON. Standard input is silent until the launch has ended, when one line says
+`env.CONFIG` holds the run document as JSON. Standard input is silent until the launch has ended, when one line says
 how (see tracker.Ended); its end without that line counts as a failure of the launch. Standard output is for lines that
 people are shown; whatever else the packages of trackers print goes to standard error, which is a log.
 """
@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from podscale import env
 from podscale.config import RunConfig
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import parse_record
@@ -32,7 +33,7 @@ def main(name: str) -> int:
     tell = _own_output()
     os.nice(NICENESS)
     try:
-        config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
+        config = RunConfig.model_validate_json(os.environ[env.CONFIG])
         run = RunDirectory.of(config)
         tracker = open_tracker(name, config, run, lambda text: tell(f"warning: {text}"))
         tell(f"{name}: {tracker.where}")

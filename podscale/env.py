@@ -1,0 +1,221 @@
+"""Environment variables between launcher, workers, stages and images: the one place that names them.
+
+`VARIABLES` is the contract as data; docs/environment.md is generated from it. A constant is the variable's name and is
+called like it, without the prefix.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from podscale.errors import InputError
+
+PREFIX: Final = "PODSCALE_"
+
+# Contract of a worker, on top of what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE).
+CONFIG: Final = "PODSCALE_CONFIG"
+STAGE: Final = "PODSCALE_STAGE"
+SHARD_SET: Final = "PODSCALE_SHARD_SET"
+RANK_DIR: Final = "PODSCALE_RANK_DIR"
+LOG_DIR: Final = "PODSCALE_LOG_DIR"
+STORE: Final = "PODSCALE_STORE"
+SLICE: Final = "PODSCALE_SLICE"
+SLICES: Final = "PODSCALE_SLICES"
+LIFE_BEGAN: Final = "PODSCALE_LIFE_BEGAN"
+SUPERVISOR: Final = "PODSCALE_SUPERVISOR"
+TRACKERS: Final = "PODSCALE_TRACKERS"
+
+# Lease of the run directory, inherited by every process of a launch.
+LEASE: Final = "PODSCALE_LEASE"
+FENCE: Final = "PODSCALE_FENCE"
+LEASE_PATIENCE: Final = "PODSCALE_LEASE_PATIENCE"
+
+# From the command line or a pipeline to a stage.
+COMMAND: Final = "PODSCALE_COMMAND"
+LAUNCHER_PID: Final = "PODSCALE_LAUNCHER_PID"
+LIFELINE: Final = "PODSCALE_LIFELINE"
+STAGE_FILE: Final = "PODSCALE_STAGE_FILE"
+PROGRESS_FILE: Final = "PODSCALE_PROGRESS_FILE"
+TELEMETRY: Final = "PODSCALE_TELEMETRY"
+SHARD_WORKERS: Final = "PODSCALE_SHARD_WORKERS"
+
+# From a manifest or an image to the pod.
+RUN_DOCUMENT: Final = "PODSCALE_RUN_DOCUMENT"
+SLICE_NODES: Final = "PODSCALE_SLICE_NODES"
+TERMINATION_LOG: Final = "PODSCALE_TERMINATION_LOG"
+IMAGE: Final = "PODSCALE_IMAGE"
+COMMIT: Final = "PODSCALE_COMMIT"
+
+# From the user.
+KFP_TOKEN: Final = "PODSCALE_KFP_TOKEN"
+KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
+
+
+class Variable(NamedTuple):
+    """One environment variable: its name, the type of its value, who writes and who reads it, and its meaning."""
+
+    name: str
+    kind: str
+    writer: str
+    reader: str
+    meaning: str
+
+
+SUPERVISOR_OF = "supervisor of the pod"
+FORK_LAUNCHER = "fork launcher of the pod"
+ANY_WORKER = "workers"
+
+VARIABLES: Final = (
+    Variable(CONFIG, "JSON", SUPERVISOR_OF, "workers, trackers", "Resolved run document."),
+    Variable(STAGE, "`train` or `evaluate`", SUPERVISOR_OF, ANY_WORKER, "Stage that the workers run."),
+    Variable(SHARD_SET, "path or URL", SUPERVISOR_OF, ANY_WORKER, "Location of the shard set."),
+    Variable(
+        RANK_DIR,
+        "path",
+        SUPERVISOR_OF,
+        "workers; process cleanup",
+        "Directory of this launch, local to the pod: rank-<k>.json, metrics-<k>.prom, outcome-<k>.json. Processes that "
+        "have it in their environment belong to the launch.",
+    ),
+    Variable(LOG_DIR, "path", SUPERVISOR_OF, ANY_WORKER, "Directory of rank-<k>.log; absent: no redirection."),
+    Variable(STORE, "host:port", FORK_LAUNCHER, ANY_WORKER, "Key-value store through which all ranks meet."),
+    Variable(
+        SLICE, "number", f"JobSet manifest, {FORK_LAUNCHER}", "supervisor, workers", "Number of this pod's TPU slice."
+    ),
+    Variable(SLICES, "number", FORK_LAUNCHER, ANY_WORKER, "TPU slices of the job; absent: one."),
+    Variable(
+        LIFE_BEGAN,
+        "seconds",
+        SUPERVISOR_OF,
+        ANY_WORKER,
+        "Start of this launch on the machine's monotonic clock; absent: the start of the process counts.",
+    ),
+    Variable(
+        SUPERVISOR,
+        "process id",
+        SUPERVISOR_OF,
+        "workers, trackers",
+        "The supervisor. A process that no longer has it among its ancestors exits.",
+    ),
+    Variable(
+        TRACKERS, "path", SUPERVISOR_OF, "process cleanup", "Rank directory of the launch that a tracker belongs to."
+    ),
+    Variable(
+        LEASE,
+        "path",
+        "supervisor, holder of the lease",
+        "stages, rank 0",
+        "Lease file of the run directory that this launch writes.",
+    ),
+    Variable(
+        FENCE,
+        "number",
+        "supervisor, holder of the lease",
+        "stages, workers",
+        "Fencing number of the lease; absent: rank 0 takes the lease.",
+    ),
+    Variable(
+        LEASE_PATIENCE, "seconds", SUPERVISOR_OF, "rank 0", "Longest wait for the lease when rank 0 has to take it."
+    ),
+    Variable(
+        COMMAND,
+        "shell words",
+        "command line",
+        "stages, study, benchmarks",
+        "Command that the user typed, for environment.json and result pages; absent if a cluster started the stage.",
+    ),
+    Variable(
+        LAUNCHER_PID,
+        "process id",
+        "pipeline on this machine",
+        "stages",
+        "The `podscale run` that started the stage. The stage exits with it.",
+    ),
+    Variable(
+        LIFELINE,
+        "path",
+        "pipeline on this machine",
+        "stages in containers",
+        "File that the launcher keeps locked while it runs, because a process id means nothing in a container.",
+    ),
+    Variable(
+        STAGE_FILE,
+        "path",
+        "pipeline on this machine",
+        "stages",
+        "File in which the running stage writes its name and process id. A failed stage writes its error beside it.",
+    ),
+    Variable(
+        PROGRESS_FILE,
+        "path",
+        "pipeline on this machine, supervisor",
+        "stages, rank 0",
+        "File of the newest progress report.",
+    ),
+    Variable(
+        TELEMETRY,
+        "JSON",
+        "pipelines",
+        "shard stage",
+        "Run, telemetry section and endpoint file of a stage that is not given the whole document.",
+    ),
+    Variable(
+        SHARD_WORKERS,
+        "number",
+        "pipelines",
+        "shard stage",
+        "Packing processes; absent or 0: one per core. No input of the component, because it does not change "
+        "the shards.",
+    ),
+    Variable(RUN_DOCUMENT, "YAML", "rendered manifest", "stages, live view", "Run document of a pod, inline."),
+    Variable(SLICE_NODES, "number", "JobSet manifest", "supervisor", "Pods of each TPU slice."),
+    Variable(
+        TERMINATION_LOG,
+        "path",
+        "rendered manifest",
+        "stages",
+        "Termination message, which the pod's status carries.",
+    ),
+    Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
+    Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
+    Variable(KFP_TOKEN, "text", "user", "`podscale pipeline`", "Bearer token of a Kubeflow Pipelines backend."),
+    Variable(
+        KFP_COOKIES,
+        "text",
+        "user",
+        "`podscale pipeline`",
+        "Cookies of a browser that is logged in to the backend.",
+    ),
+)
+
+
+def number(name: str, text: str) -> int:
+    """Return a variable's value as an integer; InputError for anything else."""
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{name}={text}: the launcher must give a whole number") from None
+
+
+def read_number(name: str, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return a variable as an integer; None if it is absent or empty."""
+    text = environment.get(name)
+    return number(name, text) if text else None
+
+
+def read_seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return a variable as seconds; None if it is absent or empty."""
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError("not a number of seconds", field=name, got=text) from None
+
+
+def read_path(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return a variable as a path; None if it is absent or empty."""
+    text = environment.get(name)
+    return Path(text) if text else None

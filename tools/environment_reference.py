@@ -1,0 +1,33 @@
+"""Write docs/environment.md from the table in podscale/env.py: `python tools/environment_reference.py`."""
+
+from pathlib import Path
+
+from podscale.env import VARIABLES, Variable
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "environment.md"
+
+HEAD = """# Environment variables
+
+Generated from `podscale/env.py` by `tools/environment_reference.py`; a test keeps it true. Podscale sets all of them
+itself, in processes and pods that it starts or in its images. Only the last two are for users. `launch.cluster.env`
+refuses names that begin with `PODSCALE_`.
+
+Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which
+[tpu.md](tpu.md) lists.
+
+| variable | value | written by | read by | meaning |
+|---|---|---|---|---|
+"""
+
+
+def row(variable: Variable) -> str:
+    return "| `{}` | {} | {} | {} | {} |\n".format(variable.name, *variable[1:])
+
+
+def render() -> str:
+    """Return the whole page."""
+    return HEAD + "".join(map(row, VARIABLES))
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
