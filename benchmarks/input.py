@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from conditions import RESULTS, head, publish
 
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.input import build_loader
 from podscale.input.decode import decode

@@ -25,7 +25,7 @@ import numpy as np
 from conditions import RESULTS, head, publish
 from PIL import Image
 
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.errors import InputError
 from podscale.input import Loader, build_loader, open_shard_set

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from world import run_world
 
 from podscale.config import ModelSection
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.pytorch.models import build_model
 from podscale.pytorch.reducer import Reducer, accumulating, build_reducer
 from podscale.pytorch.world import World

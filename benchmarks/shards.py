@@ -29,7 +29,7 @@ from typing import Any
 
 from conditions import RESULTS, head, publish
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.shards.convert import Rules
 from podscale.shards.pack import Packer, Progress, Task
 from podscale.shards.plan import Plan, make_plan
@@ -258,7 +258,7 @@ def plan_cost(count: int, scratch: Path) -> list[str]:
     """Wall seconds, peak memory and file size of a plan, each in a fresh process."""
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
-        "from podscale.config.model import DataSection\n"
+        "from podscale.config.data import DataSection\n"
         "from podscale.shards.plan import make_plan\n"
         "base = shards.peak_kilobytes()\n"
         "plan = make_plan(shards.Synthetic(int(sys.argv[2])), DataSection(source='synthetic'))\n"
@@ -285,7 +285,7 @@ def pack_memory(archive: Path, scratch: Path) -> list[str]:
     """Peak memory of planning and packing more and more images, each in a fresh process."""
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
-        "from podscale.config.model import DataSection\n"
+        "from podscale.config.data import DataSection\n"
         "from podscale.shards.plan import make_plan\n"
         "repeat, out = int(sys.argv[3]), pathlib.Path(sys.argv[4])\n"
         "source = shards.Originals(sys.argv[2], repeat + 1)\n"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from podscale import __version__, ensemble, env, progress, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_json
 from podscale.rundir import Outcome, RunDirectory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from podscale.config import RunConfig
 from podscale.config.ensemble import EnsembleSection, StartSection, collapse_schedule
-from podscale.config.model import ClaimSection, RunSection
+from podscale.config.run import ClaimSection, RunSection
 from podscale.errors import InputError
 from podscale.rundir import RunDirectory, local_path
 

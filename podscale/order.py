@@ -34,7 +34,7 @@ from podscale.text import listed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from podscale.config.model import RunConfig
+    from podscale.config.run_config import RunConfig
 
 Rows = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from podscale import ensemble, env, resume
 from podscale.config import RunConfig
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode, InputError, error_of

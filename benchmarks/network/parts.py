@@ -17,7 +17,7 @@ from benchmarks.network.replay import Trace, record
 from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
 from podscale.config import ModelSection
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.evaluate.report.charts.lines import Series
 from podscale.evaluate.report.charts.standalone import line_file
 from podscale.plan.collectives import ALGORITHMS, bandwidth_bound

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.network.lab import Lab
 from benchmarks.network.meter import Sample, measure
 from benchmarks.network.replay import Replay, Trace, pieces
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.layout import plan_layout
 from podscale.pytorch.allreduce import build_all_reduce
 from podscale.pytorch.world import World

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.network.meter import Busy
 from benchmarks.network.replay import Replay, Trace
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.pytorch.reducer import build_reducer
 from podscale.pytorch.world import World
 

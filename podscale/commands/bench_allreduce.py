@@ -10,7 +10,7 @@ from typing import Any
 
 from podscale import devices, env
 from podscale.bench import allreduce
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.files import write_json
 

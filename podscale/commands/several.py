@@ -5,7 +5,7 @@ from pathlib import Path
 
 from podscale.config import RunConfig, dumps, fingerprint, load, loads
 from podscale.config.ensemble import EnsembleSection, StartSection
-from podscale.config.model import ClaimSection
+from podscale.config.run import ClaimSection
 from podscale.ensemble import DESCRIPTION
 from podscale.errors import InputError
 from podscale.evaluate.models import read_model

@@ -1,15 +1,12 @@
 """The run document: one typed model, its reader and its identity."""
 
+from podscale.config.data import DataSection, InputSection
 from podscale.config.document import Defaults, dumps, json_schema, load, loads, options
 from podscale.config.identity import Difference, data_fingerprint, differences, fingerprint, result_values
-from podscale.config.model import (
-    ClaimSection,
-    DataSection,
-    InputSection,
-    RunConfig,
-    TrainSection,
-)
 from podscale.config.network import ModelSection
+from podscale.config.run import ClaimSection
+from podscale.config.run_config import RunConfig
+from podscale.config.train import TrainSection
 
 __all__ = [
     "ClaimSection",

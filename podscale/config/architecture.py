@@ -1,13 +1,7 @@
 """What a document may ask of each network: its options, and the smallest images that it can see."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from podscale.config.conflict import conflict
-
-if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+from podscale.config.run import RunDocument
 
 SMALLEST = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}
 """Sides in pixels below which a network's last pooling would see less than one of its windows."""
@@ -17,7 +11,7 @@ SMALLEST_AUXILIARY = 299
 """Below this the auxiliary head's 5x5 convolution would see less than one of its windows."""
 
 
-def check_network(config: RunConfig) -> None:
+def check_network(config: RunDocument) -> None:
     """Raises where the document asks of its network what this does not have, or gives it too small images."""
     model = config.model
     trained = min(config.training_sizes)
@@ -45,7 +39,7 @@ def check_network(config: RunConfig) -> None:
         )
 
 
-def _check_residual_options(config: RunConfig) -> None:
+def _check_residual_options(config: RunDocument) -> None:
     model = config.model
     if model.stem != "imagenet":
         raise conflict(

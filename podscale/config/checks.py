@@ -1,9 +1,6 @@
 """Checks across the sections of a run document; they need no file, device or cluster."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
@@ -12,14 +9,13 @@ from podscale.config.conflict import conflict
 from podscale.config.engines import check_engine, wants_tpus
 from podscale.config.ensemble import check_ensemble
 from podscale.config.optimizer import check_options, rules_with
+from podscale.config.run import RunDocument
 from podscale.config.spans import batch_norm_span, check_span, sharers
+from podscale.config.train import TrainSection
 from podscale.text import listed
 
-if TYPE_CHECKING:
-    from podscale.config.model import RunConfig, TrainSection
 
-
-def check_sections(config: RunConfig) -> None:
+def check_sections(config: RunDocument) -> None:
     """Raises where two fields, each valid alone, cannot both hold."""
     train, launch = config.train, config.launch
     check_engine(config)
@@ -162,7 +158,7 @@ def check_neumann(train: TrainSection) -> None:
         )
 
 
-def check_step(config: RunConfig) -> None:
+def check_step(config: RunDocument) -> None:
     """Raises where the ways to carry out an update exclude each other."""
     train = config.train
     if train.cuda_graph and train.all_reduce.algorithm == "ddp":
@@ -230,7 +226,7 @@ def check_schedules(train: TrainSection) -> None:
             )
 
 
-def check_ranks(config: RunConfig, devices: int) -> None:
+def check_ranks(config: RunDocument, devices: int) -> None:
     """Raises where the document does not fit so many devices; called again once that number is known."""
     train, shared = config.train, sharers(config)
     if devices % shared:
@@ -252,7 +248,7 @@ def check_ranks(config: RunConfig, devices: int) -> None:
         raise conflict("train.all_reduce.row", f"rows of {row} ranks do not divide the {devices} ranks of the run")
 
 
-def fits_devices(config: RunConfig, devices: int) -> bool:
+def fits_devices(config: RunDocument, devices: int) -> bool:
     """Whether batch, spans and rows of a document fit so many devices; of one whose batch was changed by hand."""
     try:
         check_span(config)
@@ -262,7 +258,7 @@ def fits_devices(config: RunConfig, devices: int) -> bool:
     return True
 
 
-def check_processes(config: RunConfig, processes: int) -> None:
+def check_processes(config: RunDocument, processes: int) -> None:
     """Raises where each of so many processes, with one rank or several, cannot have the same part of the batch."""
     train = config.train
     if train.global_batch % (processes * train.accumulation):
@@ -273,7 +269,7 @@ def check_processes(config: RunConfig, processes: int) -> None:
         )
 
 
-def check_partitions(config: RunConfig) -> None:
+def check_partitions(config: RunDocument) -> None:
     """Raises where images cannot be cut as the document says."""
     parts, side = config.train.spatial_partitions, config.input.image_size
     if any(side % of_side for of_side in parts):

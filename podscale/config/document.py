@@ -15,8 +15,8 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from podscale.config.model import RunConfig
 from podscale.config.optimizer import RULES, rules_with
+from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 
 Kind = TypeVar("Kind", bound=BaseModel)

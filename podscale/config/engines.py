@@ -1,22 +1,18 @@
 """What only one of the engines has: a document that asks the other for it is refused, never quietly done otherwise."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from podscale.config.conflict import conflict
 from podscale.config.optimizer import OF_JAX
+from podscale.config.run import RunDocument
 from podscale.config.spans import sharers
 from podscale.text import listed
-
-if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
 
 TPU = "google.com/tpu"
 """Name of TPU chips as a cluster counts them."""
 
 
-def wants_tpus(config: RunConfig) -> bool:
+def wants_tpus(config: RunDocument) -> bool:
     """Whether the document names TPUs as its hardware."""
     hardware, resources = config.launch.hardware, config.launch.resources
     if hardware is not None:
@@ -24,7 +20,7 @@ def wants_tpus(config: RunConfig) -> bool:
     return bool(resources.accelerators) and resources.accelerator == TPU
 
 
-def check_engine(config: RunConfig) -> None:
+def check_engine(config: RunDocument) -> None:
     """Raises where the document asks its engine for what only the other has."""
     if config.train.engine == "jax":
         _check_jax(config)
@@ -40,7 +36,7 @@ def check_engine(config: RunConfig) -> None:
         )
 
 
-def _check_jax(config: RunConfig) -> None:
+def _check_jax(config: RunDocument) -> None:
     if lacking := find_lacking(config):
         raise conflict(lacking.key, f"{lacking.message}, or train.engine=pytorch")
 
@@ -52,7 +48,7 @@ class Lacking(NamedTuple):
     message: str
 
 
-def find_lacking(config: RunConfig) -> Lacking | None:
+def find_lacking(config: RunDocument) -> Lacking | None:
     """The first option of a document that the JAX engine does not have, whichever engine it names."""
     train, reduce = config.train, config.train.all_reduce
     refused = {

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
-from podscale.config.model import DataSection, RunConfig
+from podscale.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

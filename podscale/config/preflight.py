@@ -17,7 +17,7 @@ from podscale import devices, env
 from podscale.config.checks import check_ranks
 from podscale.config.engines import TPU, wants_tpus
 from podscale.config.identity import data_fingerprint
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.text import human_bytes
 

@@ -1,15 +1,10 @@
 """Over how many images batch norm takes its statistics, and which ranks hold them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from podscale.config.conflict import conflict
-
-if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+from podscale.config.run import RunDocument
 
 
 @dataclass(frozen=True)
@@ -28,12 +23,12 @@ class Span:
         return self.ranks * self.images
 
 
-def sharers(config: RunConfig) -> int:
+def sharers(config: RunDocument) -> int:
     """Devices that share images: together they are one rank of the sample order."""
     return prod(config.train.spatial_partitions)
 
 
-def batch_norm_span(config: RunConfig, devices: int) -> Span:
+def batch_norm_span(config: RunDocument, devices: int) -> Span:
     """What a document's batch_norm section means on so many devices; raises a conflict where it does not fit.
 
     The batch that counts is that of one forward pass of one rank: global batch / (ranks x accumulation).
@@ -66,7 +61,7 @@ def batch_norm_span(config: RunConfig, devices: int) -> Span:
     return Span(group, batch)
 
 
-def check_span(config: RunConfig) -> None:
+def check_span(config: RunDocument) -> None:
     """What holds for the batch_norm section at any number of ranks."""
     section, train = config.model.batch_norm, config.train
     if section.span is None:

@@ -13,7 +13,7 @@ from podscale.input.guard import Guard
 from podscale.input.request import EvaluationRequests, Requests, TrainingRequests
 
 if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+    from podscale.config.run_config import RunConfig
     from podscale.order import SampleOrder
     from podscale.shards.shardset import ShardSet, Split
 

@@ -15,7 +15,7 @@ from podscale.order import SampleOrder, evaluation_slots
 from podscale.schedules import crops, image_sizes
 
 if TYPE_CHECKING:
-    from podscale.config.model import RunConfig
+    from podscale.config.run_config import RunConfig
     from podscale.config.schedule import CropSection
     from podscale.input.guard import Guard
     from podscale.shards.shardset import Split

@@ -11,8 +11,8 @@ from torch import Tensor
 from podscale import models, schedules
 from podscale.checkpoint import Checkpoints
 from podscale.config import RunConfig, TrainSection
-from podscale.config.model import AllReduceSection
 from podscale.config.spans import batch_norm_span
+from podscale.config.train import AllReduceSection
 from podscale.engine.fit import check_fit
 from podscale.engine.monitor import Monitor
 from podscale.engine.origin import find_origin

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podscale.config.model import AllReduceSection
 from podscale.config.network import ModelSection
+from podscale.config.train import AllReduceSection
 from podscale.files import write_json
 from podscale.processes import die_with_parent
 from podscale.pytorch import world as worlds

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_lane

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale.config import RunConfig, data_fingerprint
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 
 

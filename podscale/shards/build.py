@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale import devices
+from podscale.config.data import DataSection
 from podscale.config.identity import data_fingerprint
-from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.progress import Report, silent
 from podscale.shards import plan as plans

@@ -7,7 +7,7 @@ import numpy as np
 import PIL.Image as pil  # noqa: N813 - our own Image is what a header says
 from PIL import ImageOps
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.shards.index import JPEG, PNG, Flag
 from podscale.shards.validate import Image, Unusable, check_pixels, decode_strictly, examine
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
 from podscale.config.identity import data_fingerprint, values_of
-from podscale.config.model import DataSection
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.shards import index

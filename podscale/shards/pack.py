@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from podscale import processes
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.files import sync_directory
 from podscale.progress import Report, Ticker

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch.allreduce import (
     AllReduce,

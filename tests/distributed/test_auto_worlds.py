@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podscale.config import RunConfig
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.engine.notes import Whereabouts
 from podscale.engine.place import Place
 from podscale.engine.stop import StopRequest

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.pytorch.allreduce import Flat, Torus2D
 from podscale.pytorch.reducer import FlatReducer, accumulating, build_reducer
 from podscale.pytorch.world import World

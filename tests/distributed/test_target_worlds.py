@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podscale.config import RunConfig
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.build import build_shard_set

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from podscale.bench import allreduce
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 
 pytestmark = pytest.mark.gpu
 

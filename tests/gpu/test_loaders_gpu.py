@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.input import build_evaluation_loader, build_loader
 from podscale.input.build import dali_installed
 from podscale.order import build_order, evaluation_steps

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.jax.allreduce import build_all_reduce
 from podscale.jax.mesh import RANKS, arrange

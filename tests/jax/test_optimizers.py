@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.config.model import AllReduceSection
 from podscale.config.optimizer import OF_JAX, RULES, OptimizerSection
+from podscale.config.train import AllReduceSection
 from podscale.decay import Treatment
 from podscale.errors import InputError
 from podscale.jax.allreduce import build_all_reduce

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.engine.phase import Phase, untimed
 from podscale.input.batch import Batch
 from podscale.pytorch import hooks

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode
 from podscale.monitoring.groups import ALERTS
 from podscale.telemetry.endpoint import Endpoint

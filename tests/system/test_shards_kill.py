@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.rundir import dataset_directory
 
 DATA = DataSection(source="images", shard_bytes=400_000, max_reject_rate=0.1)

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 import podscale.config
 from podscale.commands.documents import schema_text
 from podscale.config import RunConfig, dumps, json_schema, loads, options, result_values
+from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
 from podscale.config.identity import data_fingerprint, differences, fingerprint, values_of
-from podscale.config.model import DataSection
 
 OPTIONS = Path(__file__).parent / "test_config_options.txt"
 SCHEMA = Path(podscale.config.__file__).parent / "schema.json"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from podscale.config.model import RunConfig
 from podscale.config.preflight import cache_memory
+from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.input import build_loader, images, open_shard_set
 from podscale.order import build_order
@@ -251,7 +251,7 @@ def test_hosts_without_torch_can_read(make_shard_set) -> None:
         "        if name.partition('.')[0] in ('torch', 'torchvision', 'nvidia', 'jax'):\n"
         "            raise ImportError(f'{name} is not in this image')\n"
         "sys.meta_path.insert(0, Refuse())\n"
-        "from podscale.config.model import RunConfig\n"
+        "from podscale.config.run_config import RunConfig\n"
         "from podscale.input import build_evaluation_loader, build_loader, open_shard_set\n"
         "from podscale.order import build_order\n"
         f"config = RunConfig.model_validate({document(input=CACHES['both']).model_dump()!r})\n"

@@ -130,7 +130,7 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
     """Decoding happens in threads of the rank: nothing is left behind however it ends, and nothing holds it up."""
     program = (
         "import os, sys\n"
-        "from podscale.config.model import RunConfig\n"
+        "from podscale.config.run_config import RunConfig\n"
         "from podscale.input import build_loader\n"
         "from podscale.order import build_order\n"
         "from podscale.shards.shardset import ShardSet\n"

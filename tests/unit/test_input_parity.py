@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from podscale.config import load
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.input.crop import training_views
 from podscale.input.decode import BadRecord, decode
 from podscale.order import build_order

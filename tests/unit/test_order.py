@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.keyed import keyed, mix, permute, uniform
 from podscale.order import SampleOrder, build_order, deal, evaluation_slots, evaluation_steps

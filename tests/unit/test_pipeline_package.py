@@ -10,7 +10,7 @@ import yaml
 
 from podscale import env
 from podscale.config import load, loads
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.launch.jobspec import METRICS_PORT, job_spec
 from podscale.launch.render import render

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.config.model import RunConfig
+from podscale.config.run_config import RunConfig
 from podscale.deadline import within
 from podscale.errors import InputError, PodscaleError
 from podscale.input import open_shard_set

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.progress import Update
 from podscale.shards.build import BuildResult, build_shard_set

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image as Pil
 from PIL import ImageOps
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.shards.convert import Rules, admit
 from podscale.shards.index import JPEG, PNG, Flag
 from podscale.shards.validate import Image, Unusable

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.shards.build import build_shard_set
 from podscale.shards.contact import contact_sheet

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.progress import Update
 from podscale.shards.plan import Plan, changes, make_plan

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.shards.sources import Item, SourceMissing, open_source
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.shards import pack
 from podscale.shards.build import BuildResult, build_shard_set
 from podscale.shards.watch import Phase, Progress

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.telemetry.endpoint import Client, Endpoint, NotServed
 from podscale.telemetry.stage import StageTelemetry

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from podscale.cli import main
-from podscale.config.model import TelemetrySection
+from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, Record

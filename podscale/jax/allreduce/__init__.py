@@ -2,7 +2,7 @@
 
 from jax.sharding import Mesh
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.jax.allreduce.base import AllReduce
 from podscale.jax.allreduce.flat import Flat

@@ -1,6 +1,6 @@
 """Ways to average a bucket of gradients over all ranks: one file each, chosen by the document."""
 
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch.allreduce.base import WIRES, AllReduce, HalvedAllReduce
 from podscale.pytorch.allreduce.flat import Flat

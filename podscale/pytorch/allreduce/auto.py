@@ -17,7 +17,7 @@ from torch import distributed as dist
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.config.model import AllReduceSection
+from podscale.config.train import AllReduceSection
 from podscale.files import write_json
 from podscale.plan.choice import Choice, choose
 from podscale.plan.collectives import Axis, Fabric

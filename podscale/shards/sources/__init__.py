@@ -1,6 +1,6 @@
 """Where images come from. A new source is one small class with `items` and `read`, and one line in `open_source`."""
 
-from podscale.config.model import DataSection
+from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.shards.sources.base import Item, Source, SourceMissing
 from podscale.shards.sources.digits import Digits
