@@ -21,6 +21,7 @@ from podscale.errors import InputError
 from podscale.input import build_loader
 from podscale.input.decode import decode
 from podscale.order import build_order
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet, Split
 
 Candidate = Callable[[Split, int, int], Iterator[int]]  # (split, batch, size) -> images of each batch
@@ -39,7 +40,15 @@ def loader(name: str) -> Candidate:
         config = RunConfig.model_validate(
             {"input": {"loader": name, "workers": 1, "image_size": size}, "train": {"global_batch": batch}}
         )
-        made = build_loader(config, split, build_order(config, split), ranks=range(1), world=1, device="cpu")
+        made = build_loader(
+            config,
+            split,
+            build_order(config, split),
+            phases=image_phases(config, len(split)),
+            ranks=range(1),
+            world=1,
+            device="cpu",
+        )
         try:
             yield from (len(b) for b in made.batches(0, 10**9))
         finally:

@@ -33,6 +33,7 @@ from podscale.input.crop import View, training_views
 from podscale.input.decode import Pixels, cut, decode, decode_rows
 from podscale.input.loaders import torchvision
 from podscale.order import build_order
+from podscale.schedules import image_phases
 from podscale.shards.remote import Patience, RemoteFiles
 from podscale.shards.shardset import LocalShards, ShardSet, Split
 
@@ -90,7 +91,9 @@ class Turn:
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": BATCH}})
         split = open_shard_set(directory, config).split("train")
         order = build_order(config, split)
-        self.loader: Loader = build_loader(config, split, order, ranks=range(1), world=1, device="cpu")
+        self.loader: Loader = build_loader(
+            config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world=1, device="cpu"
+        )
         self._cut = cut
         if name == AS_IT_WAS:
             self.loader._images, self._cut = WholeImages(split), cut_by_numpy  # type: ignore[attr-defined]

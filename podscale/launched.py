@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from podscale import resume
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_of
-from podscale.launch import comeback
 from podscale.launch.cluster import patience
 from podscale.launch.cluster.api import connect
 from podscale.launch.cluster.carry import Carried, carry_out
@@ -21,6 +20,7 @@ from podscale.launch.cluster.removal import wait_until_gone
 from podscale.launch.cluster.stop import stop_jobs, told
 from podscale.launch.jobspec import identity
 from podscale.rundir import Outcome, RunDirectory, dataset_directory, read_outcomes, refuse_taken, write_outcome
+from podscale.rundir.lease import leaving_seconds
 
 
 def train(config: RunConfig, shard_set: str) -> Outcome:
@@ -43,7 +43,7 @@ def train(config: RunConfig, shard_set: str) -> Outcome:
         return _product(config, shard_set)
     why = ended.error or f"the training job ended with exit code {ended.exit_code}"
     outcome = Outcome("train", ended.exit_code, why, *_times(begun))
-    _record(config, outcome, patience=comeback.leaving_seconds(config.launch.grace_seconds))
+    _record(config, outcome, patience=leaving_seconds(config.launch.grace_seconds))
     raise error_of(ended.exit_code, why)
 
 

@@ -1,18 +1,33 @@
 """What a run directory already holds: whose document it is, and which stages are finished for the same inputs."""
 
+import errno
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
 from podscale.config import RunConfig, differences, dumps, load, result_values
+from podscale.config.data import DataSection
 from podscale.config.identity import fingerprint
 from podscale.ensemble import DESCRIPTION, evaluated_models, evaluated_together
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
-from podscale.rundir import RunDirectory, local_path, read_outcomes
-from podscale.rundir.outcome import Outcome, Stage
+from podscale.rundir import (
+    Lease,
+    Outcome,
+    RunDirectory,
+    dataset_directory,
+    local_path,
+    read_outcomes,
+    recorded_stage,
+    write_outcome,
+)
+from podscale.rundir.lease import lease_patience
+from podscale.rundir.outcome import Stage
 from podscale.shards.manifest import NAME
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -87,6 +102,77 @@ def forget(config: RunConfig, stage: Stage) -> None:
     stale = STAGES[STAGES.index(stage) :]
     kept = {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale}
     write_json(run.outcome, kept)
+
+
+@dataclass
+class StageRun:
+    """One stage of a run directory while its lease is held; `found` is set if the stage is finished already."""
+
+    run: RunDirectory
+    lease: Lease
+    found: Outcome | None = None
+    outcome: Outcome = field(init=False)
+    """Recorded outcome; set once the stage is done."""
+
+
+@contextmanager
+def stage_once(config: RunConfig, stage: Stage, shard_set: str) -> Iterator[StageRun]:
+    """Enter a run directory for one stage, under its lease, and record how the stage ended.
+
+    The body does the work only if `found` is None: else the stage is finished for the same inputs, and its recorded
+    outcome counts again. Nothing is written without the lease.
+
+    Raises InputError if the directory holds the run of another document or cannot be written.
+    """
+    run = refuse_other_document(config).create()
+    patience = lease_patience(config.launch.grace_seconds)
+    with Lease.hold(run.lease, patience=patience) as lease, disk_errors(run.path):
+        open_run(config)
+        _adopt_shard_outcome(config, run)
+        entered = StageRun(run, lease)
+        with recorded_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):  # recorded as raised
+            entered.found = recording.found = finished(config, stage, shard_set)
+            if entered.found is None:
+                forget(config, stage)
+            yield entered
+        mark_finished(config, stage, shard_set)
+        entered.outcome = read_outcomes(run.outcome)[stage]
+
+
+@contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Raise InputError with a hint if the disk is full or cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "free some space or choose another run.workspace",
+            errno.EDQUOT: "free some of your quota or choose another run.workspace",
+            errno.EROFS: "choose a run.workspace that can be written",
+            errno.EACCES: "make it writable or choose another run.workspace",
+        }.get(error.errno or 0)
+        if advice is None:
+            raise
+        raise InputError(
+            f"{error.filename or target}: {error.strerror}; {advice}, then start the same command again: what is "
+            "finished stays finished"
+        ) from error
+
+
+def shard_outcome_path(workspace: str, data: DataSection, index: int = 0, of: int = 1) -> Path:
+    """Return the outcome file of the shard stage, or of part `index` of `of`.
+
+    It is beside the shard set, whose bytes depend on the data alone.
+    """
+    part = f".part-{index}-of-{of}" if of > 1 else ""
+    return Path(f"{local_path(dataset_directory(workspace, data))}{part}.outcome.json")
+
+
+def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
+    """Copy the shard stage's outcome into the run's, where the report and a later reader look for it."""
+    outcome = read_outcomes(shard_outcome_path(config.run.workspace, config.data)).get("shard")
+    if outcome is not None and read_outcomes(run.outcome).get("shard") != outcome:
+        write_outcome(run.outcome, outcome)
 
 
 def inputs_mark(config: RunConfig, stage: Stage, shard_set: str) -> str:

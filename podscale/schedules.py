@@ -11,13 +11,13 @@ its own beginning; a schedule lasts until the next phase that brings one, or unt
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from podscale.config import TrainSection
+from podscale.config import RunConfig, TrainSection
 from podscale.config.schedule import CropSection, ScheduleSection
 
 COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
@@ -84,16 +84,13 @@ def phases(train: TrainSection) -> list[Phase]:
     return found
 
 
-def crops(train: TrainSection, samples: int) -> Iterator[tuple[int, CropSection | None]]:
-    """(first update, augmentation) of each phase in order; None stands for the document's own (`input.crop`)."""
-    per_epoch = steps_per_epoch(train, samples)
-    return ((first_step(phase.start, per_epoch), phase.crop) for phase in phases(train))
-
-
-def image_sizes(train: TrainSection, samples: int) -> Iterator[tuple[int, int | None]]:
-    """(first update, side of the images) of each phase in order; None stands for `input.image_size`."""
-    per_epoch = steps_per_epoch(train, samples)
-    return ((first_step(phase.start, per_epoch), phase.image_size) for phase in phases(train))
+def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSection]]:
+    """Return (first step, side of the training images in pixels, random crop) of each phase, in order."""
+    per_epoch, images = steps_per_epoch(config.train, samples), config.input
+    return [
+        (first_step(phase.start, per_epoch), phase.image_size or images.image_size, phase.crop or images.crop)
+        for phase in phases(config.train)
+    ]
 
 
 def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:

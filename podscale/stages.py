@@ -5,7 +5,6 @@ to no single run, beside the shard set) and is not done again where its inputs a
 The engines and the packer are imported inside, so that a launcher pod needs no framework.
 """
 
-import errno
 import json
 import os
 import tempfile
@@ -23,7 +22,6 @@ from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode, InputError, error_of
-from podscale.launch import comeback
 from podscale.progress import Report
 from podscale.rundir import (
     Lease,
@@ -105,10 +103,10 @@ def shard(
 
     location = dataset_directory(workspace, data)
     directory = local_path(location)
-    record = shard_outcome_path(workspace, data, index, of)
+    record = resume.shard_outcome_path(workspace, data, index, of)
     before = read_outcomes(record).get("shard")
     watched = _watched(telemetry, directory, record.with_name(record.name.replace(".outcome.", ".telemetry.")))
-    with recorded_stage(record, "shard") as recording, _disk_errors(directory), watched as watch:
+    with recorded_stage(record, "shard") as recording, resume.disk_errors(directory), watched as watch:
         result = build_shard_set(
             data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress, watch=watch
         )
@@ -164,13 +162,6 @@ def report(config: RunConfig, shard_set: str) -> Outcome:
     return _once(config, "report", shard_set, work)
 
 
-def shard_outcome_path(workspace: str, data: DataSection, index: int = 0, of: int = 1) -> Path:
-    """Where the shard stage, or part `index` of `of`, records how it ended: beside the shard set, whose bytes depend on
-    the data alone."""
-    part = f".part-{index}-of-{of}" if of > 1 else ""
-    return Path(f"{local_path(dataset_directory(workspace, data))}{part}.outcome.json")
-
-
 def outcomes(config: RunConfig) -> dict[str, Outcome]:
     """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
     found = {**read_outcomes(RunDirectory.of(config).outcome), **_shard_outcome(config)}
@@ -186,8 +177,9 @@ def collapse_outcomes(config: RunConfig) -> dict[str, Outcome]:
 def _shard_outcome(config: RunConfig) -> dict[str, Outcome]:
     """How sharding ended: as the newest of the set's own outcome and those of parts that failed."""
     workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods
-    whole = read_outcomes(shard_outcome_path(workspace, data))
-    parts = [read_outcomes(shard_outcome_path(workspace, data, index, of)) for index in range(of)] if of > 1 else []
+    whole = read_outcomes(resume.shard_outcome_path(workspace, data))
+    pods = range(of) if of > 1 else ()
+    parts = [read_outcomes(resume.shard_outcome_path(workspace, data, index, of)) for index in pods]
     failed = [part["shard"] for part in parts if "shard" in part and not part["shard"].done]
     known = [*whole.values(), *failed]
     return {"shard": max(known, key=lambda outcome: outcome.ended)} if known else {}
@@ -263,49 +255,14 @@ def _once(
     work: Callable[[RunDirectory, Lease], object],
 ) -> Outcome:
     """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
-    run = resume.refuse_other_document(config).create()
-    patience = comeback.lease_patience(config.launch.grace_seconds)
-    with Lease.hold(run.lease, patience=patience) as lease, _disk_errors(run.path):
-        resume.open_run(config)
-        _adopt_shard_outcome(config, run)
-        with recorded_stage(run.outcome, stage, lease.check) as recording, _disk_errors(run.path):  # told as recorded
-            recording.found = resume.finished(config, stage, shard_set)
-            if recording.found is None:
-                resume.forget(config, stage)
-                if stage != "report":
-                    preflight(config, place(), shard_set)
-                work(run, lease)
-        resume.mark_finished(config, stage, shard_set)
-        return read_outcomes(run.outcome)[stage]
+    with resume.stage_once(config, stage, shard_set) as entered:
+        if entered.found is None:
+            if stage != "report":
+                preflight(config, place(), shard_set)
+            work(entered.run, entered.lease)
+    return entered.outcome
 
 
 def place() -> Literal["here", "pod"]:
     """Where this process is: in a pod of a cluster, or on a machine with everything on it."""
     return "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here"
-
-
-def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
-    """Copies the shard stage's outcome into the run's, where the report and a later reader look for it."""
-    outcome = read_outcomes(shard_outcome_path(config.run.workspace, config.data)).get("shard")
-    if outcome is not None and read_outcomes(run.outcome).get("shard") != outcome:
-        write_outcome(run.outcome, outcome)
-
-
-@contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
-    """Tells a person what to do where the disk is full or cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        advice = {
-            errno.ENOSPC: "free some space or choose another run.workspace",
-            errno.EDQUOT: "free some of your quota or choose another run.workspace",
-            errno.EROFS: "choose a run.workspace that can be written",
-            errno.EACCES: "make it writable or choose another run.workspace",
-        }.get(error.errno or 0)
-        if advice is None:
-            raise
-        raise InputError(
-            f"{error.filename or target}: {error.strerror}; {advice}, then start the same command again: what is "
-            "finished stays finished"
-        ) from error

@@ -8,14 +8,13 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from podscale.errors import InputError
-from podscale.models import Shape
 
 WEIGHTS = "model.safetensors"
 BESIDE = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
 """The other weights that a run kept, by which of them are the model (evaluate.weights)."""
 
 
-def read_weights(path: Path, shapes: Mapping[str, Shape]) -> dict[str, npt.NDArray[Any]]:
+def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
     """Parameters and running statistics by name; `shapes`: of all that the network owns.
 
     Raises InputError where the file is missing or holds another architecture.

@@ -16,10 +16,10 @@ from podscale.checkpoint import Failed, Report, Restored, Saved
 from podscale.config import RunConfig
 from podscale.engine.evaluation import Evaluation
 from podscale.engine.notes import Whereabouts
+from podscale.engine.seat import launch_age
 from podscale.engine.word import Word
 from podscale.engine.world import World
 from podscale.errors import Preempted
-from podscale.launch import lives
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
@@ -304,7 +304,7 @@ def monitoring(
 def kept_ledger(run: RunDirectory) -> Ledger:
     """The ledger of this life, on top of what is known of those before."""
     found = read_book(run.heartbeat)
-    return Ledger(joined(found, time.time(), lives.age(), newest_step(run.metrics)))
+    return Ledger(joined(found, time.time(), launch_age(), newest_step(run.metrics)))
 
 
 @contextmanager

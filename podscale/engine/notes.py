@@ -55,7 +55,7 @@ class Whereabouts:
         self.laps += 1
 
     def __str__(self) -> str:
-        return _place(self.step, self.phase)
+        return place_text(self.step, self.phase)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Note:
 
     @property
     def place(self) -> str:
-        return _place(self.step, self.phase)
+        return place_text(self.step, self.phase)
 
     @property
     def process(self) -> str:
@@ -126,5 +126,5 @@ class Census:
         return min(present.items(), key=lambda entry: order(entry[1]), default=None)
 
 
-def _place(step: int, phase: str) -> str:
+def place_text(step: int, phase: str) -> str:
     return f"{phase} of update {step + 1}" if step or phase not in ("start", "evaluation") else phase

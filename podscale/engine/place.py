@@ -9,9 +9,9 @@ from typing import NoReturn
 from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError
-from podscale.launch.outcomes import RankOutcome, end_process
 from podscale.rundir import RunDirectory
 from podscale.rundir.lease import fence
+from podscale.worker_exit import RankOutcome, end_process
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ Nothing is left for JAX's own detection to guess, which knows some of these laun
 """
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podscale import env
+from podscale import env, processes
 from podscale.errors import InputError
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -55,3 +56,10 @@ def read_seat(environment: Mapping[str, str] = os.environ) -> Seat:
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size and 0 <= slice_ < slices):
         raise InputError(f"the environment of this rank makes no sense: {seat}")
     return seat
+
+
+def launch_age(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds since this launch began: with the pod, or with the process if torchrun restarted it."""
+    began = env.read_seconds(env.LIFE_BEGAN, environment)
+    again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return processes.age() if began is None or again else max(0.0, time.monotonic() - began)

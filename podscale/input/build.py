@@ -10,7 +10,7 @@ import numpy as np
 from podscale.errors import InputError
 from podscale.input.batch import Loader
 from podscale.input.guard import Guard
-from podscale.input.request import EvaluationRequests, Requests, TrainingRequests
+from podscale.input.request import EvaluationRequests, ImagePhases, Requests, TrainingRequests
 
 if TYPE_CHECKING:
     from podscale.config.run_config import RunConfig
@@ -19,17 +19,29 @@ if TYPE_CHECKING:
 
 
 def build_loader(
-    config: RunConfig, split: Split, order: SampleOrder, *, ranks: range, world: int, device: str
+    config: RunConfig,
+    split: Split,
+    order: SampleOrder,
+    *,
+    phases: ImagePhases,
+    ranks: range,
+    world: int,
+    device: str,
 ) -> Loader:
-    """The training loader of one process, for the `ranks` of the sample order that it computes, of `world`.
+    """Return the training loader of one process.
 
-    `batches(start, stop)` counts updates of the whole run; each batch holds the parts of the global batch of these
-    ranks, one after the other. `device`: torch's name (`cpu`, `cuda:0`) of where a loader may decode.
+    `batches(start, stop)` counts steps of the whole run; each batch holds the parts of the global batch of these
+    ranks, one after the other.
+
+    Args:
+        phases: size and crop of the images by first step, as `schedules.image_phases` computes them.
+        ranks: ranks of the sample order that this process computes, of `world`.
+        device: torch's name (`cpu`, `cuda:0`) of where a loader may decode.
     """
     hosts = sorted({order.host_of(rank, world) for rank in ranks})
     split.prefetch(np.concatenate([order.host_rows(host) for host in hosts]))
     guard = Guard(split, config.input.max_bad_rate)
-    requests = TrainingRequests(config, split, order, guard, ranks=ranks, world=world)
+    requests = TrainingRequests(config, split, order, guard, phases=phases, ranks=ranks, world=world)
     return _build(config, requests, guard, device, decoded_bytes=config.input.decoded_cache_bytes)
 
 

@@ -1,26 +1,24 @@
 """What a loader is asked for: the samples of one step and what to make of each."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from podscale.config.run_config import RunConfig
+from podscale.config.schedule import CropSection
 from podscale.input.augment import Augmentation
 from podscale.input.batch import Batch
 from podscale.input.crop import Views, evaluation_views, training_views
+from podscale.input.guard import Guard
 from podscale.order import SampleOrder, evaluation_slots
-from podscale.schedules import crops, image_sizes
-
-if TYPE_CHECKING:
-    from podscale.config.run_config import RunConfig
-    from podscale.config.schedule import CropSection
-    from podscale.input.guard import Guard
-    from podscale.shards.shardset import Split
+from podscale.shards.shardset import Split
 
 Rows = npt.NDArray[np.int64]
+ImagePhases = Sequence[tuple[int, int, CropSection]]
+"""(first step, side of the images in pixels, random crop) of each phase of a training, in order."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,18 @@ class TrainingRequests:
     """These ranks' parts of each global batch, in random crops; a bad record counts as the sample that replaces it."""
 
     def __init__(
-        self, config: RunConfig, split: Split, order: SampleOrder, guard: Guard, *, ranks: range, world: int
+        self,
+        config: RunConfig,
+        split: Split,
+        order: SampleOrder,
+        guard: Guard,
+        *,
+        phases: ImagePhases,
+        ranks: range,
+        world: int,
     ) -> None:
-        self.split = split
-        self._sizes = [
-            (first, size or config.input.image_size) for first, size in image_sizes(config.train, len(split))
-        ]
+        self.split, self._phases = split, phases
         self._seed = config.run.seed
-        self._crops = [(first, crop or config.input.crop) for first, crop in crops(config.train, len(split))]
         self._order, self._guard, self._ranks, self._world = order, guard, ranks, world
         wanted = config.input.augment.wanted
         self.augment = Augmentation(config.input.augment, self._seed, config.input.mean) if wanted else None
@@ -95,15 +97,18 @@ class TrainingRequests:
         return training_views(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size_at(step))
 
     def size_at(self, step: int) -> int:
-        return next(size for first, size in reversed(self._sizes) if step >= first)
+        return self._phase_at(step)[1]
 
     def stretch(self, start: int, stop: int) -> int:
         size = self.size_at(start)
-        return min((first for first, other in self._sizes if start < first < stop and other != size), default=stop)
+        return min((first for first, other, _ in self._phases if start < first < stop and other != size), default=stop)
 
     def crop_at(self, step: int) -> CropSection:
         """The augmentation of global batch `step`: that of the phase which the whole batch belongs to."""
-        return next(crop for first, crop in reversed(self._crops) if step >= first)
+        return self._phase_at(step)[2]
+
+    def _phase_at(self, step: int) -> tuple[int, int, CropSection]:
+        return next(phase for phase in reversed(self._phases) if step >= phase[0])
 
     def answer(self, request: Request, images: Any) -> Batch:
         self._guard.delivered(request.real, int(np.count_nonzero(request.rows != request.asked)))

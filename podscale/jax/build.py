@@ -93,7 +93,15 @@ def build_evaluator(
 def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:
     """The loader of this process's share of the training batches, which the caller closes."""
     order = build_order(config, split)
-    return build_loader(config, split, order, ranks=ranks_of(world, mesh), world=size_of(mesh, RANKS), device=HOST)
+    return build_loader(
+        config,
+        split,
+        order,
+        phases=schedules.image_phases(config, len(split)),
+        ranks=ranks_of(world, mesh),
+        world=size_of(mesh, RANKS),
+        device=HOST,
+    )
 
 
 def ranks_of(world: World, mesh: Mesh) -> range:

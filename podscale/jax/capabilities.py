@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import jax
-
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -17,6 +15,8 @@ class Capabilities:
 
 def probe() -> Capabilities:
     """Asks JAX, which takes the TPUs of this machine until this process ends: another that has them keeps them."""
+    import jax  # a worker asks for versions before it may import JAX
+
     try:
         found = jax.local_devices()
     except RuntimeError as error:

@@ -19,7 +19,7 @@ from podscale.engine.phase import Phase
 from podscale.evaluate.predictions import COLUMNS, Predictions
 from podscale.input.batch import Batch, Loader
 from podscale.jax.compilation import begun_together
-from podscale.jax.feed import DeviceBatches, Feed
+from podscale.jax.feed import Batches, DeviceBatches, Feed
 from podscale.jax.gradients import Buckets, Layout
 from podscale.jax.memory import evaluation_fits
 from podscale.jax.mesh import RANKS, REPLICATED, size_of
@@ -27,7 +27,7 @@ from podscale.jax.models import Arrays, build_model, convolution_on
 from podscale.jax.normalise import normalise
 from podscale.jax.placing import assemble
 from podscale.jax.precision import compute_dtype, exact_products
-from podscale.jax.step import Batches, Named
+from podscale.jax.step import Named
 from podscale.jax.world import World
 from podscale.order import evaluation_steps
 

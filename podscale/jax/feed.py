@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.engine.phase import Phase
 from podscale.input.batch import Batch
-from podscale.jax.mesh import RANKS, size_of
+from podscale.jax.mesh import RANKS, SPATIAL, size_of
 from podscale.jax.placing import assemble
-from podscale.jax.step import SHARDED_BATCHES, Batches
+
+
+class Batches(NamedTuple):
+    """Global batches of as many updates: images uint8 [k, n, height, width, 3], labels int32 [k, n].
+
+    Each rank of the mesh takes an equal part of the n images, in order.
+    """
+
+    images: Array
+    labels: Array
+
+
+SHARDED_BATCHES: Any = Batches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
+"""How they lie on the mesh: devices that share images each have a tile of them, and all of their labels."""
 
 
 @dataclass(frozen=True)

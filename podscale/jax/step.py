@@ -28,9 +28,10 @@ from podscale.decay import treatments
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce, build_all_reduce
 from podscale.jax.batchnorm import BatchNorm, span_groups
+from podscale.jax.feed import SHARDED_BATCHES, Batches
 from podscale.jax.gradients import Buckets, Layout, Values
 from podscale.jax.loss import smoothed_cross_entropy
-from podscale.jax.mesh import GROUP, RANKS, REPLICATED, SPATIAL, size_of
+from podscale.jax.mesh import GROUP, RANKS, REPLICATED, size_of
 from podscale.jax.models import build_model, convolution_on
 from podscale.jax.normalise import normalise
 from podscale.jax.optim import Hyper, Kept, Rule, build_optimizer, build_share, scalars, slots
@@ -79,18 +80,6 @@ class Call(NamedTuple):
     word: Any
 
 
-class Batches(NamedTuple):
-    """Global batches of as many updates: images uint8 [k, n, height, width, 3], labels int32 [k, n].
-
-    Each rank of the mesh takes an equal part of the n images, in order.
-    """
-
-    images: Array
-    labels: Array
-
-
-SHARDED_BATCHES: Any = Batches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
-"""How they lie on the mesh: devices that share images each have a tile of them, and all of their labels."""
 SHARDED_WORDS = PartitionSpec(RANKS)
 WORD = 4
 """Numbers of a word."""

@@ -14,11 +14,12 @@ from podscale import devices, env, processes
 from podscale.errors import ExitCode
 from podscale.launch import joining, local, orphans
 from podscale.launch.follow import Display
-from podscale.launch.outcomes import Ending, LostRank, read_rank_outcomes, registered_ranks
+from podscale.launch.outcomes import Ending, LostRank
 from podscale.launch.podtask import PodTask
 from podscale.launch.tracking import Trackers
 from podscale.rundir import Lease, RunDirectory
 from podscale.stopping import ECHO_SECONDS
+from podscale.worker_exit import read_rank_outcomes, registered_ranks
 
 POLL_SECONDS = 0.1
 AFTERMATH_SECONDS = 15.0

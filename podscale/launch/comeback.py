@@ -21,8 +21,6 @@ from podscale.launch.podtask import PodTask
 SECONDS = 20.0
 """How long the other ranks take at most to notice a loss and end (see attempt.AFTERMATH_SECONDS)."""
 POLL_SECONDS = 0.5
-LEAVING_SECONDS = 60.0
-"""Beyond their grace time, pods that were told to end have ended."""
 
 
 def begin(task: PodTask, stopped: Callable[[], bool], environment: Mapping[str, str] = os.environ) -> None:
@@ -37,16 +35,6 @@ def begin(task: PodTask, stopped: Callable[[], bool], environment: Mapping[str, 
     if mark.exists():
         wait_for_silence(task.rendezvous.address, task.rendezvous.port, stopped)
     mark.touch()
-
-
-def lease_patience(grace_seconds: float, environment: Mapping[str, str] = os.environ) -> float:
-    """Seconds to wait for the lease of the run directory; outside of pods 0: whoever holds it is somebody else."""
-    return leaving_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environment else 0.0
-
-
-def leaving_seconds(grace_seconds: float) -> float:
-    """After which nothing is left of pods that were told to end."""
-    return grace_seconds + LEAVING_SECONDS
 
 
 def wait_for_silence(address: str, port: int, stopped: Callable[[], bool], seconds: float = SECONDS) -> None:

@@ -1,7 +1,6 @@
 """The lives of a training as the pod that leads sees them: when each began, and how it ended."""
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,10 +59,3 @@ class Lives:
             return  # its life is of no interest any more
         except OSError as error:
             logger.warning("%s: when launches begin and how they end is not kept: %s", self._path, error.strerror)
-
-
-def age(environment: Mapping[str, str] = os.environ) -> float:
-    """Seconds since the life of this rank began: with its pod, or with itself where torchrun started it once more."""
-    began = env.read_seconds(env.LIFE_BEGAN, environment)
-    again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return processes.age() if began is None or again else max(0.0, time.monotonic() - began)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podscale import env
-from podscale.launch import comeback
 from podscale.launch.podtask import PodTask
+from podscale.rundir.lease import lease_patience
 
 
 def command(task: PodTask, rank_dir: Path) -> list[str]:
@@ -46,7 +46,7 @@ def environment(
     if fence is not None:
         variables[env.FENCE] = str(fence)
     else:
-        variables[env.LEASE_PATIENCE] = str(comeback.lease_patience(task.grace_seconds, base))
+        variables[env.LEASE_PATIENCE] = str(lease_patience(task.grace_seconds, base))
     if task.alone:
         variables.update(_alone())
     return variables

@@ -13,9 +13,9 @@ from pathlib import Path
 from podscale import env
 from podscale.errors import ExitCode, PodscaleError
 from podscale.launch.orphans import die_with_parent
-from podscale.launch.outcomes import RankOutcome, end_process, outcome_path, register_rank
 from podscale.rundir.lease import Lease
 from podscale.stopping import Stopped, raise_on_stop
+from podscale.worker_exit import RankOutcome, end_process, outcome_path, register_rank
 
 
 def main() -> None:

@@ -87,6 +87,7 @@ def build_session(
             config,
             training_split,
             build_order(config, training_split),
+            phases=schedules.image_phases(config, len(training_split)),
             ranks=world.ranks,
             world=world.size,
             device=str(world.device),

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-import torch.distributed
-
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -19,6 +16,9 @@ class Capabilities:
 
 def probe() -> Capabilities:
     """Asks PyTorch; nothing is allocated on a device."""
+    import torch
+    import torch.distributed
+
     available = torch.distributed.is_available()
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -1,8 +1,5 @@
 """The libraries with which this engine computes and communicates, by version: they must be the same on all ranks."""
 
-import torch
-from torch import distributed as dist
-
 from podscale.version import installed
 
 DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
@@ -10,6 +7,9 @@ DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 def library_facts() -> dict[str, str]:
     """Versions by name; "none" where it is not there."""
+    import torch
+    from torch import distributed as dist
+
     nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
     return {
         "torch": torch.__version__,
@@ -22,6 +22,8 @@ def library_facts() -> dict[str, str]:
 
 
 def _cudnn() -> str:
+    import torch
+
     try:
         return str(torch.backends.cudnn.version() or "none")
     except RuntimeError:  # a build for CUDA whose CUDA libraries were left out, as in the CPU image

@@ -25,7 +25,7 @@ from podscale.pytorch.allreduce import AllReduce, build_all_reduce
 from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.allreduce.collectives import build_collectives
 from podscale.pytorch.allreduce.order import spans
-from podscale.pytorch.mesh import Mesh
+from podscale.pytorch.mesh import Mesh, build_mesh
 from podscale.pytorch.models import build_model
 from podscale.pytorch.reducer import FlatReducer
 from podscale.pytorch.timing import timed_together
@@ -72,7 +72,7 @@ def measure(world: World, job: Job) -> dict[str, Any]:
     """
     sections = {name: AllReduceSection(**values) for name, values in job.sections.items()}
     ready = {name: build_all_reduce(section, world) for name, section in sections.items()}
-    mesh = world.mesh(job.row)
+    mesh = build_mesh(world, job.row)
     return {
         "ranks": world.size,
         "rows": list(mesh.shape),

@@ -24,6 +24,7 @@ from podscale.pytorch.feed import Feed
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 
 
@@ -58,7 +59,15 @@ def estimate_statistics(
     split = shard_set.split("train")
     updates = max(1, min(config.evaluate.statistics_images, len(split)) // config.train.global_batch)
     order = build_order(config, split)
-    loader = build_loader(config, split, order, ranks=world.ranks, world=world.size, device=str(world.device))
+    loader = build_loader(
+        config,
+        split,
+        order,
+        phases=image_phases(config, len(split)),
+        ranks=world.ranks,
+        world=world.size,
+        device=str(world.device),
+    )
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     model.eval()  # dropout stays out of it
     momenta = [layer.momentum for layer in layers]

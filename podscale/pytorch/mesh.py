@@ -6,16 +6,13 @@ every row. Where each rank runs comes from the launcher, so ranks need not be nu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from podscale.errors import InputError
-
-if TYPE_CHECKING:
-    from podscale.pytorch.world import World
+from podscale.pytorch.world import World
 
 Rows = tuple[tuple[int, ...], ...]
 """Ranks of each row, in order of place."""
@@ -88,7 +85,7 @@ def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
     return tuple(tuple(sorted(line[start : start + length])) for start in range(0, len(line), length))
 
 
-def build_mesh(world: "World", row: int | None = None) -> Mesh:
+def build_mesh(world: World, row: int | None = None) -> Mesh:
     """The grid of a world with rows of `row` ranks, by default its nodes. Every rank must call this at the same time.
 
     Raises InputError, the same on every rank, where the grid does not come out.
@@ -98,12 +95,12 @@ def build_mesh(world: "World", row: int | None = None) -> Mesh:
     return Mesh(_axis(world, "row", rows), _axis(world, "column", columns), rows)
 
 
-def build_line(world: "World") -> Axis:
+def build_line(world: World) -> Axis:
     """All ranks of a world, node after node, so that each node has one neighbour on either side."""
     nodes = world.nodes()
     return _axis(world, "line", (tuple(sorted(range(world.size), key=lambda rank: (nodes.index(nodes[rank]), rank))),))
 
 
-def _axis(world: "World", name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
+def _axis(world: World, name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
     mine = next(ranks for ranks in partition if world.rank in ranks)
     return Axis(name, mine, mine.index(world.rank), world.group_of([list(ranks) for ranks in partition]))

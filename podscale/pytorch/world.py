@@ -12,7 +12,6 @@ from torch import distributed as dist
 
 from podscale.engine.meeting import Meeting, part
 from podscale.pytorch.meeting import meet, store_of
-from podscale.pytorch.mesh import Axis, Mesh, build_line, build_mesh
 
 NCCL_GRACE_SECONDS = 30.0
 """Longer than everybody else NCCL's watchdog waits: it ends a process without a word, ours (see pulse) with one."""
@@ -49,14 +48,6 @@ class World:
     def device_name(self) -> str:
         """What this rank computes on, for people."""
         return torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
-
-    def mesh(self, row: int | None = None) -> Mesh:
-        """The ranks as a grid, see `mesh.build_mesh`. Every rank must call this, in one order."""
-        return build_mesh(self, row)
-
-    def line(self) -> Axis:
-        """All ranks in order of their nodes. Every rank must call this, in one order."""
-        return build_line(self)
 
     def nodes(self) -> tuple[int, ...]:
         """The node of every rank. Every rank must call this at the same time."""

@@ -26,6 +26,8 @@ from podscale.processes import start_ticks
 
 RECORD_BYTES = 512
 LOOK_SECONDS = 0.5
+LEAVING_SECONDS = 60.0
+"""Time after the grace time by which pods that were told to exit have exited."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 T = TypeVar("T")
@@ -158,6 +160,20 @@ def _patiently(attempt: Callable[[], T], seconds: float) -> T:
                 logger.warning("%s. Waiting for its end, up to %.0f s", str(taken).partition(";")[0], seconds)
                 told = True
         time.sleep(LOOK_SECONDS)
+
+
+def lease_patience(grace_seconds: float, environment: Mapping[str, str] = os.environ) -> float:
+    """Return the longest wait for the lease of a run directory, in seconds.
+
+    In a pod, the holder may be the pod that this one replaces, which is still saving. Outside of pods it is another
+    launch, and the answer is 0.
+    """
+    return leaving_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environment else 0.0
+
+
+def leaving_seconds(grace_seconds: float) -> float:
+    """Return the time after which pods that were told to exit are gone, in seconds."""
+    return grace_seconds + LEAVING_SECONDS
 
 
 def is_held(path: Path) -> bool:

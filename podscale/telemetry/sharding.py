@@ -1,13 +1,18 @@
 """The Prometheus metrics of a pod that packs shards."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from podscale.shards.watch import Phase, Progress
 from podscale.telemetry.readings import Readings
+
+if TYPE_CHECKING:  # a worker of a training imports this room, and needs no packer
+    from podscale.shards.watch import Phase, Progress
 
 FROM_ZERO = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
 

@@ -23,7 +23,7 @@ from podscale.pytorch.allreduce import (
     torus2d,
 )
 from podscale.pytorch.allreduce.base import WIRES
-from podscale.pytorch.mesh import Axis
+from podscale.pytorch.mesh import Axis, build_line, build_mesh
 from podscale.pytorch.world import World
 from tests.support import reduction
 
@@ -173,7 +173,7 @@ def test_grids_over_the_backends_own_collectives(run_world: Any) -> None:
 def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     """Ranks 0, 2, 4, 6 on one machine and 1, 3, 5, 7 on the other."""
     world = replace(world, node=world.rank % 2)
-    mesh = world.mesh()
+    mesh = build_mesh(world)
     bucket = contribution(world.rank, 203)
     Torus2D(mesh, world.device)(bucket)
     ring, whole, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
@@ -183,7 +183,7 @@ def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     assert torch.equal(whole, gathered)
     named = mesh.device_mesh("cpu")
     assert torch.distributed.get_process_group_ranks(named.get_group("row")) == sorted(mesh.row.ranks)
-    return (mesh.shape, mesh.row.ranks, mesh.column.ranks, world.line().ranks), bucket
+    return (mesh.shape, mesh.row.ranks, mesh.column.ranks, build_line(world).ranks), bucket
 
 
 def test_rows_follow_the_nodes(run_world: Any) -> None:

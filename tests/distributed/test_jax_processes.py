@@ -19,9 +19,10 @@ import pytest
 
 from podscale.config import load
 from podscale.input import build_loader
-from podscale.launch.outcomes import RankOutcome, read_rank_outcomes, registered_ranks
 from podscale.order import build_order
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
+from podscale.worker_exit import RankOutcome, read_rank_outcomes, registered_ranks
 from tests.conftest import MakeShardSet
 from tests.support.jax_bodies import DIES_AT, READ
 from tests.support.ports import free_port
@@ -160,7 +161,15 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
             seen = [key for told in tellers for step in steps for key in told["keys"][step]]
             assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)
     for rank in range(4):
-        loader = build_loader(config, split, order, ranks=range(rank, rank + 1), world=4, device="cpu")
+        loader = build_loader(
+            config,
+            split,
+            order,
+            phases=image_phases(config, len(split)),
+            ranks=range(rank, rank + 1),
+            world=4,
+            device="cpu",
+        )
         process, device = divmod(rank, devices)
         told = ended.answers[process]
         for step, batch in enumerate(loader.batches(0, READ)):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from podscale.config.train import AllReduceSection
 from podscale.pytorch.allreduce import Flat, Torus2D
+from podscale.pytorch.mesh import build_mesh
 from podscale.pytorch.reducer import FlatReducer, accumulating, build_reducer
 from podscale.pytorch.world import World
 
@@ -95,7 +96,7 @@ def test_averages_are_the_oracles_on_every_rank(run_world: Any, size: int) -> No
 def halves(world: World) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
     found = {}
     for row in (1, 2, 4):
-        algorithm = Torus2D(world.mesh(row), world.device) if row < world.size else Flat(world)
+        algorithm = Torus2D(build_mesh(world, row), world.device) if row < world.size else Flat(world)
         bucket = torch.arange(32.0) * (world.rank + 1)
         whole = bucket.clone()
         algorithm(whole)

@@ -10,6 +10,7 @@ from podscale.config.run_config import RunConfig
 from podscale.input import build_evaluation_loader, build_loader
 from podscale.input.build import dali_installed
 from podscale.order import build_order, evaluation_steps
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import Sample, image_size, varied_samples
 
@@ -42,7 +43,15 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
     )
     split = ShardSet.open(directory).split("train")
     if training:
-        made = build_loader(config, split, build_order(config, split), ranks=range(1), world=1, device=device)
+        made = build_loader(
+            config,
+            split,
+            build_order(config, split),
+            phases=image_phases(config, len(split)),
+            ranks=range(1),
+            world=1,
+            device=device,
+        )
         stop = 6
     else:
         made = build_evaluation_loader(config, split, ranks=range(1), world=1, device=device)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from podscale.launch.outcomes import registered_ranks
 from podscale.rundir import programs_directory
 from podscale.telemetry.events import read_records, undisturbed
+from podscale.worker_exit import registered_ranks
 from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"

@@ -13,7 +13,7 @@ from podscale.engine.meeting import meet
 from podscale.engine.seat import read_seat
 from podscale.errors import PodscaleError
 from podscale.jax.failure import watched
-from podscale.launch.outcomes import RankOutcome, end_process
+from podscale.worker_exit import RankOutcome, end_process
 
 BODY, TIMEOUT = "PODSCALE_TEST_BODY", "PODSCALE_TEST_TIMEOUT"
 BEAT = 0.25

@@ -12,6 +12,7 @@ from podscale.config.run_config import RunConfig
 from podscale.input import build_evaluation_loader, build_loader
 from podscale.input.build import dali_installed
 from podscale.order import build_order, evaluation_steps
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -31,7 +32,15 @@ def train(
     config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
 ) -> list[Any]:
     split = ShardSet.open(directory).split("train")
-    loader = build_loader(config, split, build_order(config, split), ranks=ranks, world=world, device="cpu")
+    loader = build_loader(
+        config,
+        split,
+        build_order(config, split),
+        phases=image_phases(config, len(split)),
+        ranks=ranks,
+        world=world,
+        device="cpu",
+    )
     try:
         return list(loader.batches(start, stop))
     finally:

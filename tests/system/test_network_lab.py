@@ -62,7 +62,9 @@ def reduce_on_both_axes(world: World, built: Lab) -> dict[str, Any]:
     import torch
     from torch import distributed as dist
 
-    mesh, data = world.mesh(), torch.full((MB,), float(world.rank))
+    from podscale.pytorch.mesh import build_mesh
+
+    mesh, data = build_mesh(world), torch.full((MB,), float(world.rank))
     found = {}
     for name, axis in (("row", mesh.row), ("column", mesh.column)):
         dist.all_reduce(torch.zeros(8), group=axis.group)  # connections

@@ -36,6 +36,7 @@ FLOORS = {
     "podscale.blocks": 0,
     "podscale.decay": 3,
     "podscale.rundir": 3,
+    "podscale.worker_exit": 3,
     "podscale.shards": 3,
     "podscale.checkpoint": 4,
     "podscale.telemetry": 4,

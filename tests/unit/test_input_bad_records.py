@@ -12,6 +12,7 @@ from podscale.input import build_loader
 from podscale.input.decode import BadRecord
 from podscale.input.images import DecodedImages
 from podscale.order import build_order
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, pil_pixels, train
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
@@ -33,7 +34,9 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
     split = ShardSet.open(directory).split("train")
     order = build_order(config, split)
     expected = {5: 7, 6: 7, 23: 0}  # the next good one of the same shard, around its end
-    reader = build_loader(config, split, order, ranks=range(1), world=1, device="cpu")
+    reader = build_loader(
+        config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world=1, device="cpu"
+    )
     with caplog.at_level(logging.WARNING, "podscale.input"):
         batches = list(reader.batches(0, 12))
     reader.close()

@@ -15,6 +15,7 @@ from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.input import build_loader, images, open_shard_set
 from podscale.order import build_order
+from podscale.schedules import image_phases
 from podscale.shards.memory import MemoryShards
 from podscale.shards.shardset import LocalShards, ShardSet
 from tests.support.loading import document, special_images
@@ -49,7 +50,15 @@ def mixed(make_shard_set) -> Path:
 def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: range = range(1), world: int = 1) -> Any:
     """The batches, and the loader, closed."""
     split = open_shard_set(str(directory), config).split("train")
-    loader = build_loader(config, split, build_order(config, split), ranks=ranks, world=world, device="cpu")
+    loader = build_loader(
+        config,
+        split,
+        build_order(config, split),
+        phases=image_phases(config, len(split)),
+        ranks=ranks,
+        world=world,
+        device="cpu",
+    )
     try:
         return list(loader.batches(start, stop)), loader
     finally:
@@ -171,7 +180,15 @@ def test_a_host_opens_its_own_shards_and_no_other(limit, make_shard_set) -> None
         shards = MemoryShards(opened, limit) if limit else opened
         split = ShardSet.open(directory, shards).split("train")
         order = build_order(config, split)
-        loader = build_loader(config, split, order, ranks=range(host, host + 1), world=2, device="cpu")
+        loader = build_loader(
+            config,
+            split,
+            order,
+            phases=image_phases(config, len(split)),
+            ranks=range(host, host + 1),
+            world=2,
+            device="cpu",
+        )
         list(loader.batches(0, 18))
         if limit:
             until(lambda opened=opened: len(opened.brought) == 2, 60)
@@ -254,10 +271,12 @@ def test_hosts_without_torch_can_read(make_shard_set) -> None:
         "from podscale.config.run_config import RunConfig\n"
         "from podscale.input import build_evaluation_loader, build_loader, open_shard_set\n"
         "from podscale.order import build_order\n"
+        "from podscale.schedules import image_phases\n"
         f"config = RunConfig.model_validate({document(input=CACHES['both']).model_dump()!r})\n"
         f"shards = open_shard_set({str(make_shard_set())!r}, config)\n"
         "split = shards.split('train')\n"
-        "loader = build_loader(config, split, build_order(config, split), ranks=range(1), world=1, device='cpu')\n"
+        "order, phases = build_order(config, split), image_phases(config, len(split))\n"
+        "loader = build_loader(config, split, order, phases=phases, ranks=range(1), world=1, device='cpu')\n"
         "print(sum(len(batch) for batch in loader.batches(0, 3)))\n"
         "loader.close()\n"
         "split = shards.split('validation')\n"

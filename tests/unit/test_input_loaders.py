@@ -10,6 +10,7 @@ from podscale.errors import InputError
 from podscale.input import build_loader, resolve_loader
 from podscale.input.build import dali_installed
 from podscale.order import build_order
+from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
 from tests.support.polling import until
@@ -113,7 +114,15 @@ def test_synthetic_images_are_keyed_and_keep_the_order(make_shard_set) -> None:
 def test_batches_are_prepared_ahead(make_shard_set) -> None:
     config = document(input={"prefetch": 3})
     split = ShardSet.open(make_shard_set()).split("train")
-    loader = build_loader(config, split, build_order(config, split), ranks=range(1), world=1, device="cpu")
+    loader = build_loader(
+        config,
+        split,
+        build_order(config, split),
+        phases=image_phases(config, len(split)),
+        ranks=range(1),
+        world=1,
+        device="cpu",
+    )
     asked: list[int] = []
     at = loader._requests.at  # type: ignore[attr-defined]
     loader._requests.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
@@ -133,10 +142,12 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
         "from podscale.config.run_config import RunConfig\n"
         "from podscale.input import build_loader\n"
         "from podscale.order import build_order\n"
+        "from podscale.schedules import image_phases\n"
         "from podscale.shards.shardset import ShardSet\n"
         f"config = RunConfig.model_validate({document(loader).model_dump()!r})\n"
         f"split = ShardSet.open({str(make_shard_set())!r}).split('train')\n"
-        "loader = build_loader(config, split, build_order(config, split), ranks=range(1), world=1, device='cpu')\n"
+        "order, phases = build_order(config, split), image_phases(config, len(split))\n"
+        "loader = build_loader(config, split, order, phases=phases, ranks=range(1), world=1, device='cpu')\n"
         "batches = loader.batches(0, 10**6)\n"
         "next(batches)\n"
         "print('children:', open(f'/proc/self/task/{os.getpid()}/children').read())\n"

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 
 from podscale.launch.orphans import ancestors, end_all, members
-from podscale.launch.outcomes import (
-    Ending,
-    LostRank,
+from podscale.launch.outcomes import Ending, LostRank, Verdict, judge
+from podscale.processes import alive
+from podscale.worker_exit import (
     RankOutcome,
-    Verdict,
-    judge,
     outcome_path,
     read_rank_outcomes,
     register_rank,
     registered_ranks,
     write_rank_outcome,
 )
-from podscale.processes import alive
 
 DONE, PEER = RankOutcome(0, ""), RankOutcome(77, "a peer is gone")
 SAVED, HANG = RankOutcome(75, "saved step 3"), RankOutcome(76, "no progress for 60 s")

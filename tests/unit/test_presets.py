@@ -343,8 +343,8 @@ def test_codreanus_runs_have_the_solvers_numbers_at_every_iteration(name, parts)
     np.testing.assert_allclose(table[:, 1], np.concatenate(momenta), rtol=1e-3, atol=1e-6)
     decays = np.concatenate([np.full(len(rates), decay) for rates, _, decay in parts])
     assert np.array_equal(table[:, 2], decays.astype(np.float32))
-    crops = [crop for _, crop in schedules.crops(config.train, IMAGENET)]
-    assert all(crop is None for crop in crops[:-1])
+    crops = [crop for _, _, crop in schedules.image_phases(config, IMAGENET)]
+    assert all(crop == config.input.crop for crop in crops[:-1])
     assert (crops[-1].short_side, crops[-1].flip) == (224 / 256, 0.5)
     assert config.train.optimizer.momentum_form == "unscaled", "Caffe's buffer holds the learning rate"
     assert config.model.batch_norm.momentum == pytest.approx(1 - 0.95)

@@ -1,5 +1,6 @@
-"""An evaluation counts as finished while all that it was made from is as it was."""
+"""A stage counts as finished while all that it was made from is as it was, and is then not done again."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from podscale import resume
 from podscale.config import RunConfig
-from podscale.errors import ExitCode
-from podscale.rundir import Outcome, RunDirectory, write_outcome
+from podscale.errors import ExitCode, InputError
+from podscale.rundir import LeaseTaken, Outcome, RunDirectory, is_held, read_outcomes, refuse_taken, write_outcome
 
 
 def model(directory: Path, **description: Any) -> Path:
@@ -78,3 +79,43 @@ def test_what_belongs_to_no_answer_changes_nothing(case: tuple[RunConfig, Path])
     config, made = case
     (made / "README.md").write_text("a card, which the report writes")
     assert finished(config)
+
+
+def test_a_stage_is_done_once(tmp_path: Path) -> None:
+    config = document(tmp_path)
+    run = RunDirectory.of(config)
+    with resume.stage_once(config, "evaluate", str(tmp_path)) as entered:
+        assert entered.found is None
+        assert is_held(run.lease)
+        run.evaluation.write_text("{}")
+        run.predictions.write_bytes(b"")
+    assert not is_held(run.lease)
+    assert (entered.outcome.done, entered.outcome.reused) == (True, False)
+    with resume.stage_once(config, "evaluate", str(tmp_path)) as entered:
+        assert entered.found is not None
+    assert entered.outcome.reused
+    assert finished(config)
+
+
+def test_the_outcome_of_an_earlier_run_is_dropped_before_the_work(tmp_path: Path) -> None:
+    config = document(tmp_path)
+    write_outcome(RunDirectory.of(config).create().outcome, Outcome("report", ExitCode.DONE))
+    with resume.stage_once(config, "evaluate", str(tmp_path)):
+        assert read_outcomes(RunDirectory.of(config).outcome) == {}
+
+
+def test_a_full_disk_is_recorded_as_bad_input(tmp_path: Path) -> None:
+    config = document(tmp_path)
+    with pytest.raises(InputError), resume.stage_once(config, "evaluate", str(tmp_path)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    outcome = read_outcomes(RunDirectory.of(config).outcome)["evaluate"]
+    assert outcome.exit_code == ExitCode.BAD_INPUT
+    assert not finished(config)
+
+
+def test_a_directory_in_use_is_not_entered(tmp_path: Path) -> None:
+    config = document(tmp_path)
+    with resume.stage_once(config, "report", str(tmp_path)) as entered:
+        with pytest.raises(LeaseTaken):
+            refuse_taken(entered.run.lease)
+        entered.run.report.write_text("")

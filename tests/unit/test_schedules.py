@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale import schedules
-from podscale.config import TrainSection
+from podscale.config import InputSection, RunConfig, TrainSection
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 
 
@@ -122,11 +122,12 @@ def test_a_phase_changes_what_it_sets_and_nothing_else() -> None:
     assert (table[300:, 2] == np.float32(2e-4)).all()
     assert (table[:601, 1] == np.float32(0.9)).all(), "epoch 60.05 is update 600.5, so 601 is the first beyond it"
     assert (table[601:, 1] == np.float32(0.8)).all()
-    assert [(first, found and found.short_side) for first, found in schedules.crops(document, 2560)] == [
-        (0, None),
-        (300, None),
-        (601, 0.875),
-        (800, 0.875),
+    config = RunConfig.model_construct(train=document, input=InputSection(image_size=160))
+    assert [(first, size, crop.short_side) for first, size, crop in schedules.image_phases(config, 2560)] == [
+        (0, 160, None),
+        (300, 160, None),
+        (601, 160, 0.875),
+        (800, 160, 0.875),
     ]
 
 

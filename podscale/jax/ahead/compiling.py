@@ -26,9 +26,10 @@ from podscale.errors import InputError
 from podscale.files import write_json
 from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.shortage import find_shortage
+from podscale.jax.feed import SHARDED_BATCHES, Batches
 from podscale.jax.mesh import RANKS, REPLICATED, mesh_of, size_of
 from podscale.jax.optim import Hyper, Kept
-from podscale.jax.step import SHARDED_BATCHES, SHARDED_WORDS, WORD, Batches, Call, State, Step, build_step
+from podscale.jax.step import SHARDED_WORDS, WORD, Call, State, Step, build_step
 
 
 def main(folder: Path) -> None:

@@ -9,6 +9,7 @@ from podscale.pytorch.allreduce.hybrid import Hybrid
 from podscale.pytorch.allreduce.ring import Ring
 from podscale.pytorch.allreduce.torus2d import Torus2D
 from podscale.pytorch.allreduce.tree import Tree
+from podscale.pytorch.mesh import build_line, build_mesh
 from podscale.pytorch.world import World
 
 
@@ -27,16 +28,16 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
         case "flat":
             return Flat(world, column)
         case "ring":
-            return Ring(world.line(), device, column)
+            return Ring(build_line(world), device, column)
         case "tree":
-            return Tree(world.line(), device, column)
+            return Tree(build_line(world), device, column)
         case "hierarchical":
-            return Hierarchical(world.mesh(section.row), device, row, column)
+            return Hierarchical(build_mesh(world, section.row), device, row, column)
         case "torus2d":
-            return Torus2D(world.mesh(section.row), device, row, column)
+            return Torus2D(build_mesh(world, section.row), device, row, column)
         case "hybrid":
-            small = Hierarchical(world.mesh(section.row), device, row, column)
-            return Hybrid(small, Ring(world.line(), device, column), int(section.hybrid_mb * 2**20))
+            small = Hierarchical(build_mesh(world, section.row), device, row, column)
+            return Hybrid(small, Ring(build_line(world), device, column), int(section.hybrid_mb * 2**20))
         case "auto":
             raise InputError(
                 "all_reduce.algorithm auto: the choice is made when `podscale train` starts and is kept with the run; "

@@ -24,7 +24,7 @@ from podscale.plan.collectives import Axis, Fabric
 from podscale.plan.fit import fit_axis
 from podscale.pytorch.allreduce.base import WIRES
 from podscale.pytorch.mesh import Axis as Group
-from podscale.pytorch.mesh import plan_rows
+from podscale.pytorch.mesh import build_line, build_mesh, plan_rows
 from podscale.pytorch.timing import timed_together
 from podscale.pytorch.world import World
 
@@ -122,13 +122,13 @@ def _fitting(section: AllReduceSection, halves: bool) -> Sequence[str]:
 
 def measure(world: World, row: int | None) -> Fabric:
     """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
-    mesh = world.mesh(row)
+    mesh = build_mesh(world, row)
     groups = [mesh.row, mesh.column]
     inside, across = _axis(world, mesh.row), _axis(world, mesh.column)
     if 1 in (mesh.row.size, mesh.column.size):
         through = inside if mesh.column.size == 1 else across
     else:
-        groups.append(world.line())
+        groups.append(build_line(world))
         through = _axis(world, groups[-1])  # which passes the links of both, and is no faster than either
         through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
     for group in groups:
