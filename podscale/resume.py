@@ -16,18 +16,9 @@ from podscale.config.identity import fingerprint
 from podscale.ensemble import DESCRIPTION, evaluated_models, evaluated_together
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
-from podscale.rundir import (
-    Lease,
-    Outcome,
-    RunDirectory,
-    dataset_directory,
-    local_path,
-    read_outcomes,
-    recorded_stage,
-    write_outcome,
-)
-from podscale.rundir.lease import lease_patience
-from podscale.rundir.outcome import Stage
+from podscale.rundir.layout import RunDirectory, dataset_directory, local_path
+from podscale.rundir.lease import Lease, lease_patience
+from podscale.rundir.outcome import Outcome, Stage, read_outcomes, recorded_stage, write_outcome
 from podscale.shards.manifest import NAME
 
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from podscale.config.network import BatchNormSection
-from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.batchnorm.layer import BatchNorm
 from podscale.pytorch.world import World
 
 
