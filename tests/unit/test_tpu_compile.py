@@ -360,6 +360,12 @@ def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
     assert not {"ahead/report.py", "ahead/program.py", "jax/rank.py", "jax/world.py"} & names
 
 
+def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "FRAMEWORK_FREE", (*requests.FRAMEWORK_FREE, "gone/*.py"))
+    with pytest.raises(AssertionError, match="gone"):
+        requests.sources()
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [

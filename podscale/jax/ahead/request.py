@@ -128,7 +128,11 @@ def _modules() -> list[Path]:
             if path.is_file() and path not in found:
                 found.add(path)
                 waiting += [name for name in _imports(path) if name.startswith("podscale.jax.")]
-    return sorted(found.union(*(root.glob(pattern) for pattern in FRAMEWORK_FREE)))
+    for pattern in FRAMEWORK_FREE:
+        matched = set(root.glob(pattern))
+        assert matched, f"{pattern} matches no module: results would be reused after a change to what it stood for"
+        found |= matched
+    return sorted(found)
 
 
 def _imports(path: Path) -> Iterator[str]:
