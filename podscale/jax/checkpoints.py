@@ -17,6 +17,7 @@ from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.config import RunConfig
 from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
+from podscale.engine.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError
 from podscale.jax.gradients import Buckets
 from podscale.jax.mesh import REPLICATED
@@ -94,10 +95,12 @@ class State:
             {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
         )
 
+    @waiting_for(CHECKPOINT)
     def model_arrays(self) -> dict[str, Values]:
         """The fp32 weights and running statistics by the catalogue's names, on process 0; all processes call it."""
         return self._of_model(self.weights())
 
+    @waiting_for(CHECKPOINT)
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
         weights = self.weights()
@@ -114,6 +117,7 @@ class State:
         meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
         return Snapshot(self.progress.step, arrays, meta)
 
+    @waiting_for(CHECKPOINT)
     def weights(self) -> Buckets:
         """The weights' buckets, whole on every device; all processes call it."""
         return self._whole(self.on_devices.weights)
@@ -139,6 +143,7 @@ class State:
         return jax.jit(lambda buckets: buckets, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
 
+@waiting_for(CHECKPOINT)
 def restore_or_start(
     checkpoints: Checkpoints, resume: str, state: State, origin: Callable[[], Origin | None] = lambda: None
 ) -> bool:

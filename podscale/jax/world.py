@@ -15,6 +15,7 @@ import jax
 from podscale.deadline import within
 from podscale.engine.meeting import Meeting, meet, part
 from podscale.engine.seat import Seat, read_seat
+from podscale.engine.waits import BARRIER, waiting_for
 from podscale.errors import HangDetected, InputError
 from podscale.jax.abort import outlived
 from podscale.store import StoreTimeout
@@ -93,6 +94,7 @@ class World:
         store.set(f"world/{number}", json.dumps(found))
         return found
 
+    @waiting_for(BARRIER)
     def _awaited(self, keys: list[str], name: str, more: float = 0.0) -> list[str]:
         store = self.meeting.store
         try:
