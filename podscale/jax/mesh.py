@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
+from podscale.config.conflict import refusal
 from podscale.config.spans import batch_norm_span
 from podscale.errors import InputError
 
@@ -148,8 +149,11 @@ def build_mesh(
     for sharers in mesh.devices.reshape(-1, prod(parts)):
         if len({device.process_index for device in sharers}) > 1:
             raise InputError(
-                f"train.spatial_partitions: {prod(parts)} devices share an image, and some of them belong to several "
-                "processes, each of which reads images of its own; choose fewer, or more devices for a process"
+                f"{prod(parts)} devices share an image, and some of them belong to several processes, each of which "
+                "reads images of its own",
+                field="train.spatial_partitions",
+                got=parts,
+                hint="Choose fewer, or more devices for a process.",
             )
     return mesh
 
@@ -159,7 +163,7 @@ def mesh_of(config: RunConfig, devices: Sequence[Device]) -> Mesh:
     try:
         check_ranks(config, len(devices))
     except PydanticCustomError as error:
-        raise InputError(error.message()) from None
+        raise refusal(error) from None
     parts = config.train.spatial_partitions
     group = batch_norm_span(config, len(devices)).ranks
     return build_mesh(devices, row=config.train.all_reduce.row, group=group, parts=parts)
