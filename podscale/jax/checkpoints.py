@@ -64,8 +64,10 @@ class State:
         different = sorted((wanted | self._fresh().keys()) ^ snapshot.arrays.keys())
         if different:
             raise InputError(
-                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
-                f"(first difference: {different[0]}); it was written by another version of Podscale: start a new run"
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
+                "Podscale wrote it",
+                field=different[0],
+                hint="Start a new run.",
             )
 
     def first_of(self, origin: Origin) -> Snapshot:

@@ -160,7 +160,7 @@ def _patiently(attempt: Callable[[], T], seconds: float) -> T:
             if time.monotonic() >= until:
                 raise
             if not told:
-                logger.warning("%s. Waiting for its end, up to %.0f s", str(taken).partition(";")[0], seconds)
+                logger.warning("%s: %s. Waiting for its end, up to %.0f s", taken.field, taken.problem, seconds)
                 told = True
         time.sleep(LOOK_SECONDS)
 

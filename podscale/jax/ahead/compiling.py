@@ -92,7 +92,9 @@ def described_devices(topology: Topology) -> list[Device]:
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith(("INVALID_ARGUMENT", "NOT_FOUND")):
             raise
-        raise InputError(f"--topology {topology}: the installed libtpu cannot describe it: {error}") from error
+        raise InputError(
+            f"the installed libtpu cannot describe it: {error}", field="--topology", got=str(topology)
+        ) from error
     return list(described.devices)
 
 
