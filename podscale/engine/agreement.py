@@ -110,7 +110,7 @@ def agree(meeting: Meeting, collect: Callable[[], Facts]) -> None:
     if own is not None and not isinstance(own, InputError):
         raise own  # a bug keeps its traceback
     if verdict is not None:
-        raise verdict
+        raise own if own is not None and str(own) == str(verdict) else verdict
 
 
 def judge(posted: list[Facts]) -> PodscaleError | None:

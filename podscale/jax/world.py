@@ -183,8 +183,8 @@ def _check_slice(seat: Seat, mine: tuple[jax.Device, ...]) -> None:
     found = getattr(mine[0], "slice_index", None) or 0
     if mine[0].platform == "tpu" and seat.slices > 1 and found != seat.slice_:
         raise InputError(
-            f"this pod is in slice {seat.slice_} of {seat.slices}, but its TPUs are in slice {found}: MEGASCALE_SLICE_ID "
-            "and MEGASCALE_NUM_SLICES, which GKE sets in the pods of a JobSet, did not reach it",
+            f"this pod is in slice {seat.slice_} of {seat.slices}, but its TPUs are in slice {found}: "
+            "MEGASCALE_SLICE_ID and MEGASCALE_NUM_SLICES, which GKE sets in the pods of a JobSet, did not reach it",
             field="MEGASCALE_SLICE_ID",
             got=found,
         )

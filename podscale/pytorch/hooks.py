@@ -20,6 +20,7 @@ from torch import distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from podscale.config.conflict import first_error
 from podscale.config.model import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch import world as worlds
@@ -42,8 +43,7 @@ def register(ddp: DistributedDataParallel, *, timeout_seconds: float = WAIT_SECO
     try:
         section = AllReduceSection(**{"algorithm": "torus2d", **options})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(first["msg"], field=".".join(map(str, first["loc"])), got=first["input"]) from None
+        raise first_error(error) from None
     if not 0 < timeout_seconds < math.inf:
         raise InputError("must be above 0 seconds", field="timeout_seconds", got=timeout_seconds)
     if section.algorithm == "ddp":
