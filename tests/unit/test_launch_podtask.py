@@ -122,7 +122,7 @@ def test_what_the_spawner_gives_to_a_rank_is_what_the_rank_reads() -> None:
 def test_a_rank_whose_environment_is_half_set_says_so(left_out: str) -> None:
     variables = spawner.variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
     del variables[left_out]
-    with pytest.raises(InputError, match=f"{left_out} is missing"):
+    with pytest.raises(InputError, match=f"half set: {left_out} is missing"):
         read_seat(variables)
 
 
