@@ -1,6 +1,5 @@
 """Hardware by name: shapes that exist, with what a pod must ask for, and those that do not, with what there is."""
 
-
 import pytest
 
 from podscale.hardware import GPUS, TPUS, chips, choose, names

@@ -292,7 +292,8 @@ if way == "raises":
     import jax
     jax.jit(lambda x: jax.numpy.dot(x, x))(jax.numpy.ones((2, 3)))
 (folder / "program.hlo.gz").write_bytes(gzip.compress(b"text of " + job["topology"].encode()))
-found = {"refused": "no LAMB here"} if way == "refused" else {"classes": job["classes"]}
+refusal = {"problem": "no LAMB here", "field": "train.optimizer.name"}
+found = {"refused": refusal} if way == "refused" else {"classes": job["classes"]}
 (folder / "result.json").write_text(json.dumps(found))
 with open(os.environ["COUNT"], "a") as file:
     file.write("x")
@@ -364,7 +365,7 @@ def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("refused", InputError, "^no LAMB here$"),
+        ("refused", InputError, "^train.optimizer.name: no LAMB here$"),
         ("crash", PodscaleError, r"compiling for v5e:4x4 crashed the compiler \(SIGSEGV\): stack of the compiler"),
         ("killed", PodscaleError, "was killed, most likely because this machine's memory was too small"),
         ("fails", PodscaleError, "compiling for v5e:4x4 failed: INTERNAL: something odd"),

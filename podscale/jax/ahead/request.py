@@ -200,7 +200,7 @@ def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[st
             raise PodscaleError(f"compiling for {topology} {_failure(code, said, limit)}")
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if "refused" in found:
-            raise InputError(found["refused"])
+            raise InputError(**found["refused"])
         write_atomically(text, (folder / "program.hlo.gz").read_bytes())
         return found
 
