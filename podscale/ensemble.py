@@ -36,8 +36,11 @@ def member(config: RunConfig, cycle: int) -> Member:
     """The member of one cycle. Raises InputError where that cycle is not collapsed."""
     numbers = config.ensemble.members if config.ensemble.cycles else ()
     if cycle not in numbers:
-        known = f"its members are {', '.join(map(str, numbers))}" if numbers else "it has no ensemble section"
-        raise InputError(f"cycle {cycle}: run {config.run.id} collapses no snapshot of it; {known}")
+        problem = f"run {config.run.id} collapses no snapshot of this cycle"
+        if not numbers:
+            raise InputError(problem, field="ensemble", got=cycle, hint="The document has no ensemble section.")
+        known = ", ".join(map(str, numbers))
+        raise InputError(problem, field="ensemble.cycles", got=cycle, hint=f"Its members are {known}.")
     return Member(cycle, member_config(config, cycle))
 
 
@@ -46,8 +49,10 @@ def member_id(run: str, cycle: int) -> str:
     name = f"{run}-c{cycle}"
     if len(name) > LONGEST_ID:
         raise InputError(
-            f"run.id {run}: its members are called {name}, which is more than {LONGEST_ID} characters; choose a "
-            "shorter name"
+            f"its members are called {name}, which is more than {LONGEST_ID} characters",
+            field="run.id",
+            got=run,
+            hint="Choose a shorter name.",
         )
     return name
 

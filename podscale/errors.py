@@ -4,6 +4,7 @@ Every error a user can cause is a `PodscaleError`. The command line prints its t
 its code. Any other exception is a bug and keeps its traceback.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -34,34 +35,75 @@ ABSENT: Final = _Absent()
 
 
 class PodscaleError(Exception):
-    """Failure that a user can act on; its text is `field: problem (got X). What to do.`
+    """Failure that a user can act on; its text is `place: field: problem (got X). What to do.`
 
     Args:
         problem: what is wrong and why, one clause without a period.
         field: document key, option, variable, file or URL that the error is about; "" if there is none.
         got: offending value; left out of the text if absent.
         hint: what to do next, a sentence; it has no period if it ends with a command or a path.
+        place: where the field was written, such as `run.yaml:3`; "" if nobody wrote it.
     """
 
     exit_code = ExitCode.FAILED
 
-    def __init__(self, problem: str = "", *, field: str = "", got: Any = ABSENT, hint: str = "") -> None:
-        super().__init__(format_error(problem, field=field, got=got, hint=hint))
-        self.problem, self.field, self.got, self.hint = problem, field, got, hint
+    def __init__(
+        self, problem: str = "", *, field: str = "", got: Any = ABSENT, hint: str = "", place: str = ""
+    ) -> None:
+        super().__init__(format_error(problem, field=field, got=got, hint=hint, place=place))
+        self.problem, self.field, self.got, self.hint, self.place = problem, field, got, hint, place
 
 
-def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "") -> str:
+LONGEST_VALUE = 120
+"""Characters of a value in an error's text; the rest is cut off."""
+
+
+def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "", place: str = "") -> str:
     """Return the text of an error; `got` as Python writes it."""
-    text = f"{field}: {problem}" if field else problem
+    text = ": ".join(filter(None, (place, field, problem)))
     if got is not ABSENT:
-        text += f" (got {got!r})"
+        value = repr(got)
+        text += f" (got {value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + '...'})"
     return f"{text}. {hint}" if hint else text
+
+
+def fields_of(error: PodscaleError) -> dict[str, Any]:
+    """Return the arguments that make an equal error, as JSON holds them, for another process to raise it."""
+    fields: dict[str, Any] = {
+        "problem": error.problem,
+        "field": error.field,
+        "hint": error.hint,
+        "place": error.place,
+    }
+    if isinstance(error.got, str | int | float | None):  # a bool is an int
+        fields["got"] = error.got
+    elif error.got is not ABSENT:
+        fields["got"] = repr(error.got)
+    return fields
 
 
 class InputError(PodscaleError, ValueError):
     """The run document, the data or the machine is not usable; nothing was started."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class InputErrors(InputError):
+    """Several problems that were found at once; `errors` has each.
+
+    Args:
+        errors: the problems, two or more; the field is that of the first.
+        title: line above them; then they are a list.
+    """
+
+    def __init__(self, errors: Sequence[InputError], title: str = "") -> None:
+        lines = [title, *(f"  - {error}" for error in errors)] if title else map(str, errors)
+        super().__init__("\n".join(lines))
+        self.errors, self.title = tuple(errors), title
+        self.field, self.got = errors[0].field, errors[0].got
+
+    def __reduce__(self) -> Any:
+        return InputErrors, (self.errors, self.title)
 
 
 class Preempted(PodscaleError):

@@ -24,15 +24,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from podscale.errors import format_error
+
 NAMES: Sequence[str] = ("mlperf-lars",)
 
 
 class RecipeError(ValueError):
     """The recipe does not exist, or has nothing for this batch; `key` is the option to change."""
 
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
+    def __init__(self, key: str, problem: str, *, got: object, hint: str) -> None:
+        super().__init__(format_error(problem, field=key, got=got, hint=hint))
+        self.key, self.problem, self.got, self.hint = key, problem, got, hint
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,14 @@ class Setting:
 def setting(name: str, batch: int) -> Setting:
     """What recipe `name` says for a global batch. Raises RecipeError where it says nothing."""
     if name not in NAMES:
-        raise RecipeError("train.recipe", f"unknown recipe {name}; known: {', '.join(NAMES)}")
+        raise RecipeError("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(NAMES)}")
     first, last = MLPERF_LARS[0].batch, MLPERF_LARS[-1].batch
     if not first <= batch <= last:
         raise RecipeError(
             "train.global_batch",
-            f"recipe {name} has settings for a train.global_batch from {first:,} to {last:,}, not for {batch:,}; "
-            "choose a batch in this range, or leave the recipe out and set optimizer and schedule",
+            f"train.recipe={name} has settings for batches from {first:,} to {last:,}",
+            got=batch,
+            hint="Choose a batch in this range, or leave the recipe out and set optimizer and schedule.",
         )
     row, origin = row_for(batch)
     span = nearest_divisor(batch, row.span)

@@ -22,20 +22,23 @@ def check_network(config: RunDocument) -> None:
         if smallest < least:
             raise conflict(
                 "input.image_size",
-                f"images of {smallest} px are too small for {model.name} (at least {least}); "
-                "raise input.image_size and evaluate.image_size, or take a resnet",
+                f"too small for {model.name}, which needs {least} px",
+                got=smallest,
+                hint="Raise input.image_size and evaluate.image_size, or take a resnet.",
             )
     elif not model.small_stem and smallest < SMALLEST_IMAGENET_STEM:
         raise conflict(
             "model.stem",
-            f"images of {smallest} px are too small for the imagenet stem (at least {SMALLEST_IMAGENET_STEM}); "
-            "use model.stem=small",
+            f"images of {smallest} px are too small for the imagenet stem, which needs {SMALLEST_IMAGENET_STEM}",
+            got=model.stem,
+            hint="Set model.stem=small.",
         )
     if model.has_auxiliary_head and trained < SMALLEST_AUXILIARY:
         raise conflict(
             "input.image_size",
-            f"training images of {trained} px are too small for the auxiliary head of inception_v3 (at least "
-            f"{SMALLEST_AUXILIARY}); raise input.image_size, or set model.inception.auxiliary=0",
+            f"too small for the auxiliary head of inception_v3, which needs {SMALLEST_AUXILIARY} px in training",
+            got=trained,
+            hint="Raise input.image_size, or set model.inception.auxiliary=0.",
         )
 
 
@@ -43,9 +46,12 @@ def _check_residual_options(config: RunDocument) -> None:
     model = config.model
     if model.stem != "imagenet":
         raise conflict(
-            "model.stem", f"{model.name} has no {model.stem} stem: set model.stem=imagenet, or take a resnet"
+            "model.stem",
+            f"{model.name} has no such stem",
+            got=model.stem,
+            hint="Set model.stem=imagenet, or take a resnet.",
         )
     asked = {"shortcut": model.shortcut is not None, "blurpool": model.blurpool}
     asked["stochastic_depth"] = model.stochastic_depth > 0
     for key in [key for key, wanted in asked.items() if wanted]:
-        raise conflict(f"model.{key}", f"{model.name} has no {key}, which residual networks have; leave it out")
+        raise conflict(f"model.{key}", f"{model.name} has none, only residual networks have", hint="Leave it out.")

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from podscale.config.conflict import conflict
 from podscale.config.fields import result
 from podscale.config.section import Section
 
@@ -43,8 +44,9 @@ class AugmentSection(Section):
     @model_validator(mode="after")
     def _belongs(self) -> "AugmentSection":
         if self.policy != "rand_augment" and self.rand_augment != RandAugmentSection():
-            raise ValueError(
-                f"rand_augment: options of another policy than {self.policy}; set policy: rand_augment, or leave them "
-                "out"
+            raise conflict(
+                "rand_augment",
+                f"options of another policy than {self.policy}",
+                hint="Set policy: rand_augment, or leave them out.",
             )
         return self

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, StringConstraints, model_validator
 
 from podscale import env
+from podscale.config.conflict import conflict
 from podscale.config.fields import placement as option  # a field here is named placement
 from podscale.config.section import Section
 
@@ -57,9 +58,9 @@ class VolumeSection(Section):
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise ValueError(f"a volume is exactly one of {', '.join(KINDS)}; {found} given for {self.path}")
+            raise conflict("path", f"a volume is exactly one of {', '.join(KINDS)}, and {found} given", got=self.path)
         if self.path.rstrip("/") in {path.rstrip("/") for path in OWN_PATHS}:
-            raise ValueError(f"path: {self.path} belongs to the container itself; mount it somewhere else")
+            raise conflict("path", "belongs to the container itself", got=self.path, hint="Mount it somewhere else.")
         return self
 
 
@@ -78,11 +79,11 @@ class TolerationSection(Section):
     @model_validator(mode="after")
     def _holds_together(self) -> "TolerationSection":
         if (self.operator == "Equal") != (self.value is not None):
-            raise ValueError("value: goes with operator Equal, and only with it")
+            raise conflict("value", "goes with operator Equal, and only with it", got=self.value)
         if self.key is None and self.operator != "Exists":
-            raise ValueError("key: a toleration of every taint has operator Exists")
+            raise conflict("key", "a toleration of every taint has operator Exists", got=None)
         if self.seconds is not None and self.effect != "NoExecute":
-            raise ValueError("seconds: goes with effect NoExecute")
+            raise conflict("seconds", "goes with effect NoExecute", got=self.seconds)
         return self
 
 
@@ -160,26 +161,36 @@ class ClusterSection(Section):
 
     @model_validator(mode="after")
     def _holds_together(self) -> "ClusterSection":
-        for name in (*self.labels, *self.annotations):
-            if name.startswith(OWN_LABELS):
-                raise ValueError(f"labels, annotations: {name} is set by podscale; leave it out")
+        for key, given in (("labels", self.labels), ("annotations", self.annotations)):
+            for name in given:
+                if name.startswith(OWN_LABELS):
+                    raise conflict(key, "set by podscale itself", got=name, hint="Leave it out.")
         for name in self.env:
             if name in OWN_VARIABLES or name.startswith(tuple(own for own in OWN_VARIABLES if own.endswith("_"))):
-                raise ValueError(f"env: {name} is set by podscale or the launcher; leave it out")
+                raise conflict("env", "set by podscale or the launcher", got=name, hint="Leave it out.")
         paths = [volume.path.rstrip("/") for volume in self.volumes]
         if twice := next((path for path in paths if paths.count(path) > 1), None):
-            raise ValueError(f"volumes: two of them at {twice}")
+            raise conflict("volumes", "two of them at one path", got=twice)
         if self.metrics_mutual_tls and self.metrics_tls_secret is None:
-            raise ValueError("metrics_mutual_tls: certificates of clients need TLS; name metrics_tls_secret, too")
+            raise conflict(
+                "metrics_mutual_tls", "certificates of clients need TLS", hint="Name metrics_tls_secret, too."
+            )
         if self.topology != "none" and self.queue is None:
-            raise ValueError("topology: Kueue places pods by topology; name its queue with queue, or leave it out")
+            raise conflict(
+                "topology",
+                "Kueue places pods by topology",
+                got=self.topology,
+                hint="Name its queue with queue, or leave it out.",
+            )
         if self.topology_level is not None and self.topology == "none":
-            raise ValueError("topology_level: goes with topology preferred or required")
+            raise conflict("topology_level", "goes with topology preferred or required", got=self.topology_level)
         if self.spot and self.reservation is not None:
-            raise ValueError("spot: machines of a reservation are no Spot VMs; choose one of spot and reservation")
+            raise conflict("spot", "machines of a reservation are no Spot VMs", hint="Choose spot or reservation.")
         if self.security == "restricted" and self.network == "gpudirect":
-            raise ValueError(
-                "network: gpudirect needs host devices and paths, which restricted Pod Security forbids; set "
-                "security: privileged and use a namespace that allows it, or network: plain"
+            raise conflict(
+                "network",
+                "needs host devices and paths, which restricted Pod Security forbids",
+                got="gpudirect",
+                hint="Set security: privileged and use a namespace that allows it, or network: plain.",
             )
         return self

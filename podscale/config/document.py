@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from podscale.config.optimizer import RULES, rules_with
 from podscale.config.run_config import RunConfig
-from podscale.errors import InputError
+from podscale.errors import ABSENT, InputError, InputErrors
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -65,6 +65,10 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 _DocumentDumper.add_representer(str, _represent_text)
 _DocumentDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+class NotYaml(InputError):
+    """Text that YAML cannot parse."""
 
 
 @dataclass
@@ -117,12 +121,12 @@ def read_text(path: Path) -> str:
     """The text of a document. Raises InputError where it cannot be read."""
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; this is no run document")
+            raise InputError(f"no run document: larger than {MAX_DOCUMENT_BYTES} bytes", field=str(path))
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot read the run document: {error.strerror or error}") from error
+        raise InputError(f"cannot read the run document: {error.strerror or error}", field=str(path)) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: the run document is not UTF-8 text ({error})") from error
+        raise InputError(f"the run document is not UTF-8 text: {error}", field=str(path)) from error
 
 
 def loads(
@@ -152,7 +156,7 @@ def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"--set {override}: write it as section.key=value")
+            raise _malformed(override)
         found[key.strip()] = _override_value(text, override)
     return found
 
@@ -172,7 +176,8 @@ def _validated(model: type[Kind], values: dict[str, Any], origins: _Origins) -> 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(_explain(error, origins, model)) from None
+        errors = [_explain(item, origins, model) for item in error.errors(include_url=False)]
+        raise (errors[0] if len(errors) == 1 else InputErrors(errors)) from None
 
 
 def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
@@ -207,7 +212,7 @@ def _parse(text: str, origins: _Origins) -> dict[str, Any]:
         if node is None:
             return {}
         if not isinstance(node, yaml.MappingNode):
-            raise InputError(f"{origins.name}: a document is a mapping of sections, not a {_kind(node)}")
+            raise InputError("a document is a mapping of sections", got=_kind(node), place=origins.name)
         _record(node, "", origins)
         values: dict[str, Any] = loader.construct_document(node)
         return values
@@ -215,9 +220,9 @@ def _parse(text: str, origins: _Origins) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f"{origins.name}:{mark.line + 1}" if mark else origins.name
         problem = getattr(error, "problem", None) or str(error)
-        raise InputError(f"{place}: not valid YAML: {problem}") from None
+        raise NotYaml(f"not valid YAML: {problem}", place=place) from None
     except RecursionError:
-        raise InputError(f"{origins.name}: not valid YAML: nested too deeply for a run document") from None
+        raise NotYaml("not valid YAML: nested too deeply for a run document", place=origins.name) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -239,8 +244,9 @@ def _kind(node: yaml.Node) -> str:
 def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | None = None) -> None:
     seen = set() if seen is None else seen
     if id(node) in seen:
+        place = f"{origins.name}:{node.start_mark.line + 1}"
         raise InputError(
-            f"{origins.name}:{node.start_mark.line + 1}: YAML aliases are not allowed; write the value out"
+            "YAML aliases are not allowed", field=prefix.removesuffix("."), hint="Write the value out.", place=place
         )
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
@@ -251,10 +257,11 @@ def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | No
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise InputError(f"{origins.name}:{line}: keys are plain words")
+            raise InputError("keys are plain words", got=_kind(key_node), place=f"{origins.name}:{line}")
         key = f"{prefix}{key_node.value}"
         if key in origins.lines:
-            raise InputError(f"{origins.name}:{line}: {key} is given twice (first on line {origins.lines[key]})")
+            first = origins.lines[key]
+            raise InputError(f"given twice, first on line {first}", field=key, place=f"{origins.name}:{line}")
         origins.lines[key] = line
         _record(value_node, f"{key}.", origins, seen)
 
@@ -264,14 +271,15 @@ def _apply_override(values: dict[str, Any], override: str, origins: _Origins) ->
     key = key.strip()
     *parents, last = key.split(".")
     if not equals or not all((*parents, last)):
-        raise InputError(f"--set {override}: write it as section.key=value")
+        raise _malformed(override)
     origins.overrides[key] = override
     value = _override_value(text, override)
     target = values
     for depth, parent in enumerate(parents):
         child = target.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise InputError(f"--set {override}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+            section = ".".join(parents[: depth + 1])
+            raise InputError("a value, not a section", field=section, got=child, place=f"--set {override}")
         target = child
     target[last] = value
 
@@ -295,31 +303,27 @@ def _override_value(text: str, override: str) -> Any:
         return ""
     try:
         return _parse(f"value: {text}", _Origins(f"--set {override}"))["value"]
-    except InputError as error:
-        if "not valid YAML" in str(error):
-            return text
-        raise
+    except NotYaml:
+        return text
 
 
-def _explain(error: ValidationError, origins: _Origins, model: type[BaseModel]) -> str:
-    messages = []
-    for item in error.errors(include_url=False):
-        context = item.get("ctx", {})
-        key = context["key"] if item["type"] == "conflict" else ".".join(str(part) for part in item["loc"])
-        messages.append(f"{origins.of(key)}: {_sentence(item['type'], key, item, model)}")
-    return "\n".join(messages)
+def _malformed(override: str) -> InputError:
+    return InputError("write it as section.key=value", field=f"--set {override}")
 
 
-def _sentence(kind: str, key: str, item: Any, model: type[BaseModel]) -> str:
-    if kind == "conflict":
-        return str(item["ctx"]["message"])
-    if kind == "extra_forbidden":
-        return f"unknown key {key}{_suggestion(key, model)}"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if not key:
-        return message
-    shown = json.dumps(item["input"], default=str)
-    return f"{key}: {message[:1].lower()}{message[1:]} (got {shown if len(shown) < 80 else shown[:77] + '...'})"
+def _explain(item: Any, origins: _Origins, model: type[BaseModel]) -> InputError:
+    """Return one of pydantic's errors as the user gets it."""
+    key = ".".join(str(part) for part in item["loc"])
+    context = item.get("ctx", {})
+    if item["type"] == "conflict":
+        key = f"{key}.{context['key']}" if key else context["key"]
+        problem, got, hint = context["problem"], context["got"], context["hint"]
+    elif item["type"] == "extra_forbidden":
+        problem, got, hint = "unknown key", ABSENT, _suggestion(key, model)
+    else:
+        message = str(item["msg"]).removeprefix("Value error, ")
+        problem, got, hint = message[:1].lower() + message[1:], item["input"] if key else ABSENT, ""
+    return InputError(problem, field=key, got=got, hint=hint, place=origins.of(key))
 
 
 def _suggestion(key: str, model: type[BaseModel]) -> str:
@@ -327,11 +331,11 @@ def _suggestion(key: str, model: type[BaseModel]) -> str:
     names = _keys_under(parent, model)
     close = difflib.get_close_matches(last, names, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean {parent + '.' if parent else ''}{close[0]}?"
+        return f"Did you mean {parent + '.' if parent else ''}{close[0]}?"
     elsewhere = [name for name in _walk(model, "") if name.rpartition(".")[2] == last]
     if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
-    return f"; valid here: {', '.join(names)}" if names else ""
+        return f"Did you mean {elsewhere[0]}?"
+    return f"Valid here: {', '.join(names)}" if names else ""
 
 
 def _keys_under(section: str, model: type[BaseModel]) -> list[str]:

@@ -6,6 +6,7 @@ from podscale.config.conflict import conflict
 from podscale.config.optimizer import OF_JAX
 from podscale.config.run import RunDocument
 from podscale.config.spans import sharers
+from podscale.errors import format_error
 from podscale.text import listed
 
 TPU = "google.com/tpu"
@@ -27,25 +28,42 @@ def check_engine(config: RunDocument) -> None:
     elif sharers(config) > 1:
         raise conflict(
             "train.spatial_partitions",
-            "only the JAX engine cuts images over devices; set train.engine=jax, or leave train.spatial_partitions out",
+            "only the JAX engine cuts images over devices",
+            got=config.train.spatial_partitions,
+            hint="Set train.engine=jax, or leave it out.",
         )
     elif config.train.steps_per_call != 1:
         raise conflict(
             "train.steps_per_call",
-            "only the JAX engine has more than one update a call; set train.engine=jax, or train.steps_per_call=1",
+            "only the JAX engine has more than one step a call",
+            got=config.train.steps_per_call,
+            hint="Set train.engine=jax, or train.steps_per_call=1.",
         )
 
 
 def _check_jax(config: RunDocument) -> None:
     if lacking := find_lacking(config):
-        raise conflict(lacking.key, f"{lacking.message}, or train.engine=pytorch")
+        raise conflict(
+            lacking.key, lacking.problem, hint=f"Set {lacking.key}={lacking.instead}, or train.engine=pytorch."
+        )
 
 
 class Lacking(NamedTuple):
-    """The dotted field of an option, and what there is instead, with the value to set."""
+    """Option that an engine does not have.
+
+    Args:
+        key: the option, dotted.
+        problem: what the engine does instead.
+        instead: value to set, as a document writes it.
+    """
 
     key: str
-    message: str
+    problem: str
+    instead: str
+
+    @property
+    def message(self) -> str:
+        return format_error(self.problem, field=self.key, hint=f"Set {self.key}={self.instead}")
 
 
 def find_lacking(config: RunDocument) -> Lacking | None:
@@ -90,10 +108,6 @@ def find_lacking(config: RunDocument) -> Lacking | None:
         ),
     }
     return next(
-        (
-            Lacking(key, f"{key}: the JAX engine {instead}; set {key}={value}")
-            for key, (asked, instead, value) in refused.items()
-            if asked
-        ),
+        (Lacking(key, f"the JAX engine {instead}", value) for key, (asked, instead, value) in refused.items() if asked),
         None,
     )

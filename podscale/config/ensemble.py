@@ -79,13 +79,24 @@ class EnsembleSection(Section):
         if not self.cycles:
             return self
         if any(length <= 0 for length in self.cycles):
-            raise ValueError(f"cycles: lengths must be positive, got {list(self.cycles)}")
+            raise conflict("cycles", "lengths must be positive", got=list(self.cycles))
         if len(self.warmup_epochs) not in (1, len(self.cycles) - 1) or any(w < 0 for w in self.warmup_epochs):
-            raise ValueError(f"warmup_epochs: one value, or one for each of the {len(self.cycles) - 1} later cycles")
+            raise conflict(
+                "warmup_epochs",
+                f"one value, or one for each of the {len(self.cycles) - 1} later cycles",
+                got=list(self.warmup_epochs),
+            )
         if any(not 0 <= number < len(self.cycles) for number in self.collapsed or ()):
-            raise ValueError(f"collapsed: cycles are counted from 0 to {len(self.cycles) - 1}")
+            raise conflict(
+                "collapsed", f"cycles are counted from 0 to {len(self.cycles) - 1}", got=list(self.collapsed or ())
+            )
         if len(set(self.members)) < 2:
-            raise ValueError("cycles: an ensemble of one is a single model; give at least two, or leave ensemble out")
+            raise conflict(
+                "cycles",
+                "an ensemble of one is a single model",
+                got=list(self.cycles),
+                hint="Give at least two, or leave ensemble out.",
+            )
         return self
 
     @property
@@ -169,12 +180,13 @@ def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[flo
     late = [epoch for epoch in snapshots if epoch > epochs or epoch <= 0]
     if late:
         raise conflict(
-            "checkpoint.snapshots", f"epoch {late[0]:g} is not part of a run of {epochs:g} epochs; leave it out"
+            "checkpoint.snapshots", f"not within a run of {epochs:g} epochs", got=late[0], hint="Leave it out."
         )
     for cycle in section.members if section.cycles else ():
         if section.ends[cycle] not in snapshots:
             raise conflict(
                 "checkpoint.snapshots",
-                f"cycle {cycle} of the ensemble ends at epoch {section.ends[cycle]:g}, where no snapshot is kept; add "
-                "it, or leave checkpoint.snapshots, train.epochs and train.phases to the ensemble section",
+                f"no snapshot is kept at epoch {section.ends[cycle]:g}, where cycle {cycle} of the ensemble ends",
+                got=list(snapshots),
+                hint="Add it, or leave checkpoint.snapshots, train.epochs and train.phases to the ensemble section.",
             )

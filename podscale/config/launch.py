@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from podscale.config.cluster import ClusterSection
+from podscale.config.conflict import conflict
 from podscale.config.fields import placement
 from podscale.config.section import Section
 
@@ -26,15 +27,16 @@ class ResourcesSection(Section):
     @model_validator(mode="after")
     def _accelerators_named(self) -> "ResourcesSection":
         if self.accelerators and self.accelerator is None:
-            raise ValueError(f"accelerator: name the resource of the {self.accelerators} accelerators")
+            raise conflict("accelerator", f"name the resource of the {self.accelerators} accelerators", got=None)
         return self
 
     @model_validator(mode="after")
     def _shared_memory_fits(self) -> "ResourcesSection":
         if self.memory_gib and self.shm_gib >= self.memory_gib:
-            raise ValueError(
-                f"shm_gib: shared memory is part of the pod's memory, and {self.shm_gib:g} GiB leave nothing of "
-                f"memory_gib={self.memory_gib:g}"
+            raise conflict(
+                "shm_gib",
+                f"part of the pod's memory, and leaves nothing of memory_gib={self.memory_gib:g}",
+                got=self.shm_gib,
             )
         return self
 
@@ -83,5 +85,5 @@ class LaunchSection(Section):
     def _elastic_within(self) -> "LaunchSection":
         least = self.cluster.min_nodes
         if least is not None and least > self.nodes:
-            raise ValueError(f"cluster.min_nodes: {least} is more than launch.nodes={self.nodes}")
+            raise conflict("cluster.min_nodes", f"more than launch.nodes={self.nodes}", got=least)
         return self

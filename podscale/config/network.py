@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from podscale.config.conflict import conflict
 from podscale.config.fields import result
 from podscale.config.section import Section
 
@@ -30,8 +31,8 @@ class BatchNormSection(Section):
     @model_validator(mode="after")
     def _one_way(self) -> "BatchNormSection":
         if self.span is not None and self.group != 1:
-            raise ValueError(
-                f"span: {self.span} images and group: {self.group} ranks both say who shares statistics; give one"
+            raise conflict(
+                "span", f"says who shares statistics, and so does group={self.group}", got=self.span, hint="Give one."
             )
         return self
 

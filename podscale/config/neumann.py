@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from podscale.config.conflict import conflict
 from podscale.config.fields import result
 from podscale.config.section import Section
 
@@ -38,12 +39,15 @@ class NeumannSection(Section):
     @model_validator(mode="after")
     def _holds_together(self) -> "NeumannSection":
         if self.momentum_start > self.momentum_end:
-            raise ValueError(
-                f"momentum_start: {self.momentum_start} is above momentum_end {self.momentum_end}; it rises to that"
+            raise conflict(
+                "momentum_start", f"above momentum_end {self.momentum_end}, to which it rises", got=self.momentum_start
             )
         if self.beta > 0 and self.sgd_epochs == 0:
-            raise ValueError(
-                "sgd_epochs: without a phase of SGD the weights begin on their average, and the push of beta has no "
-                "direction and no bound; set sgd_epochs above 0, or beta to 0"
+            raise conflict(
+                "sgd_epochs",
+                "without a phase of SGD the weights begin on their average, and the push of beta has no direction and "
+                "no bound",
+                got=0,
+                hint="Set sgd_epochs above 0, or beta to 0.",
             )
         return self

@@ -115,8 +115,8 @@ def check_options(section: OptimizerSection) -> None:
         have = rules_with(option.partition(".")[0])
         raise conflict(
             f"train.optimizer.{option}",
-            f"train.optimizer.{option} is an option of {listed(have)}, and train.optimizer.name is {section.name}, "
-            "which has none: leave it out",
+            f"an option of {listed(have)}, and train.optimizer.name is {section.name}",
+            hint="Leave it out.",
         )
 
 

@@ -15,10 +15,11 @@ from pydantic_core import PydanticCustomError
 
 from podscale import devices, env
 from podscale.config.checks import check_ranks
+from podscale.config.conflict import refusal
 from podscale.config.engines import TPU, wants_tpus
 from podscale.config.identity import data_fingerprint
 from podscale.config.run_config import RunConfig
-from podscale.errors import InputError
+from podscale.errors import InputError, InputErrors
 from podscale.text import human_bytes
 
 Place = Literal["here", "containers", "pod", "job", "cluster"]
@@ -44,14 +45,13 @@ def preflight(document: RunConfig, place: Place, shard_set: str | None = None) -
     """
     problems = find_problems(document, place, shard_set)
     if len(problems) == 1:
-        raise InputError(problems[0])
+        raise problems[0]
     if problems:
-        listing = "\n".join(f"  - {problem}" for problem in problems)
-        raise InputError(f"this run cannot start; {len(problems)} things to change:\n{listing}")
+        raise InputErrors(problems, f"this run cannot start; {len(problems)} things to change:")
 
 
-def find_problems(document: RunConfig, place: Place, shard_set: str | None = None) -> list[str]:
-    """The problems as sentences, each with what to do; empty where the run can start."""
+def find_problems(document: RunConfig, place: Place, shard_set: str | None = None) -> list[InputError]:
+    """Return the problems, none if the run can start."""
     if place == "cluster":
         return [*_cluster_problems(document), *_rank_problems(document)]
     if place == "job":
@@ -89,85 +89,128 @@ def local_directory(location: str) -> Path | None:
     return None if "://" in location else Path(location)
 
 
-def _cluster_problems(document: RunConfig) -> Iterator[str]:
+def _cluster_problems(document: RunConfig) -> Iterator[InputError]:
     workspace = local_directory(document.run.workspace)
     if workspace is not None and not workspace.is_absolute():
-        yield (
-            f"run.workspace {document.run.workspace} is relative: every pod would look somewhere else; give the path "
-            "where the shared volume is mounted in the pods, such as /workspace"
+        yield InputError(
+            "relative, so that every pod would look somewhere else",
+            field="run.workspace",
+            got=document.run.workspace,
+            hint="Give the path where the shared volume is mounted in the pods, such as /workspace",
         )
     source = local_directory(document.data.source)
     if source is not None and document.data.source != "digits" and not source.is_absolute():
-        yield f"data.source {document.data.source} is relative: give the path inside the pods, or a gs:// or s3:// URL"
+        hint = "Give the path inside the pods, or a gs:// or s3:// URL."
+        yield InputError("relative", field="data.source", got=document.data.source, hint=hint)
     yield from _engine_problems(document)
     yield from _image_problems(document)
 
 
-def _image_problems(document: RunConfig) -> Iterator[str]:
+def _image_problems(document: RunConfig) -> Iterator[InputError]:
     """One of our images, wherever it lies, that is without the engine. What others hold is not known here."""
     image, engine = document.launch.image, document.train.engine
     name = re.split("[:@]", image.rpartition("/")[2])[0]
     if name in ENGINES and ENGINES[name] != engine:
         fitting = "podscale-tpu" if engine == "jax" else "podscale-base or podscale-gpu"
-        yield f"launch.image {image}: that image is without the engine of train.engine={engine}; name {fitting}"
+        yield InputError(
+            f"does not hold the engine of train.engine={engine}",
+            field="launch.image",
+            got=image,
+            hint=f"Name {fitting}.",
+        )
 
 
-def _engine_problems(document: RunConfig) -> Iterator[str]:
+def _engine_problems(document: RunConfig) -> Iterator[InputError]:
     """Hardware that the engine does not compute on."""
     hardware = document.launch.hardware or document.launch.resources.accelerator
     if wants_tpus(document) and document.train.engine == "pytorch":
-        yield f"launch.hardware {hardware}: the PyTorch engine trains on GPUs and CPUs; set train.engine=jax for TPUs"
+        yield InputError(
+            "the PyTorch engine trains on GPUs and CPUs",
+            field="launch.hardware",
+            got=hardware,
+            hint="Set train.engine=jax for TPUs.",
+        )
 
 
-def _rank_problems(document: RunConfig) -> Iterator[str]:
+def _rank_problems(document: RunConfig) -> Iterator[InputError]:
     hardware, resources = document.launch.hardware, document.launch.resources
     if not document.launch.processes and hardware is None and not resources.accelerators:
-        yield "launch.processes is 0 (one per GPU of whichever node it lands on): say how many, so that pods are alike"
+        yield InputError(
+            "means one per GPU of whichever node a pod lands on",
+            field="launch.processes",
+            got=0,
+            hint="Say how many, so that pods are alike.",
+        )
 
 
-def _source_problems(document: RunConfig) -> Iterator[str]:
+def _source_problems(document: RunConfig) -> Iterator[InputError]:
     source = local_directory(document.data.source)
     if document.data.source == "digits" or source is None or shard_set_counts(document):
         return
     try:
         is_folder = source.is_dir()
         if is_folder and not os.access(source, os.R_OK | os.X_OK):
-            yield f"data.source {source}: this user may not read it"
+            yield InputError("this user may not read it", field="data.source", got=str(source))
         elif is_folder and next(source.iterdir(), None) is None:
-            yield f"data.source {source}: the folder is empty; it must hold one folder per class (or train/ and val/)"
+            yield InputError(
+                "the folder is empty",
+                field="data.source",
+                got=str(source),
+                hint="It must hold one folder per class (or train/ and val/).",
+            )
         elif not is_folder and not source.exists():
             parent = next(p for p in source.absolute().parents if p.exists())
-            yield f"data.source {source}: does not exist (nearest existing folder: {parent}); set data.source=<folder>"
+            yield InputError(
+                f"does not exist, the nearest folder that does is {parent}",
+                field="data.source",
+                got=str(source),
+                hint="Set data.source=<folder>",
+            )
     except OSError as error:
-        yield f"data.source {source}: cannot be read: {error.strerror}"
+        yield InputError(f"cannot be read: {error.strerror}", field="data.source", got=str(source))
 
 
-def _shard_set_problems(shard_set: str, counts: dict[str, int]) -> Iterator[str]:
+def _shard_set_problems(shard_set: str, counts: dict[str, int]) -> Iterator[InputError]:
     if local_directory(shard_set) is not None and not counts:
-        yield f"{shard_set}: no complete shard set here; run `podscale shard`, or name another with --shard-set"
+        yield InputError(
+            "no complete shard set here",
+            field=shard_set,
+            hint="Run `podscale shard`, or name another with --shard-set.",
+        )
 
 
-def _workspace_problems(document: RunConfig) -> Iterator[str]:
+def _workspace_problems(document: RunConfig) -> Iterator[InputError]:
     workspace = local_directory(document.run.workspace)
     if workspace is None:
-        yield (
-            f"run.workspace {document.run.workspace}: a run directory needs a local or mounted file system; mount the "
-            "bucket and give its path"
+        yield InputError(
+            "a run directory needs a local or mounted file system",
+            field="run.workspace",
+            got=document.run.workspace,
+            hint="Mount the bucket and give its path.",
         )
         return
     existing = next((p for p in (workspace.absolute(), *workspace.absolute().parents) if p.exists()), Path("/"))
     if not existing.is_dir():
-        yield f"run.workspace {workspace}: {existing} is a file; choose another run.workspace"
+        yield InputError(
+            f"{existing} is a file", field="run.workspace", got=str(workspace), hint="Choose another run.workspace."
+        )
         return
     if os.statvfs(existing).f_flag & os.ST_RDONLY or not os.access(existing, os.W_OK | os.X_OK):
-        yield f"run.workspace {workspace}: {existing} cannot be written; choose another run.workspace"
+        yield InputError(
+            f"{existing} cannot be written",
+            field="run.workspace",
+            got=str(workspace),
+            hint="Choose another run.workspace.",
+        )
         return
     needed = _space_needed(document)
     free = shutil.disk_usage(existing).free
     if free < needed:
-        yield (
-            f"run.workspace {workspace}: {human_bytes(free)} free, about {human_bytes(needed)} needed; "
-            "free some space or choose another run.workspace"
+        yield InputError(
+            f"{human_bytes(free)} free, about {human_bytes(needed)} needed",
+            field="run.workspace",
+            got=str(workspace),
+            hint="Free some space or choose another run.workspace.",
         )
 
 
@@ -198,45 +241,63 @@ def _measure(source: Path) -> int:
     return total
 
 
-def _software_problems(document: RunConfig) -> Iterator[str]:
+def _software_problems(document: RunConfig) -> Iterator[InputError]:
     yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems()
     if document.input.loader == "dali" and not has_dali():
-        advice = _where_from("pip install 'podscale[gpu]'", "podscale-gpu")
-        yield f"input.loader=dali: DALI is not installed: {advice}, or set input.loader=torchvision"
+        advice = _where_from("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
+        yield InputError(
+            "DALI is not installed",
+            field="input.loader",
+            got="dali",
+            hint=f"{advice}, or set input.loader=torchvision.",
+        )
     yield from _tracker_problems(document)
 
 
-def _pytorch_problems() -> Iterator[str]:
+def _pytorch_problems() -> Iterator[InputError]:
     for module in ("torch", "torchvision"):
         if find_spec(module) is None:
-            advice = _where_from("pip install 'podscale[torch]'", "podscale-base or podscale-gpu")
-            yield f"the PyTorch engine needs {module}, which is not installed: {advice}"
+            advice = _where_from("Run `pip install 'podscale[torch]'`", "podscale-base or podscale-gpu")
+            yield InputError(
+                f"the PyTorch engine needs {module}, which is not installed", field="train.engine", hint=advice
+            )
 
 
-def _jax_problems(document: RunConfig) -> Iterator[str]:
+def _jax_problems(document: RunConfig) -> Iterator[InputError]:
     """A machine with TPUs whose library is missing would train on its CPU, unnoticed."""
-    advice = _where_from("pip install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
+    advice = _where_from("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
-        yield f"the JAX engine needs jax, which is not installed: {advice}"
+        yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
     elif find_spec("libtpu") is None and (devices.tpu_chips() or wants_tpus(document)):
-        yield f"libtpu is not installed, without which JAX does not find the TPUs of this machine: {advice}"
+        yield InputError(
+            "JAX does not find the TPUs of this machine without libtpu, which is not installed",
+            field="train.engine",
+            hint=advice,
+        )
     if wants_tpus(document) and not devices.tpu_chips():
-        yield (
-            f"launch.hardware {document.launch.hardware or TPU}: this machine has no TPU; leave it out to train on "
-            "what is here, or submit the run to a cluster"
+        yield InputError(
+            "this machine has no TPU",
+            field="launch.hardware",
+            got=document.launch.hardware or TPU,
+            hint="Leave it out to train on what is here, or submit the run to a cluster.",
         )
 
 
-def _tracker_problems(document: RunConfig) -> Iterator[str]:
+def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
     for name in ("wandb", "mlflow"):
         if name in document.telemetry.trackers and not _is_installed(name):
-            advice = _where_from(f"pip install 'podscale[{name}]'", f"one of your own on top of it that adds {name}")
-            yield f"telemetry.trackers names {name}, which is not installed: {advice}, or remove it"
+            advice = _where_from(
+                f"Run `pip install 'podscale[{name}]'`", f"one of your own on top of it that adds {name}"
+            )
+            yield InputError("not installed", field="telemetry.trackers", got=name, hint=f"{advice}, or remove it.")
     section = document.telemetry.mlflow
     if "mlflow" in document.telemetry.trackers and not (section.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
-        yield (
-            "telemetry.trackers names mlflow, but nothing says where that is: set telemetry.mlflow.tracking_uri or "
-            "MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove it"
+        yield InputError(
+            "nothing says where its server is",
+            field="telemetry.trackers",
+            got="mlflow",
+            hint="Set telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove "
+            "it.",
         )
 
 
@@ -253,7 +314,7 @@ def _where_from(install: str, images: str) -> str:
         return install
     if inside.partition(":")[0] in images.split():
         return f"{inside} should hold it, so build that image again (docs/images.md)"
-    return f"this is {inside}, choose {images}"
+    return f"This is {inside}, choose {images}"
 
 
 def has_dali() -> bool:
@@ -261,52 +322,70 @@ def has_dali() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _device_problems(document: RunConfig, place: Place) -> Iterator[str]:
+def _device_problems(document: RunConfig, place: Place) -> Iterator[InputError]:
     processes, nodes = processes_per_node(document), document.launch.nodes
     gpus = devices.visible_gpus()
     if gpus and processes > gpus:
-        yield f"launch.processes {processes}: only {gpus} GPUs are visible here; set launch.processes={gpus}"
+        yield InputError(
+            f"only {gpus} GPUs are visible here",
+            field="launch.processes",
+            got=processes,
+            hint=f"Set launch.processes={gpus}",
+        )
     if document.train.all_reduce.backend == "nccl" and not gpus:
-        yield (
-            "train.all_reduce.backend nccl: NCCL joins GPUs, and none is visible here; check the driver and the job's "
-            "resources, or set train.all_reduce.backend=auto to train on CPUs"
+        yield InputError(
+            "no GPU is visible here",
+            field="train.all_reduce.backend",
+            got="nccl",
+            hint="Check the driver and the job's resources, or set train.all_reduce.backend=auto to train on CPUs.",
         )
     if document.train.cuda_graph and not gpus:
-        yield "train.cuda_graph: there is no NVIDIA GPU here to record a graph for; set train.cuda_graph=false"
+        yield InputError("needs an NVIDIA GPU", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false")
     if place in ("here", "containers") and nodes > 1:
-        yield f"launch.nodes {nodes}: this is one machine; set launch.nodes=1, or compile the pipeline for a cluster"
+        yield InputError(
+            "this is one machine",
+            field="launch.nodes",
+            got=nodes,
+            hint="Set launch.nodes=1, or compile the pipeline for a cluster.",
+        )
         return
     try:
         check_ranks(document, nodes * max(processes, devices_here(document)))
     except PydanticCustomError as error:
-        yield error.message()
+        yield refusal(error)
     available = devices.memory().available
     if available and processes * PROCESS_BYTES > available:
-        yield (
-            f"launch.processes {processes}: needs about {human_bytes(processes * PROCESS_BYTES)} of memory, "
-            f"{human_bytes(available)} are free; set launch.processes to "
-            f"{max(1, available // PROCESS_BYTES)} or less"
+        yield InputError(
+            f"needs about {human_bytes(processes * PROCESS_BYTES)} of memory, {human_bytes(available)} are free",
+            field="launch.processes",
+            got=processes,
+            hint=f"Set launch.processes to {max(1, available // PROCESS_BYTES)} or less.",
         )
     caches = cache_memory(document, processes)
     if available and caches > available:
-        yield (
-            f"input.record_cache_bytes and input.decoded_cache_bytes: {human_bytes(caches)} in {processes} processes, "
-            f"{human_bytes(available)} of memory are free; lower them"
+        section = document.input
+        yield InputError(
+            f"with input.decoded_cache_bytes={section.decoded_cache_bytes} the caches of {processes} processes may "
+            f"hold {human_bytes(caches)}, {human_bytes(available)} of memory are free",
+            field="input.record_cache_bytes",
+            got=section.record_cache_bytes,
+            hint="Lower them.",
         )
     yield from _shared_memory_problems(document, processes)
 
 
-def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[str]:
+def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[InputError]:
     """Loader processes hand their batches over through /dev/shm, of which a container has 64 MiB by default."""
     if not Path("/dev/shm").exists():
         return
     needed = shared_memory_needed(document, processes)
     free = devices.memory().shared_free
     if free < needed:
-        yield (
-            f"/dev/shm has {human_bytes(free)} free, the batches in flight need about "
-            f"{human_bytes(needed)}; mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a "
-            "container) or lower input.prefetch and input.workers"
+        yield InputError(
+            f"{human_bytes(free)} free, the batches in flight need about {human_bytes(needed)}",
+            field="/dev/shm",
+            hint="Mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a container), or lower "
+            "input.prefetch and input.workers.",
         )
 
 
@@ -324,7 +403,7 @@ def shared_memory_needed(document: RunConfig, processes: int) -> int:
     return processes * (section.prefetch + section.workers) * per_rank * 3 * max(document.training_sizes) ** 2
 
 
-def _port_problems(document: RunConfig) -> Iterator[str]:
+def _port_problems(document: RunConfig) -> Iterator[InputError]:
     telemetry = document.telemetry
     if not telemetry.enabled or not telemetry.required:
         return  # a run goes on without metrics, and says so
@@ -335,12 +414,16 @@ def _port_problems(document: RunConfig) -> Iterator[str]:
             probe.bind((telemetry.address, telemetry.port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                yield (
-                    f"telemetry.port {telemetry.port}: another program listens there; choose another port, "
-                    "or telemetry.port=0 for any free one"
+                yield InputError(
+                    "another program listens there",
+                    field="telemetry.port",
+                    got=telemetry.port,
+                    hint="Choose another port, or telemetry.port=0 for any free one.",
                 )
             else:
-                yield f"telemetry.address {telemetry.address}: cannot listen there: {error.strerror or error}"
+                yield InputError(
+                    f"cannot listen there: {error.strerror or error}", field="telemetry.address", got=telemetry.address
+                )
 
 
 def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[str, int]:
@@ -357,18 +440,22 @@ def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[
         return {}  # no set, or a damaged one: the shard stage says what is wrong with it
 
 
-def _data_problems(document: RunConfig, counts: dict[str, int]) -> Iterator[str]:
+def _data_problems(document: RunConfig, counts: dict[str, int]) -> Iterator[InputError]:
     if not counts:
         return
     ranks = processes_per_node(document) * document.launch.nodes
     train, validation = counts.get("train", 0), counts.get("validation", 0)
     if train < document.train.global_batch:
-        yield (
-            f"train.global_batch {document.train.global_batch} is larger than the training split of {train} images; "
-            f"set train.global_batch to {train} or less"
+        yield InputError(
+            f"larger than the training split of {train} images",
+            field="train.global_batch",
+            got=document.train.global_batch,
+            hint=f"Set train.global_batch to {train} or less.",
         )
     if min(train, validation) < ranks:
-        yield (
-            f"{ranks} ranks, but only {train} training and {validation} validation images: lower launch.processes "
-            f"to {max(1, min(train, validation))} or less, or give more images"
+        yield InputError(
+            f"{ranks} ranks, but only {train} training and {validation} validation images",
+            field="launch.processes",
+            got=ranks,
+            hint=f"Lower it to {max(1, min(train, validation))} or less, or give more images.",
         )

@@ -24,11 +24,14 @@ def fill_recipe(values: Any) -> Any:
     try:
         setting = recipes.setting(name, batch)
     except recipes.RecipeError as error:
-        raise conflict(error.key, str(error)) from None
+        raise conflict(error.key, error.problem, got=error.got, hint=error.hint) from None
     given_optimizer = _at(values, "train.optimizer.name", "lars")
     if given_optimizer != "lars":
         raise conflict(
-            "train.optimizer.name", f"recipe {name} is for lars, not for {given_optimizer}; drop one of them"
+            "train.optimizer.name",
+            f"train.recipe={name} is for lars",
+            got=given_optimizer,
+            hint="Leave one of them out.",
         )
     filled = deepcopy(values)
     given_group = _at(values, "model.batch_norm.group") is not None  # says the same as a span in another way

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from podscale.config.conflict import conflict
 from podscale.config.fields import result
 from podscale.config.section import Section
 
@@ -26,9 +27,9 @@ class CropSection(Section):
     def _ordered(self) -> "CropSection":
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
-                raise ValueError(f"{name}: needs 0 < low <= high, got [{low}, {high}]")
+                raise conflict(name, "needs 0 < low <= high", got=[low, high])
         if self.scale[1] > 1:
-            raise ValueError(f"scale: a crop cannot keep more than the whole image, got {self.scale[1]}")
+            raise conflict("scale", "a crop cannot keep more than the whole image", got=self.scale[1])
         return self
 
 
@@ -67,7 +68,7 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _milestones_rise(self) -> "ScheduleSection":
         if list(self.milestones) != sorted(set(self.milestones)) or any(m <= 0 for m in self.milestones):
-            raise ValueError(f"milestones: must be positive and rising, got {list(self.milestones)}")
+            raise conflict("milestones", "must be positive and rising", got=list(self.milestones))
         return self
 
 

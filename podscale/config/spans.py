@@ -40,7 +40,8 @@ def batch_norm_span(config: RunDocument, devices: int) -> Span:
         if ranks % section.group:
             raise conflict(
                 "model.batch_norm.group",
-                f"batch-norm groups of {section.group} ranks do not divide the {ranks} ranks of the run",
+                f"groups do not divide the {ranks} ranks of the run",
+                got=section.group,
             )
         return Span(section.group, batch)
     held = f"{batch} images of one rank and pass ({train.global_batch} / ({ranks} x {train.accumulation}))"
@@ -48,14 +49,18 @@ def batch_norm_span(config: RunDocument, devices: int) -> Span:
         if batch % section.span:
             raise conflict(
                 "model.batch_norm.span",
-                f"a batch-norm span of {section.span} images does not divide the {held}; use a divisor or a multiple",
+                f"does not divide the {held}",
+                got=section.span,
+                hint="Use a divisor or a multiple.",
             )
         return Span(1, section.span)
     group, rest = divmod(section.span, batch)
     if rest:
         raise conflict(
             "model.batch_norm.span",
-            f"a batch-norm span of {section.span} images is no multiple of the {held}; use a multiple or a divisor",
+            f"no multiple of the {held}",
+            got=section.span,
+            hint="Use a multiple or a divisor.",
         )
     assert ranks % group == 0, "check_span saw that the span divides a pass"
     return Span(group, batch)
@@ -70,6 +75,7 @@ def check_span(config: RunDocument) -> None:
     if images % section.span:
         raise conflict(
             "model.batch_norm.span",
-            f"a batch-norm span of {section.span} images does not divide the {images} images of one pass "
+            f"does not divide the {images} images of one pass "
             f"(train.global_batch {train.global_batch} / train.accumulation {train.accumulation})",
+            got=section.span,
         )

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from podscale.config.conflict import conflict
 from podscale.config.fields import display
 from podscale.config.section import Section
 
@@ -73,11 +74,21 @@ class TelemetrySection(Section):
     @model_validator(mode="after")
     def _hold_together(self) -> "TelemetrySection":
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: give both, or neither")
+            raise conflict(
+                "tls_key" if self.tls_key is None else "tls_certificate",
+                "tls_certificate and tls_key belong together",
+                hint="Give both, or neither.",
+            )
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca: certificates of clients need TLS; give tls_certificate and tls_key too")
+            raise conflict(
+                "tls_client_ca", "certificates of clients need TLS", hint="Give tls_certificate and tls_key too."
+            )
         if self.pushgateway is not None and not self.linger_seconds:
-            raise ValueError("pushgateway: give linger_seconds too, two scrape intervals of the gateway or more")
+            raise conflict(
+                "pushgateway",
+                "needs linger_seconds",
+                hint="Set that to two scrape intervals of the gateway or more.",
+            )
         if len(set(self.trackers)) < len(self.trackers):
-            raise ValueError("trackers: one of them is named twice; name each once")
+            raise conflict("trackers", "one of them is named twice", got=list(self.trackers))
         return self

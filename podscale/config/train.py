@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from podscale.config.conflict import conflict
 from podscale.config.ema import EmaSection
 from podscale.config.ensemble import StartSection
 from podscale.config.fields import display, placement, result
@@ -41,11 +42,16 @@ class AllReduceSection(Section):
     @model_validator(mode="after")
     def _holds_together(self) -> "AllReduceSection":
         if self.bucket_mb * 2**20 < 4:
-            raise ValueError(f"bucket_mb: a bucket of {self.bucket_mb} MiB is smaller than one fp32 element (4 bytes)")
+            raise conflict("bucket_mb", "smaller than one fp32 element (4 bytes)", got=self.bucket_mb)
         if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):
-            raise ValueError(f"wire_row: {self.algorithm} knows no rows; set wire_column, the format of all it sends")
+            raise conflict(
+                "wire_row",
+                f"{self.algorithm} has no rows",
+                got=self.wire_row,
+                hint="Set wire_column, the format of all it sends.",
+            )
         if self.algorithm == "ddp" and (self.wire_row, self.wire_column) != ("fp32", "fp32"):
-            raise ValueError("wire_column: ddp sends fp32; choose another algorithm for shorter messages")
+            raise conflict("wire_column", "ddp sends fp32", hint="Choose another algorithm for shorter messages.")
         return self
 
 

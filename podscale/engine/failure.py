@@ -2,33 +2,18 @@
 
 import os
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import walk_stack, walk_tb
-from types import FrameType
 
 from podscale.engine.meeting import Meeting
 from podscale.engine.notes import Census, Whereabouts, order
 from podscale.engine.pulse import Pulse
 from podscale.engine.stacks import Recorder, write_stacks
+from podscale.engine.waits import current_wait, wait_of
 from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 from podscale.telemetry.hang import HangLimit
-
-WAITS = {
-    "allreduce": "the average of a gradient bucket",
-    "reducer": "the average of a gradient bucket",
-    "batchnorm": "the statistics of batch norm",
-    "control": "the control word",
-    "checkpoints": "the hand-over of the state",
-    "evaluate": "an evaluation",
-    "optim": "the optimizer",
-    "world": "a barrier",
-}
-"""What the modules and rooms of an engine wait for, by their names."""
-ENGINES = ("engine", "pytorch", "jax")
 
 KindOf = Callable[[BaseException], type[PodscaleError] | None]
 
@@ -65,7 +50,7 @@ def watched(
             if hang:
                 call_hang(reason)
             kind = HangDetected if hang else PeerLost
-            error = told(kind, waiting_in() or f"phase {whereabouts.phase}", reason)
+            error = told(kind, current_wait() or f"phase {whereabouts.phase}", reason)
             pulse.last_words(str(error), follows=True)
             end(error)
 
@@ -90,7 +75,7 @@ def watched(
         if kind is HangDetected or (kind is PeerLost and pulse.hang_called()):
             kind = HangDetected
             call_hang(_last_line(failure), failure)
-        explained = told(kind, collective_of(failure), _last_line(failure)) if kind is not None else None
+        explained = told(kind, wait_of(failure) or "a collective", _last_line(failure)) if kind is not None else None
         follows = explained is not None or isinstance(
             failure, HangDetected | PeerLost
         )  # said in full where it was seen
@@ -126,31 +111,6 @@ def _told(
     return (HangDetected if hang else PeerLost)(
         f"{what}\n{reason}\nThe newest checkpoint is kept: start the same command again.{advice}"
     )
-
-
-def collective_of(error: BaseException) -> str:
-    """What the collective was for that raised `error`: the error's own note, else by the module that called it."""
-    if notes := getattr(error, "__notes__", []):
-        return str(notes[0])
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return _wait_of(reversed(frames)) or "a collective"
-
-
-def waiting_in() -> str:
-    """What the main thread waits for at this moment, asked from another; empty where it is in none of these."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _wait_of(frame for frame, _ in walk_stack(frame)) if frame is not None else ""
-
-
-def _wait_of(inside_out: Iterable[FrameType]) -> str:
-    """By the innermost of the modules and rooms of an engine that waits for anything."""
-    package = Path(__file__).parents[1]
-    for frame in inside_out:
-        path = Path(frame.f_code.co_filename)
-        engine, *room = path.relative_to(package).with_suffix("").parts if path.is_relative_to(package) else ("",)
-        if engine in ENGINES and room[0] in WAITS:
-            return WAITS[room[0]]
-    return ""
 
 
 def _last_line(error: BaseException) -> str:

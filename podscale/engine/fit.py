@@ -4,6 +4,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
+from podscale.config.conflict import refusal
 from podscale.config.spans import batch_norm_span
 from podscale.errors import InputError
 
@@ -14,14 +15,19 @@ def check_fit(config: RunConfig, ranks: int, samples: int) -> None:
     try:
         check_ranks(config, ranks)
     except PydanticCustomError as error:
-        raise InputError(error.message()) from None
+        raise refusal(error) from None
     if train.global_batch > samples:
         raise InputError(
-            f"train.global_batch {train.global_batch} is larger than the training split of {samples} images; "
-            "lower it, or bring more images"
+            f"larger than the training split of {samples} images",
+            field="train.global_batch",
+            got=train.global_batch,
+            hint="Lower it, or give more images.",
         )
     if batch_norm_span(config, ranks).total < 2:
         raise InputError(
-            f"train.global_batch {train.global_batch} leaves one image per rank and pass ({ranks} ranks, "
-            f"accumulation {train.accumulation}), of which batch norm has no variance; use at least 2 each"
+            f"one image per rank and pass has no variance for batch norm ({ranks} ranks, "
+            f"train.accumulation {train.accumulation})",
+            field="train.global_batch",
+            got=train.global_batch,
+            hint="Use at least 2 images per rank and pass.",
         )

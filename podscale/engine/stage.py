@@ -30,7 +30,7 @@ def carry_out(
             whereabouts.enter("evaluation")
             evaluation()
         case _:
-            raise InputError(f"{env.STAGE}={place.stage}: this engine has the stages train and evaluate")
+            raise InputError("this engine has the stages train and evaluate", field=env.STAGE, got=place.stage)
 
 
 def train_run(

@@ -17,7 +17,8 @@ from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.config import RunConfig
 from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
-from podscale.errors import InputError
+from podscale.engine.waits import CHECKPOINT, waiting_for
+from podscale.errors import InputError, fields_of
 from podscale.jax.gradients import Buckets
 from podscale.jax.mesh import REPLICATED
 from podscale.jax.models import initialise
@@ -63,8 +64,10 @@ class State:
         different = sorted((wanted | self._fresh().keys()) ^ snapshot.arrays.keys())
         if different:
             raise InputError(
-                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
-                f"(first difference: {different[0]}); it was written by another version of Podscale: start a new run"
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
+                "Podscale wrote it",
+                field=different[0],
+                hint="Start a new run.",
             )
 
     def first_of(self, origin: Origin) -> Snapshot:
@@ -94,10 +97,12 @@ class State:
             {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
         )
 
+    @waiting_for(CHECKPOINT)
     def model_arrays(self) -> dict[str, Values]:
         """The fp32 weights and running statistics by the catalogue's names, on process 0; all processes call it."""
         return self._of_model(self.weights())
 
+    @waiting_for(CHECKPOINT)
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
         weights = self.weights()
@@ -114,6 +119,7 @@ class State:
         meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
         return Snapshot(self.progress.step, arrays, meta)
 
+    @waiting_for(CHECKPOINT)
     def weights(self) -> Buckets:
         """The weights' buckets, whole on every device; all processes call it."""
         return self._whole(self.on_devices.weights)
@@ -139,6 +145,7 @@ class State:
         return jax.jit(lambda buckets: buckets, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
 
+@waiting_for(CHECKPOINT)
 def restore_or_start(
     checkpoints: Checkpoints, resume: str, state: State, origin: Callable[[], Origin | None] = lambda: None
 ) -> bool:
@@ -151,7 +158,7 @@ def restore_or_start(
     first: Snapshot | None = None
     answer: Any = None
     if state.world.first:
-        refusal = ""
+        refusal = None
         try:
             snapshot = checkpoints.restore(resume)
             if snapshot is not None:
@@ -159,11 +166,11 @@ def restore_or_start(
             elif (begun := origin()) is not None:
                 first = state.first_of(begun)
         except InputError as error:
-            refusal = str(error)
+            refusal = fields_of(error)
         answer = {"found": snapshot is not None, "refusal": refusal}
         snapshot = snapshot or first
     answer = state.world.broadcast(answer)
     if answer["refusal"]:
-        raise InputError(answer["refusal"])
+        raise InputError(**answer["refusal"])
     state.begin(snapshot)
     return bool(answer["found"])

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
+from podscale.engine.waits import CONTROL, waiting_for
 from podscale.engine.word import LAG, Word, pack, unpack
 from podscale.jax.mesh import RANKS, size_of
 from podscale.jax.placing import assemble, replicate
@@ -37,6 +38,7 @@ class Control:
         self._said: tuple[list[int], Array] | None = None
         self._counts: dict[int, Array] = {}
 
+    @waiting_for(CONTROL)
     def call(self, count: int, *, stop: bool, busy: float) -> Call:
         """What this process has to say with the next call, which carries out `count` updates; busy in seconds.
 
@@ -76,6 +78,7 @@ class Control:
         return words
 
 
+@waiting_for(CONTROL)
 def _read(pending: _Pending) -> list[Word]:
     told: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(pending.figures))
     return [

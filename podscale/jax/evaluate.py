@@ -16,6 +16,7 @@ from podscale import progress
 from podscale.config import RunConfig
 from podscale.engine.evaluation import STOP_EVERY, TOP_K, Evaluation, evaluation_of
 from podscale.engine.phase import Phase
+from podscale.engine.waits import EVALUATION, waiting_for
 from podscale.evaluate.predictions import COLUMNS, Predictions
 from podscale.input.batch import Batch, Loader
 from podscale.jax.compilation import begun_together
@@ -76,6 +77,7 @@ class Evaluator:
         self.count = count
         self._report = progress.from_environment() if world.first else progress.silent
 
+    @waiting_for(EVALUATION)
     def measure(
         self,
         buckets: Buckets,
@@ -98,6 +100,7 @@ class Evaluator:
         whole = np.sum(self._world.gather(sums.tolist()), axis=0)
         return evaluation_of(whole.tolist(), self.count, time.perf_counter() - started)
 
+    @waiting_for(EVALUATION)
     def predict(self, buckets: Buckets, statistics: Named, phase: Phase) -> Predictions | None:
         """The predictions of the whole split on process 0, None elsewhere."""
         parts: list[dict[str, Values]] = []

@@ -14,6 +14,7 @@ from torch import distributed as dist
 from podscale.checkpoint import Checkpoints, Snapshot
 from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
+from podscale.engine.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
 from podscale.pytorch.optim import Displaced, Optimizer, Shaped
@@ -69,6 +70,7 @@ class State:
                 for name, value in kept.items():
                     buffers[name].copy_(value)
 
+    @waiting_for(CHECKPOINT)
     def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
         """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
         flat, values = self._evaluated(averaged=averaged)
@@ -76,6 +78,7 @@ class State:
         tensors = weights | dict(self.model.named_buffers()) | values
         return {name: as_array(tensor) for name, tensor in tensors.items()}
 
+    @waiting_for(CHECKPOINT)
     def _evaluated(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
         if averaged:
@@ -85,6 +88,7 @@ class State:
             return self.weights.whole(self.optimizer.reached()), {}
         return None, {}
 
+    @waiting_for(CHECKPOINT)
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
         tensors = self.tensors()
@@ -93,6 +97,7 @@ class State:
         arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
+    @waiting_for(CHECKPOINT)
     def share(self, snapshot: Snapshot | None, world: World, origin: Origin | None = None) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
         flat, arrays = self._flat(), self._arrays()
@@ -146,8 +151,10 @@ class State:
         missing = sorted(tensors.keys() ^ snapshot.arrays.keys())
         if missing:
             raise InputError(
-                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
-                f"(first difference: {missing[0]}); it was written by another version of Podscale: start a new run"
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
+                "Podscale wrote it",
+                field=missing[0],
+                hint="Start a new run.",
             )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
@@ -167,6 +174,7 @@ class State:
         self.precision.restore(meta["precision"])
 
 
+@waiting_for(CHECKPOINT)
 def restore_or_start(
     checkpoints: Checkpoints,
     resume: str,
@@ -181,18 +189,18 @@ def restore_or_start(
     """
     snapshot: Snapshot | None = None
     begun: Origin | None = None
-    refusal = ""
+    refusal: InputError | None = None
     if world.first:
         try:
             snapshot = checkpoints.restore(resume)
             begun = origin() if snapshot is None else None
         except InputError as error:
-            refusal = str(error)
+            refusal = error
     answer: list[Any] = [(snapshot is not None, refusal)]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     found, refusal = answer[0]
-    if refusal:
-        raise InputError(refusal)
+    if refusal is not None:
+        raise refusal
     state.share(snapshot, world, begun)
     return bool(found)
 

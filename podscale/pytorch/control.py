@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from podscale.engine.waits import CONTROL, waiting_for
 from podscale.engine.word import LAG, Word, pack, unpack
 from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World
@@ -32,6 +33,7 @@ class Control:
         self._stream = torch.cuda.Stream(world.device) if world.on_gpu else None
         self._pending: deque[_Pending] = deque()
 
+    @waiting_for(CONTROL)
     def send(self, step: int, result: StepResult, *, busy: float, stop: bool) -> None:
         """Puts the word of update `step` on its way; `busy` in seconds."""
         mine = torch.tensor(pack(self._world.rank, stop=stop, busy=busy), dtype=torch.int32)
@@ -74,6 +76,7 @@ class Control:
         return words
 
 
+@waiting_for(CONTROL)
 def _read(pending: _Pending) -> Word:
     if isinstance(pending.work, torch.cuda.Event):
         pending.work.synchronize()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from podscale import progress
 from podscale.engine.evaluation import STOP_EVERY, TOP_K, Evaluation, evaluation_of
 from podscale.engine.phase import Phase
+from podscale.engine.waits import EVALUATION, waiting_for
 from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Batch, Loader
 from podscale.order import evaluation_steps
@@ -63,6 +64,7 @@ class Evaluator:
         self.count, self._batch = count, batch
         self._report = progress.from_environment() if world.first else progress.silent
 
+    @waiting_for(EVALUATION)
     def measure(
         self, model: nn.Module, phase: Phase, stop_requested: Callable[[], bool] | None = None
     ) -> Evaluation | None:
@@ -90,10 +92,12 @@ class Evaluator:
         dist.all_reduce(word, dist.ReduceOp.MAX)
         return bool(word.item())
 
+    @waiting_for(EVALUATION)
     def predict(self, model: nn.Module, phase: Phase) -> Predictions | None:
         """The predictions of the whole split on rank 0, None elsewhere."""
         return self.gather([columns_of(batch.source, answers) for batch, answers in self._answers(model, phase)])
 
+    @waiting_for(EVALUATION)
     def gather(self, parts: Sequence[Columns]) -> Predictions | None:
         """The whole split's on rank 0, of the batches of each rank; all ranks call it."""
         mine = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

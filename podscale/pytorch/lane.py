@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from podscale.engine.waits import waiting_for_bucket
+
 Average = Callable[[Tensor], None]
 """Averages a bucket in place, by blocking collectives."""
 
@@ -44,11 +46,8 @@ class ThreadLane:
             future.result()
 
     def _carry_out(self, bucket: Tensor, number: int) -> None:
-        try:
+        with waiting_for_bucket(number):
             self._average(bucket)
-        except RuntimeError as error:
-            error.add_note(f"the average of gradient bucket {number}")
-            raise
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -17,6 +17,7 @@ from torch import nn
 from podscale.checkpoint.modelfile import read_weights
 from podscale.config import RunConfig
 from podscale.engine.phase import untimed
+from podscale.engine.waits import BATCH_NORM, waiting_for
 from podscale.input import build_loader
 from podscale.order import build_order
 from podscale.pytorch.batchnorm import BatchNorm
@@ -86,5 +87,6 @@ def estimate_statistics(
         model.train()
     for layer in layers:
         for statistics in (layer.running_mean, layer.running_var):
-            dist.all_reduce(statistics)
+            with waiting_for(BATCH_NORM):
+                dist.all_reduce(statistics)
             statistics /= world.size

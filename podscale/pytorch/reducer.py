@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
+from podscale.engine.waits import GRADIENTS, waiting_for
 from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_lane
@@ -114,7 +115,8 @@ class FlatReducer:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._missing = [len(members) for members in self._members]
         self._reducing = last
-        loss.backward()
+        with waiting_for(GRADIENTS):  # a GPU's hooks run in autograd's threads, while this one waits for them
+            loss.backward()
         self._reducing = False
         for number, missing in enumerate(self._missing):
             if missing:
@@ -122,8 +124,9 @@ class FlatReducer:
         self._first = False
 
     def finish(self) -> None:
-        self._launch(len(self._buckets))
-        self._lane.wait()
+        with waiting_for(GRADIENTS):
+            self._launch(len(self._buckets))
+            self._lane.wait()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -195,11 +198,13 @@ class DdpReducer:
         self.buffer.extra.zero_()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        loss.backward()
+        with waiting_for(GRADIENTS):
+            loss.backward()
 
     def finish(self) -> None:
         """Copies DDP's averages to where the update looks for them."""
-        dist.all_reduce(self.buffer.extra.div_(self._ranks))
+        with waiting_for(GRADIENTS):
+            dist.all_reduce(self.buffer.extra.div_(self._ranks))
         gradients = [p.grad for p in self.buffer.parameters.values() if p.grad is not None]
         torch._foreach_copy_(self.buffer.views, gradients)
 

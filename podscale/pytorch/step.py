@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from podscale.engine.phase import Phase
+from podscale.engine.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.compilation import Forward
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import Loss
@@ -133,7 +134,8 @@ class Step:
         zero_unless(finite, buffer.averages)
         self._precision.unscale(buffer.averages)
         norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._takes_norm() else None
-        finite = self._optimizer.step(self._next_hyper(loss), finite)
+        with waiting_for(OPTIMIZER):
+            finite = self._optimizer.step(self._next_hyper(loss), finite)
         self._weights.publish()
         self._precision.update(finite)
         self._statistics.settle(buffer.extra[1:], finite)

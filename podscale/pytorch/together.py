@@ -23,6 +23,7 @@ from podscale.engine.fit import check_fit
 from podscale.engine.phase import untimed
 from podscale.engine.place import Place
 from podscale.engine.prediction import Predict, predict_all
+from podscale.engine.waits import EVALUATION, waiting_for
 from podscale.ensemble import DESCRIPTION
 from podscale.evaluate.models import Listed, Together, read_together
 from podscale.evaluate.passes import Pass, write_passes
@@ -115,6 +116,7 @@ class _Passes:
             _write_mean(arrays, members, directory)
         self._predict("weights", directory, model, statistics_seconds=seconds[0])
 
+    @waiting_for(EVALUATION)
     def _predict(
         self, name: str, directory: Path, model: nn.Module, votes: Votes | None = None, statistics_seconds: float = 0.0
     ) -> None:

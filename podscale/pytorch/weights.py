@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from podscale.engine.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.allreduce import HalvedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.layout import strided_like, view_like
@@ -56,6 +57,7 @@ class Weights:
         self.publish()
 
     @torch.no_grad()
+    @waiting_for(OPTIMIZER)
     def publish(self) -> None:
         """Brings every parameter of every rank up to date after an update; all ranks call it."""
         if self._gather is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 
 from podscale.engine.meeting import Meeting, part
+from podscale.engine.waits import BARRIER, waiting_for
 from podscale.pytorch.meeting import meet, store_of
 
 NCCL_GRACE_SECONDS = 30.0
@@ -49,6 +50,7 @@ class World:
         """What this rank computes on, for people."""
         return torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
 
+    @waiting_for(BARRIER)
     def nodes(self) -> tuple[int, ...]:
         """The node of every rank. Every rank must call this at the same time."""
         nodes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
@@ -56,6 +58,7 @@ class World:
         dist.all_reduce(nodes)
         return tuple(nodes.tolist())
 
+    @waiting_for(BARRIER)
     def hosts(self) -> tuple[str, ...]:
         """The machine of every rank, by name. Every rank must call this at the same time."""
         names = [""] * self.size
@@ -67,6 +70,7 @@ class World:
         assert self.size % ranks == 0, (self.size, ranks)
         return self.group_of([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
 
+    @waiting_for(BARRIER)
     def group_of(self, partition: list[list[int]]) -> dist.ProcessGroup:
         """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it.
 
@@ -80,6 +84,7 @@ class World:
         assert isinstance(group, dist.ProcessGroup)
         return group
 
+    @waiting_for(BARRIER)
     def barrier(self) -> None:
         """Returns when every rank has come here."""
         dist.all_reduce(torch.zeros(1, device=self.device))

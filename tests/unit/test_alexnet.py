@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
 from podscale.config import ModelSection, RunConfig, loads
-from podscale.errors import InputError
 from podscale.pytorch.models import build_model
+from tests.support.refusals import refused
 
 torch.set_num_threads(1)
 
@@ -105,7 +105,7 @@ def test_what_alexnet_does_not_have() -> None:
         return loads("", overrides=["model.name=alexnet", *changes])
 
     config("input.image_size=63")
-    with pytest.raises(InputError, match="62 px are too small for alexnet"):
+    with refused("alexnet", 63, field="input.image_size", got=62):
         config("input.image_size=62")
-    with pytest.raises(InputError, match="no small stem"):
+    with refused("alexnet", field="model.stem", got="small"):
         config("model.stem=small")

@@ -6,6 +6,7 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
+from podscale.config.conflict import refusal
 from podscale.config.spans import Span, batch_norm_span
 
 
@@ -40,13 +41,16 @@ def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: Span
 
 
 @pytest.mark.parametrize(
-    ("config", "ranks", "message"),
+    ("config", "ranks", "key", "got", "limit"),
     [
-        (document(192, span=48), 3, "does not divide the 64 images of one rank and pass \\(192 / \\(3 x 1\\)\\)"),
-        (document(192, span=96), 3, "is no multiple of the 64 images"),
-        (document(256, group=3), 4, "groups of 3 ranks do not divide the 4 ranks"),
+        (document(192, span=48), 3, "span", 48, "divide the 64 images of one rank and pass (192 / (3 x 1))"),
+        (document(192, span=96), 3, "span", 96, "multiple of the 64 images"),
+        (document(256, group=3), 4, "group", 3, "4 ranks"),
     ],
 )
-def test_a_span_that_does_not_fit_is_refused(config: RunConfig, ranks: int, message: str):
-    with pytest.raises(PydanticCustomError, match=message):
+def test_a_span_that_does_not_fit_is_refused(config: RunConfig, ranks: int, key: str, got: int, limit: str):
+    with pytest.raises(PydanticCustomError) as caught:
         batch_norm_span(config, ranks)
+    error = refusal(caught.value)
+    assert (error.field, error.got) == (f"model.batch_norm.{key}", got)
+    assert limit in error.problem

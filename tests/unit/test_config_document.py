@@ -1,6 +1,8 @@
 """Reading a run document: what a person can get wrong, and what the answer says."""
 
+import errno
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -8,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import RunConfig, dumps, load, loads
-from podscale.errors import ExitCode, InputError
+from podscale.config.document import NotYaml
+from podscale.errors import ABSENT, ExitCode, InputError, InputErrors
+from tests.support.refusals import refused
 
 
-def refusal(text: str, *overrides: str) -> str:
+def refusal(text: str, *overrides: str) -> InputError:
     with pytest.raises(InputError) as caught:
         loads(text, "run.yaml", overrides)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
-    return str(caught.value)
+    return caught.value
 
 
 def test_an_empty_document_is_all_defaults(tmp_path: Path):
@@ -34,77 +38,122 @@ def test_values_arrive_and_the_document_is_frozen():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trian:\n  epochs: 3\n", "run.yaml:1: unknown key trian; did you mean train?"),
-        ("train:\n  epoch: 3\n", "run.yaml:2: unknown key train.epoch; did you mean train.epochs?"),
-        ("train:\n  optimizer:\n    momentun: 0.9\n", "run.yaml:3: unknown key train.optimizer.momentun; did you mean "
-         "train.optimizer.momentum?"),
-        ("image_size: 3\n", "run.yaml:1: unknown key image_size; did you mean input.image_size?"),
-        ("launch:\n  qqqq: 3\n", "unknown key launch.qqqq; valid here: backend, hardware"),
-        ("train:\n  epochs: 3\n  epochs: 4\n", "run.yaml:3: train.epochs is given twice (first on line 2)"),
-        ("train: {epochs: 3}\ntrain: {epochs: 4}\n", "run.yaml:2: train is given twice (first on line 1)"),
-        ("train:\n  epochs: .nan\n", "run.yaml:2: train.epochs: input should be a finite number (got NaN)"),
-        ("train:\n  epochs: .inf\n", "run.yaml:2: train.epochs: input should be a finite number"),
-        ("train:\n  epochs: many\n", 'run.yaml:2: train.epochs: input should be a valid number, unable to parse '
-         'string as a number (got "many")'),
-        ("train:\n  epochs: -1\n", "run.yaml:2: train.epochs: input should be greater than 0 (got -1)"),
-        ("run:\n  id: My_Run\n", "run.yaml:2: run.id: string should match pattern"),
-        ("model:\n  name: resnet19\n", "run.yaml:2: model.name: input should be 'resnet18', 'resnet34'"),
-        ("train: 3\n", "run.yaml:1: train: input should be a valid dictionary"),
-        ("a: &x 1\nb: *x\n", "run.yaml:1: YAML aliases are not allowed; write the value out"),
-        ("train: &x {epochs: 3}\ninput: *x\n", "YAML aliases are not allowed"),
-        ("- 1\n", "run.yaml: a document is a mapping of sections, not a list"),
-        ("just words\n", "run.yaml: a document is a mapping of sections, not a single value"),
-        ("train: [1, 2\n", "run.yaml:2: not valid YAML"),
-        ("train: !!python/object/apply:os.system [ls]\n", "run.yaml:1: not valid YAML: could not determine a "
-         "constructor"),
-        ("? [a]\n: 1\n", "run.yaml:1: keys are plain words"),
-        ("a: 1\n---\nb: 2\n", "run.yaml:2: not valid YAML: but found another document"),
+        ("trian:\n  epochs: 3\n", "run.yaml:1: trian: unknown key. Did you mean train?"),
+        ("train:\n  epoch: 3\n", "run.yaml:2: train.epoch: unknown key. Did you mean train.epochs?"),
+        (
+            "train:\n  optimizer:\n    momentun: 0.9\n",
+            "run.yaml:3: train.optimizer.momentun: unknown key. Did you mean train.optimizer.momentum?",
+        ),
+        ("image_size: 3\n", "run.yaml:1: image_size: unknown key. Did you mean input.image_size?"),
     ],
-)  # fmt: skip
-def test_one_error_names_key_file_and_line(text: str, message: str):
-    assert message in refusal(text)
+)
+def test_a_misspelt_key_gets_a_suggestion(text: str, message: str):
+    assert str(refusal(text)) == message
 
 
-def test_all_wrong_values_are_told_at_once():
-    told = refusal("train:\n  epochs: -1\nmodel:\n  width: 3\nrnu: {}\n").splitlines()
-    assert [line.split(": ")[0] for line in told] == ["run.yaml:4", "run.yaml:2", "run.yaml:5"]
+def test_a_key_like_no_other_gets_a_list():
+    error = refusal("launch:\n  qqqq: 3\n")
+    assert (error.field, error.place) == ("launch.qqqq", "run.yaml:2")
+    assert error.hint.startswith("Valid here: backend, hardware, ")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "place", "field", "got"),
     [
-        ("train: {global_batch: 100}\nlaunch: {processes: 3}\n", "train.global_batch 100 is not divisible by ranks x "
-         "accumulation = 3 x 1"),
-        ("train: {global_batch: 9, accumulation: 2}\n", "global_batch 9 is not divisible by train.accumulation 2"),
-        ("model: {batch_norm: {group: 3}}\nlaunch: {processes: 4}\n", "batch-norm groups of 3 ranks do not divide the "
-         "4 ranks"),
-        ("model: {batch_norm: {group: 2, span: 64}}\n", "model.batch_norm: span: 64 images and group: 2 ranks both"),
-        ("model: {batch_norm: {span: 96}}\n", "span of 96 images does not divide the 256 images of one pass"),
-        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192, accumulation: 3}\n", "does not divide the 64 "
-         "images of one pass (train.global_batch 192 / train.accumulation 3)"),
-        ("model: {batch_norm: {span: 48}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n", "span of 48 images "
-         "does not divide the 64 images of one rank and pass (192 / (3 x 1))"),
-        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n", "span of 96 images "
-         "is no multiple of the 64 images of one rank and pass"),
-        ("train: {all_reduce: {row: 3}}\nlaunch: {processes: 4}\n", "rows of 3 ranks do not divide the 4 ranks"),
-        ("input: {image_size: 16}\n", "run.yaml: images of 16 px are too small for the imagenet stem"),
-        ("evaluate: {image_size: 16}\n", "images of 16 px are too small"),
-        ("train: {epochs: 5, schedule: {warmup_epochs: 5}}\n", "run.yaml:1: a warm-up of 5.0 epochs does not end"),
-        ("train: {optimizer: {nesterov: true, momentum: 0}}\n", "Nesterov's form needs"),
-        ("input: {groups: 2}\n", "groups belong to the blocked order"),
-        ("input: {order: blocked, groups: 7}\n", "train.global_batch 256 is not divisible by input.groups 7"),
-        ("input: {crop: {scale: [0.9, 0.5]}}\n", "scale: needs 0 < low <= high"),
-        ("input: {crop: {scale: [0.5, 1.5]}}\n", "a crop cannot keep more than the whole image"),
-        ("train: {schedule: {milestones: [30, 20]}}\n", "milestones: must be positive and rising"),
-        ("train: {all_reduce: {bucket_mb: 1e-6}}\n", "1e-06 MiB is smaller than one fp32 element"),
-        ("train: {all_reduce: {algorithm: ring, wire_row: bf16}}\n", "ring knows no rows; set wire_column"),
-        ("train: {all_reduce: {algorithm: ddp, wire_column: bf16}}\n", "ddp sends fp32; choose another algorithm"),
-        ("train: {weight_update: sharded, all_reduce: {algorithm: tree}}\n", "tree cannot stop half way"),
-        ("launch: {resources: {accelerators: 8}}\n", "name the resource of the 8 accelerators"),
+        ("train:\n  epochs: -1\n", "run.yaml:2", "train.epochs", -1),
+        ("train:\n  epochs: .inf\n", "run.yaml:2", "train.epochs", math.inf),
+        ("train:\n  epochs: many\n", "run.yaml:2", "train.epochs", "many"),
+        ("run:\n  id: My_Run\n", "run.yaml:2", "run.id", "My_Run"),
+        ("model:\n  name: resnet19\n", "run.yaml:2", "model.name", "resnet19"),
+        ("train: 3\n", "run.yaml:1", "train", 3),
+        ("train:\n  epochs: 3\n  epochs: 4\n", "run.yaml:3", "train.epochs", ABSENT),
+        ("train: {epochs: 3}\ntrain: {epochs: 4}\n", "run.yaml:2", "train", ABSENT),
+        ("a: &x 1\nb: *x\n", "run.yaml:1", "b", ABSENT),
+        ("train: &x {epochs: 3}\ninput: *x\n", "run.yaml:1", "input", ABSENT),
+        ("- 1\n", "run.yaml", "", "list"),
+        ("just words\n", "run.yaml", "", "single value"),
+        ("? [a]\n: 1\n", "run.yaml:1", "", "list"),
     ],
 )  # fmt: skip
-def test_fields_that_cannot_hold_together(text: str, message: str):
-    assert message in refusal(text)
+def test_one_error_names_key_file_and_line(text: str, place: str, field: str, got: object):
+    error = refusal(text)
+    assert type(error) is InputError
+    assert (error.place, error.field, error.got) == (place, field, got)
+    assert str(error).startswith(f"{place}: {field}: " if field else f"{place}: ")
+
+
+def test_a_number_that_is_none_is_told():
+    error = refusal("train:\n  epochs: .nan\n")
+    assert (error.place, error.field, str(error.got)) == ("run.yaml:2", "train.epochs", "nan")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("train: [1, 2\n", "run.yaml:2"),
+        ("train: !!python/object/apply:os.system [ls]\n", "run.yaml:1"),
+        ("a: 1\n---\nb: 2\n", "run.yaml:2"),
+        ("a: " + "[" * 100_000, "run.yaml"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_and_no_crash(text: str, place: str):
+    error = refusal(text)
+    assert type(error) is NotYaml
+    assert error.place.startswith(place)
+
+
+def test_a_long_value_is_cut():
+    error = refusal(f"run: {{id: {'x' * 10_000}}}")
+    assert error.got == "x" * 10_000
+    assert len(str(error)) < 400
+
+
+def test_all_wrong_values_are_told_at_once():
+    error = refusal("train:\n  epochs: -1\nmodel:\n  width: 3\nrnu: {}\n")
+    assert isinstance(error, InputErrors)
+    told = [(each.place, each.field) for each in error.errors]
+    assert told == [("run.yaml:4", "model.width"), ("run.yaml:2", "train.epochs"), ("run.yaml:5", "rnu")]
+    assert str(error).splitlines() == [str(each) for each in error.errors]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "got", "number"),
+    [
+        ("train: {global_batch: 100}\nlaunch: {processes: 3}\n", "train.global_batch", 100, "= 3 x 1"),
+        ("train: {global_batch: 9, accumulation: 2}\n", "train.global_batch", 9, "train.accumulation 2"),
+        ("model: {batch_norm: {group: 3}}\nlaunch: {processes: 4}\n", "model.batch_norm.group", 3, "4 ranks"),
+        ("model: {batch_norm: {group: 2, span: 64}}\n", "model.batch_norm.span", 64, "group=2"),
+        ("model: {batch_norm: {span: 96}}\n", "model.batch_norm.span", 96, "256 images of one pass"),
+        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192, accumulation: 3}\n", "model.batch_norm.span",
+         96, "64 images of one pass (train.global_batch 192 / train.accumulation 3)"),
+        ("model: {batch_norm: {span: 48}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n",
+         "model.batch_norm.span", 48, "64 images of one rank and pass (192 / (3 x 1))"),
+        ("model: {batch_norm: {span: 96}}\ntrain: {global_batch: 192}\nlaunch: {processes: 3}\n",
+         "model.batch_norm.span", 96, "multiple of the 64 images of one rank and pass"),
+        ("train: {all_reduce: {row: 3}}\nlaunch: {processes: 4}\n", "train.all_reduce.row", 3, "4 ranks"),
+        ("input: {image_size: 16}\n", "model.stem", "imagenet", "16 px"),
+        ("evaluate: {image_size: 16}\n", "model.stem", "imagenet", "16 px"),
+        ("train: {epochs: 5, schedule: {warmup_epochs: 5}}\n", "train.schedule.warmup_epochs", 5, "of 5 epochs"),
+        ("train: {optimizer: {nesterov: true, momentum: 0}}\n", "train.optimizer.nesterov", ABSENT, "momentum"),
+        ("input: {groups: 2}\n", "input.groups", 2, "input.order=blocked"),
+        ("input: {order: blocked, groups: 7}\n", "input.groups", 7, "train.global_batch 256"),
+        ("input: {crop: {scale: [0.9, 0.5]}}\n", "input.crop.scale", [0.9, 0.5], "low <= high"),
+        ("input: {crop: {scale: [0.5, 1.5]}}\n", "input.crop.scale", 1.5, "whole image"),
+        ("train: {schedule: {milestones: [30, 20]}}\n", "train.schedule.milestones", [30.0, 20.0], "rising"),
+        ("train: {all_reduce: {bucket_mb: 1e-6}}\n", "train.all_reduce.bucket_mb", 1e-6, "4 bytes"),
+        ("train: {all_reduce: {algorithm: ring, wire_row: bf16}}\n", "train.all_reduce.wire_row", "bf16",
+         "wire_column"),
+        ("train: {all_reduce: {algorithm: ddp, wire_column: bf16}}\n", "train.all_reduce.wire_column", ABSENT, "fp32"),
+        ("train: {weight_update: sharded, all_reduce: {algorithm: tree}}\n", "train.all_reduce.algorithm", "tree",
+         "train.weight_update=sharded"),
+        ("launch: {resources: {accelerators: 8}}\n", "launch.resources.accelerator", None, "8"),
+    ],
+)  # fmt: skip
+def test_fields_that_cannot_hold_together(text: str, field: str, got: object, number: str):
+    error = refusal(text)
+    assert (error.field, error.got) == (field, got)
+    assert error.place.startswith("run.yaml")
+    assert number in str(error)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +169,7 @@ def test_words_are_those_of_yaml_1_2():
     """Classes called `no` and `on`, times and dates are text; only true and false are not."""
     words = ["no", "on", "yes", "1:30", "2026-01-01", "1_000", "<<", "="]
     assert loads(f"data: {{classes: [{', '.join(words)}]}}").data.classes == tuple(words)
-    assert "got true" in refusal("data: {classes: [true]}")
+    assert refusal("data: {classes: [true]}").got is True
 
 
 def test_overrides_win_and_are_named_in_errors():
@@ -130,50 +179,54 @@ def test_overrides_win_and_are_named_in_errors():
     assert loads("", overrides=["train.all_reduce={row: 2}"]).train.all_reduce.row == 2
     assert loads("", overrides=["input.cache_dir=null"]).input.cache_dir is None
     assert loads("", overrides=["data.source=s3://bucket/a=b"]).data.source == "s3://bucket/a=b"
-    told = refusal("train: {epochs: 3}\n", "train.epochs=none")
-    assert told.startswith("--set train.epochs=none: train.epochs: ")
-    assert "--set lunch.processes=2: unknown key lunch; did you mean launch?" in refusal("", "lunch.processes=2")
-    assert "--set train.epoch=2: unknown key train.epoch; did you mean train.epochs?" in refusal("", "train.epoch=2")
-    assert "--set run.id=5: run.id:" in refusal("", "run.id=5")
-    assert "run.id=2026" not in refusal("", "train.epochs=")
+    error = refusal("train: {epochs: 3}\n", "train.epochs=none")
+    assert (error.place, error.field, error.got) == ("--set train.epochs=none", "train.epochs", "none")
+    suggested = "--set lunch.processes=2: lunch: unknown key. Did you mean launch?"
+    assert str(refusal("", "lunch.processes=2")) == suggested
+    error = refusal("", "train.epoch=2")
+    assert (error.field, error.hint) == ("train.epoch", "Did you mean train.epochs?")
+    error = refusal("", "run.id=5")
+    assert (error.place, error.field) == ("--set run.id=5", "run.id")
+    assert refusal("", "train.epochs=").field == "train.epochs"
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "field"),
     [
-        ("train.epochs", "write it as section.key=value"),
-        ("=3", "write it as section.key=value"),
-        ("train.epochs.more=3", "train.epochs is a value, not a section"),
-        ("train..epochs=3", "write it as section.key=value"),
+        ("train.epochs", "--set train.epochs"),
+        ("=3", "--set =3"),
+        ("train.epochs.more=3", "train.epochs"),
+        ("train..epochs=3", "--set train..epochs=3"),
     ],
 )
-def test_malformed_overrides(override: str, message: str):
-    assert message in refusal("train: {epochs: 2}\n", override)
+def test_malformed_overrides(override: str, field: str):
+    error = refusal("train: {epochs: 2}\n", override)
+    assert error.field == field
+    assert override in str(error)
 
 
 def test_an_override_cannot_smuggle_what_a_document_cannot():
-    assert "aliases are not allowed" in refusal("", "input.mean=[&x 0.5, *x, *x]")
-    assert "given twice" in refusal("", "train={epochs: 2, epochs: 3}")
+    override = "input.mean=[&x 0.5, *x, *x]"
+    assert refusal("", override).place == f"--set {override}:1"
+    override = "train={epochs: 2, epochs: 3}"
+    error = refusal("", override)
+    assert (error.place, error.field) == (f"--set {override}:1", "value.epochs")
 
 
 def test_unreadable_files(tmp_path: Path):
-    with pytest.raises(InputError, match="No such file"):
+    with refused(os.strerror(errno.ENOENT), field=tmp_path / "missing.yaml"):
         load(tmp_path / "missing.yaml")
-    with pytest.raises(InputError, match="Is a directory"):
+    with refused(os.strerror(errno.EISDIR), field=tmp_path):
         load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"run: {id: caf\xe9}\n")
-    with pytest.raises(InputError, match="not UTF-8"):
+    with refused("UTF-8", field=tmp_path / "latin.yaml"):
         load(tmp_path / "latin.yaml")
     (tmp_path / "large.yaml").write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(InputError, match="larger than 1048576 bytes"):
+    with refused(2**20, field=tmp_path / "large.yaml"):
         load(tmp_path / "large.yaml")
     (tmp_path / "control.yaml").write_bytes(b"run: {id: a\x00b}\n")
-    with pytest.raises(InputError, match="not valid YAML"):
+    with refused(kind=NotYaml):
         load(tmp_path / "control.yaml")
-
-
-def test_deep_nesting_is_refused_not_a_crash():
-    assert "not valid YAML" in refusal("a: " + "[" * 100_000)
 
 
 @pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029", "a\x85 b"])
@@ -214,23 +267,24 @@ train:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "warmup", "place", "text"),
+    ("first", "second", "warmup", "place", "field", "got", "limit"),
     [
-        (6, 4, 1, "d.yaml:7", "phases must begin one after the other"),
-        (6, 10, 1, "d.yaml:7", "from epoch 10.0 on never begins"),
-        (6, 9, 4, "d.yaml:6", "a warm-up of 4.0 epochs does not end within its schedule of 4 epochs"),
-        (0, 9, 1, "d.yaml:5", "greater than 0"),
+        (6, 4, 1, "d.yaml:7", "train.phases.1.start", 4, 6.0),
+        (6, 10, 1, "d.yaml:7", "train.phases.1.start", 10, "after 10.0 epochs"),
+        (6, 9, 4, "d.yaml:6", "train.phases.0.schedule.warmup_epochs", 4, "of 4 epochs"),
+        (0, 9, 1, "d.yaml:5", "train.phases.0.start", 0, "greater than 0"),
     ],
 )
-def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, text):
-    with pytest.raises(InputError, match=text) as caught:
+def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, field, got, limit):
+    with refused(limit, field=field, got=got) as refusal:
         loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
-    assert str(caught.value).startswith(place)
+    assert refusal.error.place == place
 
 
 def test_momentum_is_not_corrected_twice():
-    told = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
-    assert "momentum_form=unscaled" in told
+    error = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
+    assert error.field == "train.schedule.momentum_correction"
+    assert "train.optimizer.momentum_form=unscaled" in error.hint
     loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {momentum_form: unscaled}}")
     loads("train: {schedule: {momentum_correction: true, warmup_epochs: 5}, optimizer: {name: lars}}")
 
@@ -243,7 +297,7 @@ def test_phases_are_read_written_and_suggested():
     assert config.train.phases[1].schedule is None
     by_option = ["train.epochs=10", "train.phases=[{start: 6, weight_decay: 2e-4}]"]
     assert loads("", overrides=by_option).train.phases[0].weight_decay == 2e-4
-    with pytest.raises(InputError, match=r"unknown key train\.phases\.1\.crops; did you mean train\.phases\.1\.crop\?"):
+    with refused("Did you mean train.phases.1.crop?", field="train.phases.1.crops"):
         loads(text.replace("crop:", "crops:"))
-    with pytest.raises(InputError, match=r"phases\.0\.schedule\.warmup; did you mean .*schedule\.warmup_start"):
+    with refused("Did you mean train.phases.0.schedule.warmup_start", field="train.phases.0.schedule.warmup"):
         loads(text.replace("warmup_epochs", "warmup"))

@@ -1,5 +1,6 @@
 """What a document cannot ask of an update at once: one error, naming the field and what to do."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,59 +8,56 @@ from pydantic import ValidationError
 
 from podscale.config import RunConfig, dumps, loads
 from podscale.config.optimizer import RULES
-from podscale.errors import InputError
+from tests.support.refusals import refused
 
 TORUS = {"algorithm": "torus2d"}
 
 
 @pytest.mark.parametrize(
-    ("train", "key", "words"),
+    ("train", "key", "hint"),
     [
-        ({"precision": "fp16", "loss_scale": 1.0}, "train.loss_scale", "fp16 without loss scaling"),
+        ({"precision": "fp16", "loss_scale": 1.0}, "train.loss_scale", "bf16"),
         ({"weight_gather": "bf16"}, "train.weight_gather", "train.weight_update=sharded"),
-        ({"weight_update": "sharded", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
-        ({"weight_update": "sharded", "all_reduce": {"algorithm": "tree"}}, "train.all_reduce.algorithm", "half way"),
-        ({"precision": "bf16-pure", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "baseline"),
+        ({"weight_update": "sharded", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "another"),
+        ({"weight_update": "sharded", "all_reduce": {"algorithm": "tree"}}, "train.all_reduce.algorithm", "torus2d"),
+        ({"precision": "bf16-pure", "all_reduce": {"algorithm": "ddp"}}, "train.all_reduce.algorithm", "another"),
+        ({"optimizer": {"name": "lamb", "nesterov": True}}, "train.optimizer.nesterov", "Leave it out."),
+        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "Leave it out."),
+        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "Leave it out."),
+        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "Leave it out."),
+        ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "train.optimizer.momentum"),
+        ({"optimizer": {"nlcg": {"beta": "polak_ribiere"}}}, "train.optimizer.nlcg.beta", "Leave it out."),
+        ({"optimizer": {"name": "nlcg", "momentum": 0.8}}, "train.optimizer.momentum", "Leave it out."),
+        ({"optimizer": {"name": "nlcg", "neumann": {"alpha": 0}}}, "train.optimizer.neumann.alpha", "Leave it out."),
         (
-            {"optimizer": {"name": "lamb", "nesterov": True}},
-            "train.optimizer.nesterov",
-            "and train.optimizer.name is lamb",
+            {"optimizer": {"name": "nlcg"}, "schedule": {"momentum_start": 0.5}},
+            "train.schedule.momentum_start",
+            "Leave it out.",
         ),
-        ({"optimizer": {"name": "lamb", "momentum_form": "scaled"}}, "train.optimizer.momentum_form", "leave it out"),
-        ({"optimizer": {"name": "lars", "beta2": 0.9}}, "train.optimizer.beta2", "and train.optimizer.name is lars"),
-        ({"optimizer": {"eps": 0.0}}, "train.optimizer.eps", "and train.optimizer.name is sgd"),
-        ({"optimizer": {"nesterov": True, "momentum": 0}}, "train.optimizer.nesterov", "momentum above 0"),
-        ({"optimizer": {"nlcg": {"beta": "polak_ribiere"}}}, "train.optimizer.nlcg.beta", "an option of nlcg"),
-        ({"optimizer": {"name": "nlcg", "momentum": 0.8}}, "train.optimizer.momentum", "which has none"),
-        (
-            {"optimizer": {"name": "nlcg", "neumann": {"alpha": 0}}},
-            "train.optimizer.neumann.alpha",
-            "option of neumann",
-        ),
-        ({"optimizer": {"name": "nlcg"}, "schedule": {"momentum_start": 0.5}}, "train.schedule.momentum_start", "nlcg"),
         (
             {"optimizer": {"name": "neumann"}, "phases": [{"start": 50, "reset_momentum": True}]},
             "train.phases.0.reset_momentum",
-            "neumann has no such momentum",
+            "Leave it out.",
         ),
-        ({"optimizer": {"name": "neumann"}, "epochs": 4}, "train.optimizer.neumann.sgd_epochs", "do not end within"),
-        ({"optimizer": {"name": "neumann"}, "epochs": 9}, "train.optimizer.neumann.reset_epochs", "never comes"),
-        ({"optimizer": {"name": "nlcg"}, "engine": "jax"}, "train.optimizer.name", "has sgd, lars, lamb"),
-        ({"optimizer": {"name": "neumann"}, "engine": "jax"}, "train.optimizer.name", "has sgd, lars, lamb"),
+        ({"optimizer": {"name": "neumann"}, "epochs": 4}, "train.optimizer.neumann.sgd_epochs", "=sgd"),
+        ({"optimizer": {"name": "neumann"}, "epochs": 9}, "train.optimizer.neumann.reset_epochs", "Lower it."),
+        ({"optimizer": {"name": "nlcg"}, "engine": "jax"}, "train.optimizer.name", "train.engine=pytorch"),
+        ({"optimizer": {"name": "neumann"}, "engine": "jax"}, "train.optimizer.name", "train.engine=pytorch"),
         ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
-        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "an option of shampoo"),
-        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "of whole blocks"),
+        ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "Leave it out."),
+        ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "replicated"),
         ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
-        ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "only the JAX engine cuts images"),
-        ({"steps_per_call": 4}, "train.steps_per_call", "one update a call"),
+        ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "train.engine=jax"),
+        ({"steps_per_call": 4}, "train.steps_per_call", "train.engine=jax"),
     ],
 )
-def test_conflicts(train: dict[str, Any], key: str, words: str) -> None:
+def test_conflicts(train: dict[str, Any], key: str, hint: str) -> None:
     with pytest.raises(ValidationError) as caught:
         RunConfig.model_validate({"train": train})
     (error,) = caught.value.errors()
     assert error["ctx"]["key"] == key
-    assert words in error["msg"]
+    assert hint in error["ctx"]["hint"]
+    assert error["msg"].startswith(f"{key}: ")
 
 
 @pytest.mark.parametrize(
@@ -76,15 +74,12 @@ def test_what_goes_together(train: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("neumann", "words"),
-    [
-        ({"sgd_epochs": 0}, "set sgd_epochs above 0, or beta to 0"),
-        ({"momentum_start": 0.95}, "is above momentum_end"),
-    ],
+    ("neumann", "key", "got"),
+    [({"sgd_epochs": 0}, "sgd_epochs", 0), ({"momentum_start": 0.95}, "momentum_start", 0.95)],
 )
-def test_what_the_neumann_optimizer_cannot_begin_with(neumann: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        RunConfig.model_validate({"train": {"optimizer": {"name": "neumann", "neumann": neumann}}})
+def test_what_the_neumann_optimizer_cannot_begin_with(neumann: dict[str, Any], key: str, got: float) -> None:
+    with refused(field=f"train.optimizer.neumann.{key}", got=got):
+        loads(json.dumps({"train": {"optimizer": {"name": "neumann", "neumann": neumann}}}))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -98,9 +93,9 @@ def test_a_rule_named_by_an_override_comes_without_the_options_of_the_one_before
     text = "train: {optimizer: {name: sgd, nesterov: true, weight_decay: 0.5}}"
     optimizer = loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nlcg.step=none"]).train.optimizer
     assert (optimizer.nesterov, optimizer.weight_decay, optimizer.nlcg.step) == (False, 0.5, "none")
-    with pytest.raises(InputError, match=r"train\.optimizer\.nesterov is an option of sgd, lars and shampoo"):
+    with refused("sgd, lars and shampoo", field="train.optimizer.nesterov"):
         loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nesterov=true"])
-    with pytest.raises(InputError, match=r"train\.optimizer\.name: input should be"):
+    with refused(field="train.optimizer.name", got="nlgc"):
         loads(text, overrides=["train.optimizer.name=nlgc"])
 
 

@@ -18,6 +18,7 @@ from torch import distributed as dist
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
+from podscale.engine.waits import waiting_for
 from podscale.files import write_json
 from podscale.plan.choice import Choice, choose
 from podscale.plan.collectives import Axis, Fabric
@@ -86,6 +87,7 @@ def settle_all_reduce(
     return config.model_copy(update={"train": train})
 
 
+@waiting_for("the choice of an all-reduce algorithm")
 def settle(
     section: AllReduceSection, world: World, gradient_bytes: int, keep: Path, *, halves: bool = False
 ) -> Settled:

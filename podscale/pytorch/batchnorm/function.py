@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from podscale.engine.waits import BATCH_NORM, waiting_for
 from podscale.pytorch.batchnorm import native, traced
 from podscale.pytorch.batchnorm.native import memory_order
 from podscale.pytorch.batchnorm.statistics import combine
@@ -61,5 +62,6 @@ def _sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
     if torch.compiler.is_compiling():
         message = functional.all_reduce(message, "sum", group)
         return functional.wait_tensor(message)  # type: ignore[no-any-return]
-    dist.all_reduce(message, group=group)
+    with waiting_for(BATCH_NORM):
+        dist.all_reduce(message, group=group)
     return message

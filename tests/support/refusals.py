@@ -1,0 +1,52 @@
+"""Expected errors by what a program reads of them: class, exit code, field and value."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from podscale.errors import ABSENT, InputError, PodscaleError
+
+
+@dataclass
+class Refusal:
+    """Error that a block raised, once the block is over."""
+
+    _error: PodscaleError | None = None
+
+    @property
+    def error(self) -> PodscaleError:
+        assert self._error is not None, "the block is not over"
+        return self._error
+
+    @property
+    def text(self) -> str:
+        return str(self.error)
+
+
+@contextmanager
+def refused(
+    *says: object, field: object = ..., got: object = ..., kind: type[PodscaleError] = InputError
+) -> Iterator[Refusal]:
+    """Expect an error of exactly this class in the block.
+
+    Args:
+        says: numbers, keys, paths and commands that the text must contain; no sentences.
+        field: expected `field`, as text; default: any.
+        got: expected `got`; ABSENT if there must be none; default: any.
+        kind: class of the error; a subclass is another error.
+    """
+    refusal = Refusal()
+    with pytest.raises(kind) as caught:
+        yield refusal
+    refusal._error = error = caught.value
+    assert type(error) is kind, f"{type(error).__name__}: {error}"
+    if field is not ...:
+        assert error.field == str(field), f"field {error.field!r} of: {error}"
+    if got is ABSENT:
+        assert error.got is ABSENT, f"got {error.got!r} in: {error}"
+    elif got is not ...:
+        assert error.got == got, f"got {error.got!r} in: {error}"
+    for said in says:
+        assert str(said) in str(error), f"{said} is not in: {error}"
