@@ -120,10 +120,10 @@ class StageTelemetry:
         except CannotListen as error:
             if self._section.required:
                 raise InputError(
-                    str(error),
-                    field="telemetry.port",
-                    got=self._section.port,
-                    hint="Or set telemetry.required=false to go on without metrics.",
+                    error.problem,
+                    field=error.field,
+                    got=error.got,
+                    hint=f"{error.hint} Or set telemetry.required=false to go on without metrics.".strip(),
                 ) from error
             logger.warning("no metrics are served: %s", error)
             return None

@@ -154,7 +154,7 @@ def test_an_image_of_another_version_is_told(capsys):
         work.train(json.dumps(document), "", None, None)
     said = capsys.readouterr().err
     assert ended.value.code == ExitCode.BAD_INPUT
-    assert "unknown key input.of_tomorrow" in said
+    assert "input.of_tomorrow: unknown key" in said
     assert "build or pull that one" in said
 
 

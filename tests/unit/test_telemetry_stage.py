@@ -57,7 +57,9 @@ def test_a_taken_port_costs_the_metrics_unless_they_are_required(
             served.start(tmp_path / "url")
             served.finish(tmp_path / "summary.json")
         assert served.url is None
-        assert f"no metrics are served: telemetry.port {port} on 127.0.0.1 is in use" in caplog.text
+        assert (
+            f"no metrics are served: telemetry.port: in use by another process on 127.0.0.1 (got {port})" in caplog.text
+        )
         assert not (tmp_path / "url").exists()
         with refused("telemetry.required=false", field="telemetry.port", got=port):
             telemetry(tmp_path, port=port, required=True)

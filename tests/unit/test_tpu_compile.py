@@ -388,7 +388,7 @@ def test_a_compiler_that_fails_is_one_clear_error(
 
 
 def test_time_is_limited(child: Path, tmp_path: Path) -> None:
-    with pytest.raises(PodscaleError, match="took longer than 1 s; give it more time with --time-limit"):
+    with pytest.raises(PodscaleError, match=r"1 s.* --time-limit"):
         compile_ahead(named("slow"), tmp_path / "kept", 1.0)
 
 
