@@ -202,9 +202,13 @@ class Backend:
     def _explained(self, error: Any, doing: str) -> PodscaleError:
         words = _message(error.body) or str(error.reason)
         if error.status in (401, 403):
-            return refusal(self.place, error.status, words)
+            found: PodscaleError = refusal(self.place, error.status, words)
+            return found
         if not error.status or error.status >= 500 or error.status == 429:
-            return Unreachable(f"could not {doing}: HTTP {error.status}: {words}", field=self.place.host)
+            trouble: PodscaleError = Unreachable(
+                f"could not {doing}: HTTP {error.status}: {words}", field=self.place.host
+            )
+            return trouble
         hint = {
             400: "Podscale's packages need KFP 2.15 or newer.",
             404: "It may have been deleted meanwhile.",

@@ -1,5 +1,7 @@
 """How a command ended, by what a program reads of it: exit code and the field that its error is about."""
 
+import re
+
 from podscale.errors import ExitCode
 
 
@@ -19,3 +21,8 @@ def assert_error(code: int, err: str, *says: object, field: object = "", exit_co
     assert any(line.startswith(start) for line in err.splitlines()), f"no error about {field!s} in: {err}"
     for said in says:
         assert str(said) in err, f"{said} is not in: {err}"
+
+
+def reused_stages(err: str) -> list[str]:
+    """Return the stages that a command did not repeat, by its standard error."""
+    return re.findall(r"^(?:.* )?(\w+): finished before", err, re.MULTILINE)

@@ -125,18 +125,19 @@ def mostly_broken(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "parts"),
     [
-        (empty, "the folder is empty; it must hold one folder per class"),
-        (class_missing_in_validation, "'bee' without an image in the validation split"),
-        (class_of_one_image, "'cow' without an image in the validation split"),
-        (loop_of_links, "symbolic link loop at ant/up: it leads back to a directory above itself; remove the link"),
-        (mostly_broken, "are unusable"),
+        (empty, ["data.source", "photos", "one folder per class"]),
+        (class_missing_in_validation, ["data.source", "photos", "'bee'", "validation"]),
+        (class_of_one_image, ["data.source", "photos", "'cow'", "validation"]),
+        (loop_of_links, ["photos", "ant/up"]),
+        (mostly_broken, ["data.max_reject_rate", "20 of 36"]),
     ],
 )
-def test_a_source_that_cannot_be_used(place: Place, make: Callable[[Path], None], message: str) -> None:
+def test_a_source_that_cannot_be_used(place: Place, make: Callable[[Path], None], parts: list[str]) -> None:
     make(place.path / "photos")
-    assert message in place.refuses("shard", "run.yaml")
+    message = place.refuses("shard", "run.yaml")
+    assert [part for part in parts if part not in message] == [], message
     assert not [name for name in place.made() if name.endswith("manifest.json")]
 
 
@@ -144,7 +145,8 @@ def test_what_the_packer_refuses_is_the_last_word_of_a_run(place: Place) -> None
     class_missing_in_validation(place.path / "photos")
     ended = podscale(place.path, "run", "run.yaml")
     assert ended.code == 2
-    assert ended.last.startswith("podscale in stage shard: data.source photos: 'bee' without an image")
+    assert ended.last.startswith("podscale in stage shard: data.source")
+    assert "'bee'" in ended.last
     for noise in ("Traceback", "Executing task", "KFP", "kfp"):
         assert noise not in ended.err + ended.out
 
@@ -198,22 +200,27 @@ def test_a_tar_with_the_same_key_twice(place: Place) -> None:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     message = place.refuses("shard", "run.yaml", "--set", "data.source=twice.tar")
-    assert "twice.tar: key x is there twice" in message
+    assert "twice.tar" in message
+    assert re.search(r"\bx\b.* twice", message)
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
+    ("document", "place_and_field", "said"),
     [
-        ("train: {epcohs: 3}", "unknown key train.epcohs; did you mean train.epochs?"),
-        ("run: {id: a}\nrun: {id: b}", ":2: run is given twice (first on line 1)"),
-        ("train: {schedule: {learning_rate: .nan}}", "should be a finite number"),
-        ("train: {schedule: {learning_rate: .inf}}", "should be a finite number"),
+        ("train: {epcohs: 3}", "wrong.yaml:1: train.epcohs", "train.epochs"),
+        ("run: {id: a}\nrun: {id: b}", "wrong.yaml:2: run", "line 1"),
+        ("train: {schedule: {learning_rate: .nan}}", "wrong.yaml:1: train.schedule.learning_rate", "(got nan)"),
+        ("train: {schedule: {learning_rate: .inf}}", "wrong.yaml:1: train.schedule.learning_rate", "(got inf)"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "shard", "train"])
-def test_a_document_that_cannot_be_used(place: Place, document: str, message: str, command: str) -> None:
+def test_a_document_that_cannot_be_used(
+    place: Place, document: str, place_and_field: str, said: str, command: str
+) -> None:
     (place.path / "wrong.yaml").write_text(document)
-    assert message in place.refuses(command, "wrong.yaml")
+    message = place.refuses(command, "wrong.yaml")
+    assert message.startswith(f"podscale: {place_and_field}: ")
+    assert said in message
     assert sorted(path.name for path in place.path.iterdir()) == ["run.yaml", "wrong.yaml"], "nothing was made"
 
 
@@ -226,48 +233,58 @@ def sharded(place: Place) -> Place:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "parts"),
     [
-        (["train.global_batch=64"], "train.global_batch 64 is larger than the training split of 12 images"),
-        (["launch.processes=6", "train.global_batch=12"], "6 ranks, but only 12 training and 4 validation images"),
-        (["train.global_batch=5", "launch.processes=2"], "train.global_batch 5 is not divisible by ranks"),
-        (["input.image_size=16", "model.stem=imagenet"], "too small for the imagenet stem"),
-        (["train.epochs=1", "train.schedule.warmup_epochs=2"], "does not end within the run"),
+        (["train.global_batch=64"], ["train.global_batch", "64", "split of 12 images"]),
+        (["launch.processes=6", "train.global_batch=12"], ["6 ranks", "12 training", "4 validation"]),
+        (["train.global_batch=5", "launch.processes=2"], ["train.global_batch", "5", "2 x 1"]),
+        (["input.image_size=16", "model.stem=imagenet"], ["model.stem", "16 px", "imagenet"]),
+        (["train.epochs=1", "train.schedule.warmup_epochs=2"], ["train.schedule.warmup_epochs", "2"]),
         (
             ["launch.processes=4", "train.all_reduce.algorithm=torus2d", "train.all_reduce.row=3"],
-            "rows of 3 ranks do not divide the 4 ranks of the run",
+            ["train.all_reduce.row", "3", "4 ranks"],
         ),
-        (["launch.processes=2", "model.batch_norm.group=3"], "groups of 3 ranks do not divide the 2 ranks of the run"),
-        (["launch.processes=2", "model.batch_norm.span=3"], "span of 3 images is no multiple of the 2 images of one"),
-        (["model.batch_norm.span=3"], "span of 3 images does not divide the 4 images of one rank and pass"),
-        (["train.all_reduce.bucket_mb=1e-6"], "smaller than one fp32 element (4 bytes)"),
-        (["train.all_reduce.wire_row=bf16"], "flat knows no rows; set wire_column"),
-        (["train.all_reduce.algorithm=ddp", "train.all_reduce.wire_column=bf16"], "ddp sends fp32"),
-        (["train.all_reduce.backend=nccl"], "NCCL joins GPUs, and none is visible here"),
-        (["train.recipe=mlperf-lasr"], "unknown recipe mlperf-lasr; known: mlperf-lars"),
-        (["train.recipe=mlperf-lars"], "settings for a train.global_batch from 816 to 65,536, not for 4"),
-        (["train.precision=fp16", "train.loss_scale=1"], "fp16 without loss scaling loses small gradients"),
-        (["train.weight_gather=bf16"], "only a sharded update gathers weights"),
-        (["train.weight_update=sharded", "train.all_reduce.algorithm=ddp"], "ddp, the baseline, reduces whole"),
-        (["train.optimizer.name=lamb", "train.optimizer.nesterov=true"], "and train.optimizer.name is lamb"),
-        (["train.cuda_graph=true"], "there is no NVIDIA GPU here to record a graph for"),
-        (["model.name=alexnet"], "alexnet has no small stem"),
-        (["train.phases=[{start: 3}]"], "a phase from epoch 3.0 on never begins"),
-        (["train.engine=jax", "train.precision=fp16"], "the JAX engine computes in fp32 or bf16; set train.precision"),
-        (["train.engine=jax", "launch.processes=2", "train.global_batch=5"], "5 is not divisible by processes"),
-        (["train.engine=jax", "train.all_reduce.row=3"], "rows of 3 ranks do not divide the 1 ranks of the run"),
-        (["train.engine=jax", "launch.hardware=tpu-v5e-4x4"], "this machine has no TPU; leave it out"),
-        (["train.spatial_partitions=[2, 1]"], "only the JAX engine cuts images over devices; set train.engine=jax"),
-        (["launch.processes=9000", "train.global_batch=9000"], "launch.processes 9000: needs about"),
+        (["launch.processes=2", "model.batch_norm.group=3"], ["model.batch_norm.group", "3", "2 ranks"]),
+        (["launch.processes=2", "model.batch_norm.span=3"], ["model.batch_norm.span", "3", "2 images"]),
+        (["model.batch_norm.span=3"], ["model.batch_norm.span", "3", "4 images"]),
+        (["train.all_reduce.bucket_mb=1e-6"], ["train.all_reduce.bucket_mb", "4 bytes"]),
+        (["train.all_reduce.wire_row=bf16"], ["train.all_reduce.wire_row", "flat", "wire_column"]),
+        (
+            ["train.all_reduce.algorithm=ddp", "train.all_reduce.wire_column=bf16"],
+            ["train.all_reduce.wire_column", "ddp", "fp32"],
+        ),
+        (["train.all_reduce.backend=nccl"], ["train.all_reduce.backend", "nccl"]),
+        (["train.recipe=mlperf-lasr"], ["train.recipe", "mlperf-lasr", "mlperf-lars"]),
+        (["train.recipe=mlperf-lars"], ["train.global_batch", "816 to 65,536"]),
+        (["train.precision=fp16", "train.loss_scale=1"], ["train.loss_scale", "fp16"]),
+        (["train.weight_gather=bf16"], ["train.weight_gather", "bf16", "sharded"]),
+        (["train.weight_update=sharded", "train.all_reduce.algorithm=ddp"], ["train.all_reduce.algorithm", "ddp"]),
+        (
+            ["train.optimizer.name=lamb", "train.optimizer.nesterov=true"],
+            ["train.optimizer.nesterov", "lamb"],
+        ),
+        (["train.cuda_graph=true"], ["train.cuda_graph", "NVIDIA GPU"]),
+        (["model.name=alexnet"], ["model.stem", "small", "alexnet"]),
+        (["train.phases=[{start: 3}]"], ["train.phases", "3.0"]),
+        (["train.engine=jax", "train.precision=fp16"], ["train.precision", "fp32 or bf16"]),
+        (
+            ["train.engine=jax", "launch.processes=2", "train.global_batch=5"],
+            ["train.global_batch", "5", "2 x 1"],
+        ),
+        (["train.engine=jax", "train.all_reduce.row=3"], ["train.all_reduce.row", "3", "1 ranks"]),
+        (["train.engine=jax", "launch.hardware=tpu-v5e-4x4"], ["launch.hardware", "tpu-v5e-4x4"]),
+        (["train.spatial_partitions=[2, 1]"], ["train.spatial_partitions", "train.engine=jax"]),
+        (["launch.processes=9000", "train.global_batch=9000"], ["launch.processes", "9000"]),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_training_that_cannot_be_is_refused_before_torch(
-    sharded: Place, options: list[str], message: str, command: str, monkeypatch: pytest.MonkeyPatch
+    sharded: Place, options: list[str], parts: list[str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("podscale.launch.local.start", lambda *arguments: pytest.fail("a process was started"))
     changes = [word for option in options for word in ("--set", option)]
-    assert message in sharded.refuses(command, "run.yaml", *changes)
+    message = sharded.refuses(command, "run.yaml", *changes)
+    assert [part for part in parts if part not in message] == [], message
     assert not list(sharded.path.glob("work/runs/*/metrics.jsonl"))
 
 
@@ -277,7 +294,8 @@ def test_a_port_in_use(sharded: Place) -> None:
         for command in ("run", "train"):
             changes = ("--set", f"telemetry.port={port}", "--set", "telemetry.required=true")
             message = sharded.refuses(command, "run.yaml", *changes)
-            assert f"telemetry.port {port}: another program listens there" in message
+            assert "telemetry.port" in message
+            assert str(port) in message
 
 
 def test_the_run_directory_of_another_document(sharded: Place) -> None:
@@ -287,5 +305,5 @@ def test_the_run_directory_of_another_document(sharded: Place) -> None:
     before = sharded.files()
     for command in ("run", "train", "evaluate", "report"):
         message = sharded.refuses(command, "run.yaml")
-        assert "train.epochs: was 2.0, is 1.0" in message
+        assert re.search(r"train\.epochs.*2\.0.*1\.0", message)
     assert sharded.files() == before
