@@ -195,7 +195,7 @@ def number(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{name}={text}: the launcher must give a whole number") from None
+        raise InputError("not a whole number", field=name, got=text) from None
 
 
 def read_number(name: str, environment: Mapping[str, str] = os.environ) -> int | None:

@@ -138,16 +138,17 @@ def disk_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = {
-            errno.ENOSPC: "free some space or choose another run.workspace",
-            errno.EDQUOT: "free some of your quota or choose another run.workspace",
-            errno.EROFS: "choose a run.workspace that can be written",
-            errno.EACCES: "make it writable or choose another run.workspace",
+            errno.ENOSPC: "Free some space or choose another run.workspace",
+            errno.EDQUOT: "Free some of your quota or choose another run.workspace",
+            errno.EROFS: "Choose a run.workspace that can be written",
+            errno.EACCES: "Make it writable or choose another run.workspace",
         }.get(error.errno or 0)
         if advice is None:
             raise
         raise InputError(
-            f"{error.filename or target}: {error.strerror}; {advice}, then start the same command again: what is "
-            "finished stays finished"
+            str(error.strerror),
+            field=str(error.filename or target),
+            hint=f"{advice}, then start the same command again: what is finished stays finished.",
         ) from error
 
 

@@ -232,12 +232,13 @@ def _beside(
 
 
 def _find_models(config: RunConfig) -> None:
-    """Raises InputError where a model is not there that the evaluation is about, saying how to make it."""
+    """Raise InputError if a model of the evaluation is missing, with the command that makes it."""
     members = {member.model: f"podscale collapse RUN --cycle {member.cycle}" for member in ensemble.members(config)}
     for directory in ensemble.evaluated_models(config):
         if not (directory / ensemble.DESCRIPTION).exists():
             command = members.get(directory, "podscale train")
-            raise InputError(f"{directory}: there is no trained model to evaluate; run `{command}` first")
+            hint = f"Run `{command}` first."
+            raise InputError("there is no trained model to evaluate", field=str(directory), hint=hint)
 
 
 def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:

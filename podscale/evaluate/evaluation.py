@@ -230,8 +230,11 @@ def evaluate_run(
     found = predictions.read(run.predictions)
     if not np.array_equal(found.keys, np.sort(shard_set.split(split).keys)):
         raise InputError(
-            f"{run.predictions}: does not hold each sample of the split {split} of {shard_set.directory} exactly once "
-            f"({len(found)} rows, {len(shard_set.split(split))} samples); run `podscale evaluate` again"
+            f"does not hold each of the {len(shard_set.split(split))} samples of the split {split} of "
+            f"{shard_set.directory} exactly once",
+            field=str(run.predictions),
+            got=len(found),
+            hint="Run `podscale evaluate` again.",
         )
     several = evaluated_together(config)
     ensemble = ensemble_of(config, read_together(config, shard_set.classes), run.ensemble) if several else None
@@ -266,10 +269,11 @@ def read(path: Path) -> Evaluation:
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise InputError(f"{path}: the model was not evaluated yet; run `podscale evaluate`") from error
+        raise InputError("the model was not evaluated yet", field=str(path), hint="Run `podscale evaluate`") from error
     except (OSError, ValueError) as error:
         detail = str(error).splitlines()[0]
-        raise InputError(f"{path}: not an evaluation ({detail}); run `podscale evaluate` again") from error
+        hint = "Run `podscale evaluate` again."
+        raise InputError(f"not an evaluation ({detail})", field=str(path), hint=hint) from error
 
 
 def json_schema() -> dict[str, Any]:

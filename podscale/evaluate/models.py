@@ -77,8 +77,10 @@ def read_together(config: RunConfig, classes: Sequence[str]) -> Together:
         _check(one, list(classes), preprocessing(config))
     if config.evaluate.combine == "weights" and not found.alike:
         raise InputError(
-            "evaluate.combine=weights: the models have different architectures, so their weights have no mean; choose "
-            "probabilities or logits"
+            "the models have different architectures, so their weights have no mean",
+            field="evaluate.combine",
+            got="weights",
+            hint="Choose probabilities or logits.",
         )
     return found
 
@@ -91,11 +93,14 @@ def read_model(directory: Path) -> Listed:
         _ = listed.section, listed.name, listed.description["classes"], listed.description["training"]
     except FileNotFoundError as error:
         raise InputError(
-            f"{directory}: there is no model here; train it first (`podscale collapse` trains the members of an "
-            "ensemble), or name the directory of a run or of a model"
+            "there is no model here",
+            field=str(directory),
+            hint="Train it first (`podscale collapse` trains the members of an ensemble), or name the directory of a "
+            "run or of a model.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not the description of a model ({str(error).splitlines()[0]})") from error
+        problem = f"not the description of a model ({str(error).splitlines()[0]})"
+        raise InputError(problem, field=str(path)) from error
     return listed
 
 
@@ -106,14 +111,17 @@ def _check(one: Listed, classes: list[str], prepared: dict[str, Any]) -> None:
         at = pairs[0] if pairs else min(len(theirs), len(classes))
         mine, wanted = (names[at] if at < len(names) else "nothing" for names in (theirs, classes))
         raise InputError(
-            f"{one.directory}: this model has other classes than the shard set: {len(theirs)} against {len(classes)}, "
-            f"class {at} is {mine!r} against {wanted!r}; answers of such models cannot be averaged: leave it out"
+            f"this model has other classes than the shard set: {len(theirs)} against {len(classes)}, class {at} is "
+            f"{mine!r} against {wanted!r}",
+            field=str(one.directory),
+            hint="Answers of such models cannot be averaged: leave it out.",
         )
     different = {key: one.description["preprocessing"].get(key) for key in prepared}
     different = {key: value for key, value in different.items() if value != prepared[key]}
     if different:
         told = ", ".join(f"{key} {value} against {prepared[key]}" for key, value in different.items())
         raise InputError(
-            f"{one.directory}: this model wants its images prepared in another way ({told}); all are fed from one pass "
-            "over the images, so leave it out, or evaluate it as a run of its own"
+            f"this model needs its images prepared in another way ({told}), and one pass over the images feeds all",
+            field=str(one.directory),
+            hint="Leave it out, or evaluate it as a run of its own.",
         )

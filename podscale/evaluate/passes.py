@@ -46,7 +46,8 @@ def read_passes(directory: Path) -> dict[str, Pass]:
         entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         return {one.name: one for one in (Pass(**entry) for entry in entries)}
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not what an evaluation leaves ({error}); run `podscale evaluate` again") from error
+        hint = "Run `podscale evaluate` again."
+        raise InputError(f"not what an evaluation leaves ({error})", field=str(path), hint=hint) from error
 
 
 def predictions_path(directory: Path, name: str) -> Path:

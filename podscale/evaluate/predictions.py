@@ -73,9 +73,10 @@ def read(path: Path) -> Predictions:
         predictions = Predictions(**{name: columns[name].astype(dtype, copy=False) for name, dtype in COLUMNS.items()})
         _check(columns)
     except FileNotFoundError as error:
-        raise InputError(f"{path}: there are no predictions yet; run `podscale evaluate`") from error
+        raise InputError("there are no predictions yet", field=str(path), hint="Run `podscale evaluate`") from error
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: cannot read the predictions ({error}); run `podscale evaluate` again") from error
+        hint = "Run `podscale evaluate` again."
+        raise InputError(f"cannot read the predictions ({error})", field=str(path), hint=hint) from error
     return predictions
 
 

@@ -156,18 +156,23 @@ def most_confident_mistakes(predictions: Predictions, limit: int) -> npt.NDArray
 
 def _check_classes(predictions: Predictions, classes: int) -> None:
     if len(predictions) == 0:
-        raise InputError("the predictions are empty: the validation split holds no sample, so nothing can be scored")
-    for name, values in (("label", predictions.labels), ("predicted class", predictions.topk)):
+        problem = "empty: the validation split holds no sample, so nothing can be scored"
+        raise InputError(problem, field="predictions")
+    for name, values in (("labels", predictions.labels), ("topk", predictions.topk)):
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= classes:
             raise InputError(
-                f"the predictions hold the {name} {low if low < 0 else high}, but there are only {classes} classes: "
-                "they belong to another shard set; run `podscale evaluate` again"
+                f"there are only {classes} classes: the predictions belong to another shard set",
+                field=f"predictions.{name}",
+                got=low if low < 0 else high,
+                hint="Run `podscale evaluate` again.",
             )
     if predictions.topk.shape[1] < min(5, classes):
         raise InputError(
-            f"the predictions keep the top {predictions.topk.shape[1]} classes, but top-5 needs {min(5, classes)}; "
-            "run `podscale evaluate` again"
+            f"too few classes are kept for a top-5, which needs {min(5, classes)}",
+            field="predictions.topk",
+            got=predictions.topk.shape[1],
+            hint="Run `podscale evaluate` again.",
         )
 
 

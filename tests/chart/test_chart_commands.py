@@ -55,5 +55,5 @@ def test_the_direct_run_asks_for_the_cluster(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(document, encoding="utf-8")
     done = podscale([*container(made, "podscale-run")["command"], "--context=none-of-this-name"], tmp_path)
     assert done.returncode == 2
-    assert "no Kubernetes cluster" in done.stderr or "none-of-this-name" in done.stderr
+    assert "KUBECONFIG" in done.stderr or "none-of-this-name" in done.stderr
     assert "Traceback" not in done.stderr

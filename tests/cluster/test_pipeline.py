@@ -143,7 +143,7 @@ def test_a_launcher_that_is_killed_adopts_its_job(cluster, place, image, documen
         for pod in cluster.pods(place, "training.kubeflow.org/job-name=adopted")
     ]
     assert restarts == [0, 0]
-    assert "is there already and runs on" in train.log
+    assert "PyTorchJob adopted" in train.log
     assert set(pipeline.states.values()) == {"SUCCEEDED"}
 
 

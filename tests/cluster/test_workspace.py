@@ -96,7 +96,6 @@ def test_a_volume_that_heeds_no_fsgroup_fails_the_release_and_says_what_to_do(
     with pytest.raises(AssertionError, match="failed post-install"):
         prepare(namespace, launcher_image)
     said = kubectl("logs", "job/podscale-workspace-prepare", "--namespace", namespace)
-    assert "/workspace: user 65532 cannot write there" in said
-    assert "it belongs to 0:0 with mode 755, and its volume does not heed fsGroup" in said
-    assert "chown -R 65532:65532" in said
+    for part in ("/workspace: ", "user 65532", "0:0", "mode 755", "fsGroup", "chown -R 65532:65532"):
+        assert part in said
     assert list(folder.iterdir()) == []

@@ -39,10 +39,8 @@ def test_a_rank_that_sleeps_in_its_loader_is_named(stuck: Command, calm: Path) -
     ended = stuck.end()
     assert ended.code == ExitCode.HANG, ended.err
     told = ended.err[ended.err.rindex("podscale: ") :]
-    who = f"rank 1 (process {sleeper} on "
-    assert who in told or f"rank 1 of 2 does not get on (process {sleeper} on " in told
-    assert f"in data_wait of update {STUCK_AT + 1}" in told
-    assert "there was no update for " in told or "calls it a hang" in told
+    assert re.search(rf"rank 1\b.*\(process {sleeper} on ", told)
+    assert re.search(rf"in data_wait of \w+ {STUCK_AT + 1}\b", told)
     stacks = {rank: (run / "hang" / f"rank-{rank}.txt").read_text() for rank in (0, 1)}
     assert "sitecustomize.py" in stacks[1]  # where it sleeps
     assert "sitecustomize.py" not in stacks[0]

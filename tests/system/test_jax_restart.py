@@ -1,6 +1,7 @@
 """`podscale train` with the JAX engine: a rank is killed, the run goes on from its checkpoint, and stops when asked."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
     events = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "event"]
     (restart,) = [line for line in events if line["event"] == "restart"]
     assert restart["cause"] == "lost_rank"
-    assert f"rank 0 (process {first}) was killed by SIGKILL" in restart["error"]
-    assert "rank 1 of 2 lost a peer in " in restart["error"]
+    assert re.search(rf"rank 0 \(process {first}\)\D*SIGKILL", restart["error"])
+    assert re.search(r"rank 1 of 2\b", restart["error"])
     kept = programs(tmp_path)
     assert {name: kept[name] for name in compiled} == compiled
     assert len([name for name in kept if name.startswith("jit_updates-")]) == 1

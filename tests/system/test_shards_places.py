@@ -3,6 +3,7 @@
 import ctypes
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def files(directory: Path) -> list[str]:
 def test_too_little_room_is_said_before_packing(folder: Path, tmp_path: Path, mount: Mount) -> None:
     mount(tmp_path / "small", "size=2m")
     out = tmp_path / "small" / "set"
-    with pytest.raises(InputError, match=r"needs 4 MiB for \d+ shards, only 2 MiB are free"):
+    with pytest.raises(InputError, match=r"4 MiB .*2 MiB "):
         build_shard_set(DataSection(source=str(folder)), out, workers=1)
     assert files(out) == ["plan"]
 
@@ -78,7 +79,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
         for shard in range(plan.shards("train")):
             packer.pack(plan, source, Task("train", shard), lambda progress: None)
 
-    with pytest.raises(InputError, match=r"No space left on device.*finished shards are kept"):
+    with pytest.raises(InputError, match="No space left on device"):
         pack_until_full()
     kept = [name for name in files(out) if name.endswith(".tar")]
     assert kept
@@ -91,7 +92,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
 
 def test_a_read_only_target(folder: Path, tmp_path: Path, mount: Mount) -> None:
     mount(tmp_path / "fixed", "ro")
-    with pytest.raises(InputError, match=r"cannot write the shard set: Read-only file system"):
+    with pytest.raises(InputError, match="Read-only file system"):
         build_shard_set(DataSection(source=str(folder)), tmp_path / "fixed" / "set", workers=1)
 
 
@@ -107,6 +108,6 @@ def test_a_complete_set_on_a_read_only_mount_is_used(folder: Path, tmp_path: Pat
 
 def test_a_file_in_the_way(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").write_text("not a directory")
-    with pytest.raises(InputError, match="cannot write the shard set"):
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / "set"))):
         build_shard_set(DataSection(source=str(folder)), tmp_path / "set", workers=1)
     assert not (tmp_path / "set" / NAME).exists()

@@ -73,13 +73,11 @@ def test_without_time_nothing_is_begun(script: Script, minutes: float) -> None:
     assert said.startswith("cluster tests: NOT RUN: it takes 27 minutes, and ")
 
 
-@pytest.mark.parametrize(
-    ("status", "reason"), [(TIMED_OUT, "too slow: Kubernetes was not compiled"), (CANNOT, "this machine cannot carry")]
-)
+@pytest.mark.parametrize(("status", "reason"), [(TIMED_OUT, "too slow"), (CANNOT, "this machine")])
 def test_a_machine_too_slow_or_too_small_to_compile_is_no_failure(script: Script, status: int, reason: str) -> None:
     ended, said, calls = script.run("lab build", status)
     assert (ended, calls) == (0, ["build"])
-    assert f"cluster tests: NOT RUN: {reason}" in said
+    assert f"NOT RUN: {reason}" in said
 
 
 STEPS = ["lab up", "lab images", "tests/chart", "tests/cluster -m", "tests/images"]
@@ -89,7 +87,7 @@ STEPS = ["lab up", "lab images", "tests/chart", "tests/cluster -m", "tests/image
 def test_anything_else_that_fails_is_a_failure(script: Script, step: str) -> None:
     ended, said, calls = script.run(step, 1)
     assert ended == 1
-    assert "failed with 1" in said
+    assert "NOT RUN" not in said
     assert step == "tests/chart" or calls[-1] == "down"
 
 
@@ -98,7 +96,7 @@ def test_what_takes_too_long_is_not_run_to_its_end(script: Script, step: str) ->
     """On a slow machine; a test that hangs fails by its own time limit."""
     ended, said, calls = script.run(step, TIMED_OUT)
     assert ended == 0
-    assert "NOT RUN: too slow: no end after" in said
+    assert "NOT RUN: too slow" in said
     assert step == "tests/chart" or calls[-1] == "down"
 
 

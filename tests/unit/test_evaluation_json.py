@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from podscale.config import loads
-from podscale.errors import InputError
 from podscale.evaluate import evaluation, predictions
 from podscale.evaluate.predictions import Predictions
 from podscale.evaluate.scores import score
 from podscale.shards.manifest import SCHEMA_VERSION, Manifest
 from podscale.shards.shardset import ShardSet
 from tests.support.digits_run import DigitsRun
+from tests.support.refusals import refused
 
 SCHEMA = Path(evaluation.__file__).parent / "evaluation.schema.json"
 
@@ -104,12 +104,12 @@ def test_predictions_that_miss_a_sample_are_refused(digits_run: DigitsRun, tmp_p
     shutil.copytree(digits_run.path, run)
     p = predictions.read(run / "predictions.safetensors")
     predictions.write(run / "predictions.safetensors", Predictions(*(getattr(p, c)[1:] for c in predictions.COLUMNS)))
-    with pytest.raises(InputError, match=r"359 rows, 360 samples"):
+    with refused("360 samples", field=run / "predictions.safetensors", got=359):
         evaluation.evaluate_run(run, digits_run.config, ShardSet.open(digits_run.shard_set))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 99}'])
 def test_a_damaged_evaluation_is_bad_input(tmp_path: Path, content: str) -> None:
     (tmp_path / "evaluation.json").write_text(content)
-    with pytest.raises(InputError, match="run `podscale evaluate` again"):
+    with refused("podscale evaluate", field=tmp_path / "evaluation.json"):
         evaluation.read(tmp_path / "evaluation.json")

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podscale.errors import InputError
 from podscale.evaluate.predictions import Predictions, read, write
+from tests.support.refusals import refused
 
 
 def some_predictions(n: int = 100, k: int = 5, seed: int = 0) -> Predictions:
@@ -51,31 +51,31 @@ def test_wider_dtypes_are_narrowed(tmp_path: Path) -> None:
 def test_a_sample_predicted_twice_is_refused(tmp_path: Path) -> None:
     p = some_predictions()
     p.keys[3] = p.keys[77]
-    with pytest.raises(ValueError, match=f"{int(p.keys[3]):016x} was predicted twice"):
+    with pytest.raises(ValueError, match=f"{int(p.keys[3]):016x}"):
         write(tmp_path / "p", p)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_columns_of_different_length_are_refused(tmp_path: Path) -> None:
     p = some_predictions()
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match=f"{len(p.labels) - 1}"):
         write(tmp_path / "p", Predictions(p.keys, p.labels[:-1], p.topk, p.confidences, p.losses))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a safetensors file", b"\xff" * 64])
 def test_a_damaged_file_is_bad_input(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "p").write_bytes(content)
-    with pytest.raises(InputError, match="run `podscale evaluate` again"):
+    with refused("podscale evaluate", field=tmp_path / "p"):
         read(tmp_path / "p")
 
 
 def test_a_file_cut_short_is_bad_input(tmp_path: Path) -> None:
     write(tmp_path / "p", some_predictions())
     (tmp_path / "p").write_bytes((tmp_path / "p").read_bytes()[:-1])
-    with pytest.raises(InputError, match="cannot read the predictions"):
+    with refused("podscale evaluate", field=tmp_path / "p"):
         read(tmp_path / "p")
 
 
 def test_missing_predictions_name_the_command(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="run `podscale evaluate`"):
+    with refused("podscale evaluate", field=tmp_path / "none"):
         read(tmp_path / "none")

@@ -74,15 +74,15 @@ def test_libraries_lose_their_symbol_tables_and_work(tmp_path):
     (tmp_path / "package/other.so").symlink_to("library.so")
     size, told = library.stat().st_size, slim(tmp_path)
     assert library.stat().st_size < size - 500_000
-    assert "of symbol tables" in told.stdout
+    assert "and 0 MB " not in told.stdout
     assert script.stat().st_size == 1_000_000
     assert (tmp_path / "package/other.so").is_symlink()
     asks = "import ctypes, sys; assert ctypes.CDLL(sys.argv[1]).last() == 59"
     assert subprocess.run([sys.executable, "-c", asks, library], check=False).returncode == 0
-    assert "and 0 MB of symbol tables" in slim(tmp_path).stdout
+    assert "and 0 MB " in slim(tmp_path).stdout
 
 
 def test_a_folder_that_is_not_there(tmp_path):
     ended = slim(tmp_path / "none")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "install the packages first" in ended.stderr
+    assert "none" in ended.stderr

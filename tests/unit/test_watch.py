@@ -15,7 +15,6 @@ from rich.console import Console
 
 from podscale.cli import main
 from podscale.config.telemetry import TelemetrySection
-from podscale.errors import ExitCode
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, Record
 from podscale.telemetry.goodput import goodput
@@ -24,6 +23,7 @@ from podscale.telemetry.stage import StageTelemetry
 from podscale.watch.figures import read_figures
 from podscale.watch.standing import Standing
 from podscale.watch.view import MOST_RANKS, Frame, picture, sparkline
+from tests.support.outcomes import assert_error
 
 PHASES = {"data_wait": 1.0, "forward_backward": 6.0, "allreduce_wait": 3.0, "evaluation": 50.0}
 
@@ -251,24 +251,20 @@ def test_a_run_that_nobody_writes_is_followed_to_its_end(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "no run in ./runs"),
-        (["nowhere"], "there is no directory runs/nowhere here"),
-        (["."], "not a run directory"),
-    ],
+    ("arguments", "field", "says"),
+    [([], "./runs", []), (["nowhere"], "run nowhere", ["runs/nowhere", "KUBECONFIG"]), (["."], ".", ["metrics.jsonl"])],
 )
 def test_what_cannot_be_watched(
     arguments: list[str],
-    words: str,
+    field: str,
+    says: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert main(["watch", *arguments]) == ExitCode.BAD_INPUT
-    assert words in capsys.readouterr().err
+    assert_error(main(["watch", *arguments]), capsys.readouterr().err, *says, field=field)
 
 
 def test_the_picture_in_the_docs_is_of_this_screen_and_fetches_nothing() -> None:
