@@ -9,14 +9,34 @@ from podscale.launch.cluster.resources import PROVIDERS, Resource
 
 
 class Unreachable(PodscaleError):
-    """No API server answered, or none that could, for as long as patience lasts; the same command may work later."""
+    """No API server answered, or none that could; the same request may succeed later.
+
+    Args:
+        problem: text of the error.
+        hint: what to do next.
+        notice: text for the user while the request is retried.
+        retry_after: pause that the server asked for, seconds.
+        retry_for: time after which retries are in vain, seconds.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        hint: str = "",
+        notice: str = "",
+        retry_after: float = 0.0,
+        retry_for: float = float("inf"),
+    ) -> None:
+        super().__init__(problem, hint=hint)
+        self.notice, self.retry_after, self.retry_for = notice, retry_after, retry_for
 
 
 WEBHOOK_SILENT = "failed calling webhook"
 """What an API server says (HTTP 500) where an operator that has to check an object does not answer."""
 
 
-class Refused(InputError):
+class ApiError(InputError):
     """The API server answered and will answer the same again; `status` is the HTTP status, `reason` the API's own."""
 
     def __init__(self, text: str, status: int, reason: str = "") -> None:
@@ -25,23 +45,23 @@ class Refused(InputError):
         self.reason = reason
 
 
-class NotFound(Refused):
+class NotFound(ApiError):
     """There is no such object."""
 
 
-class Missing(Refused):
+class Missing(ApiError):
     """The cluster does not have this kind of object: its operator is not installed, or another version of it."""
 
 
-class AlreadyExists(Refused):
+class AlreadyExists(ApiError):
     """Somebody was faster: an object of this name exists."""
 
 
-class Conflict(Refused):
+class Conflict(ApiError):
     """The object has changed since it was read, or is another one than was meant."""
 
 
-class Expired(Refused):
+class Expired(ApiError):
     """The place in the stream of changes is too old: list again."""
 
 
@@ -61,15 +81,15 @@ class Request:
         return f"{self.verb} {self.resource.kind} {self.name}".rstrip() + where
 
 
-def refusal(request: Request, status: int, answer: dict[str, Any]) -> Refused:
+def api_error(request: Request, status: int, answer: dict[str, Any]) -> ApiError:
     """The error of an answer that is no success. answer: the API's Status object, or {'message': text}."""
     message = str(answer.get("message", ""))
     reason = str(answer.get("reason", ""))
     details = answer.get("details") or {}
     if status == 401:
-        return Refused(_unauthorized(request), status, reason)
+        return ApiError(_unauthorized(request), status, reason)
     if status == 403:
-        return Refused(_forbidden(request, message), status, reason)
+        return ApiError(_forbidden(request, message), status, reason)
     if status == 404:
         return _not_found(request, message, details)
     if status == 409 and reason == "AlreadyExists":
@@ -78,7 +98,7 @@ def refusal(request: Request, status: int, answer: dict[str, Any]) -> Refused:
         return Conflict(f"{request}: {message}; try the same command again", status, reason)
     if status == 410 or reason == "Expired":
         return Expired(f"{request}: {message}", status, reason)
-    return Refused(_invalid(request, message, status), status, reason)
+    return ApiError(_invalid(request, message, status), status, reason)
 
 
 def _unauthorized(request: Request) -> str:
@@ -121,7 +141,7 @@ def _forbidden(request: Request, message: str) -> str:
     )
 
 
-def _not_found(request: Request, message: str, details: dict[str, Any]) -> Refused:
+def _not_found(request: Request, message: str, details: dict[str, Any]) -> ApiError:
     resource = request.resource
     if details.get("kind") == "namespaces":
         return NotFound(

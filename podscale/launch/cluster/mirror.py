@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import Expired
 from podscale.launch.cluster.resources import Object, Resource
 from podscale.launch.cluster.transport import Interrupted
@@ -24,7 +24,7 @@ class Mirror:
 
     def __init__(
         self,
-        api: Api,
+        api: ClusterClient,
         resource: Resource,
         changed: threading.Event,
         *,

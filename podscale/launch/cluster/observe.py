@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from podscale.launch.cluster import pods as pod_states
 from podscale.launch.cluster import state as states
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.mirror import Mirror
 from podscale.launch.cluster.resources import EVENTS, PODS, RUN_LABEL, STAGE_LABEL, WORKLOADS, Object, Resource
 from podscale.launch.cluster.state import JobState
@@ -25,7 +25,7 @@ SHOWN_EVENTS = 50
 class Observer:
     """One job by its uid, watched until closed. changed: set whenever there may be news."""
 
-    def __init__(self, api: Api, resource: Resource, job: Object) -> None:
+    def __init__(self, api: ClusterClient, resource: Resource, job: Object) -> None:
         self.changed = threading.Event()
         self._api = api
         self._uid = str(job["metadata"]["uid"])
@@ -76,7 +76,7 @@ class Observer:
 
 
 @contextmanager
-def observing(api: Api, resource: Resource, job: Object) -> Iterator[Observer]:
+def observing(api: ClusterClient, resource: Resource, job: Object) -> Iterator[Observer]:
     observer = Observer(api, resource, job)
     try:
         yield observer
@@ -84,7 +84,7 @@ def observing(api: Api, resource: Resource, job: Object) -> Iterator[Observer]:
         observer.close()
 
 
-def look_aside(api: Api, job: Object, pods: Sequence[Object]) -> tuple[Sequence[Object], Object | None]:
+def look_aside(api: ClusterClient, job: Object, pods: Sequence[Object]) -> tuple[Sequence[Object], Object | None]:
     """Events of the job, of the jobs it owns and of one pod that waits; and Kueue's Workload where it is suspended.
 
     What these credentials may not see, or the cluster does not have, is left out.
@@ -104,10 +104,10 @@ def pod_labels(job: Object) -> str:
     return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
 
-def _list(api: Api, resource: Resource, *, labels: str = "", fields: str = "") -> list[Object]:
+def _list(api: ClusterClient, resource: Resource, *, labels: str = "", fields: str = "") -> list[Object]:
     try:
         return api.list(resource, labels=labels, fields=fields, limit=SHOWN_EVENTS)[0]
-    except Refused:
+    except ApiError:
         return []
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from podscale.errors import PodscaleError
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import NotFound, Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError, NotFound
 from podscale.launch.cluster.logs import LogFollower
 from podscale.launch.cluster.observe import Observer, observing
-from podscale.launch.cluster.patience import Tell
+from podscale.launch.cluster.patience import Notify
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete
 from podscale.launch.cluster.resources import NAMESPACES, Object, Resource
@@ -38,7 +38,7 @@ class JobVanished(PodscaleError):
 
 
 def wait(
-    api: Api, resource: Resource, job: Object, *, show: Show, tell: Tell, limits: Limits | None = None
+    api: ClusterClient, resource: Resource, job: Object, *, show: Show, tell: Notify, limits: Limits | None = None
 ) -> JobState:
     """Waits until the job has ended; returns its last state, whose `ending` says how the stage ended.
 
@@ -58,7 +58,7 @@ class _Vigil:
     """One waiting: what was told last, and since when the job is stuck."""
 
     def __init__(
-        self, api: Api, resource: Resource, job: Object, observer: Observer, tell: Tell, limits: Limits
+        self, api: ClusterClient, resource: Resource, job: Object, observer: Observer, tell: Notify, limits: Limits
     ) -> None:
         self._api = api
         self._resource = resource
@@ -121,11 +121,11 @@ class _Vigil:
         )
 
 
-def _namespace_is_going(api: Api) -> bool:
+def _namespace_is_going(api: ClusterClient) -> bool:
     try:
         phase = (api.get(NAMESPACES, api.namespace).get("status") or {}).get("phase")
     except NotFound:
         return True
-    except Refused:
+    except ApiError:
         return False  # a role in one namespace may not read the namespace itself
     return bool(phase == "Terminating")
