@@ -205,7 +205,7 @@ def test_stages_and_their_kinds() -> None:
 
 @pytest.mark.parametrize("backend", ["jaxjob", "trainjob"])
 def test_slices_are_for_jobsets(backend: str) -> None:
-    with pytest.raises(InputError, match=r"set launch\.backend=jobset"):
+    with pytest.raises(InputError, match=r"launch\.backend=jobset"):
         rendered(backend, *TPUS, "launch.cluster.slices=2")
     if backend == "trainjob":
         assert pods(backend, *TPUS).count == 4

@@ -86,7 +86,7 @@ class Transport:
     ) -> Result:
         """Call a method of DynamicClient and read its answer, both retried."""
         timeouts = (CONNECT_SECONDS, read_timeout or self._policy.read_timeout)
-        result = self._policy.retrying(self._notice)(
+        result: Result = self._policy.retrying(self._notice)(
             self._attempt, request, read, method, *arguments, _request_timeout=timeouts, serialize=False, **options
         )
         self._notice.up()
