@@ -16,7 +16,7 @@ from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.listing import Entry
 from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
-from podscale.launch.cluster.observe import Observer, observing
+from podscale.launch.cluster.observe import JobObserver, observing
 from podscale.launch.cluster.pods import is_running, name_of
 from podscale.launch.cluster.resources import PODS, Object
 from podscale.launch.cluster.transport import Interrupted
@@ -105,7 +105,7 @@ class JobSource:
         self._refused = ""
         self._served: TelemetrySection | None = None  # how its pods serve metrics, once one of them is there
         self._closing = ExitStack()
-        self._observer: Observer | None = None
+        self._observer: JobObserver | None = None
         if follow:
             patient = api.with_retry(patience.UNATTENDED, self._note)
             self._observer = self._closing.enter_context(observing(patient, entry.resource, entry.job))

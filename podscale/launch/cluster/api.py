@@ -70,7 +70,7 @@ class ClusterClient:
         """Create an object, or have the server check that it could be created. Unknown fields are refused."""
         request = Request("create", resource, self.namespace, str(body["metadata"].get("name", "")))
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
-        return self._transport.json(request, "create", resource, body, self.namespace, query_params=query)
+        return self._transport.json(request, "create", resource, body, self.namespace, query=query)
 
     def patch(self, resource: Resource, name: str, change: Object) -> Object:
         """Apply a JSON merge patch (RFC 7396)."""
@@ -133,7 +133,7 @@ class ClusterClient:
         """
         request = Request("watch", resource, self.namespace)
         selected = {"label_selector": labels or None, "field_selector": fields or None, "resource_version": version}
-        bounded = {"timeout_seconds": STREAM_SECONDS, "query_params": [("allowWatchBookmarks", "true")]}
+        bounded = {"timeout_seconds": STREAM_SECONDS, "query": [("allowWatchBookmarks", "true")]}
         silence = STREAM_SECONDS + STREAM_MARGIN_SECONDS
         stream = self._transport.stream(
             request, silence, "get", resource, None, self.namespace, watch="1", **selected, **bounded
@@ -156,9 +156,7 @@ class ClusterClient:
         """
         request = Request("get", PODS, self.namespace, pod)
         path = PODS.path(pod, self.namespace, "log")
-        stream = self._transport.stream(
-            request, LOG_SILENCE_SECONDS, "request", "get", path, query_params=list(query.items())
-        )
+        stream = self._transport.stream(request, LOG_SILENCE_SECONDS, "request", "get", path, query=query.items())
         with closing(stream) as answer:
             yield from lines(answer)
 

@@ -15,7 +15,7 @@ each measured or read in kubernetes 30.1 (the newest that kfp admits):
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import urllib3
@@ -71,7 +71,7 @@ class Transport:
         Args:
             request: for messages.
             read_timeout: silence after which the stream breaks off, seconds.
-            method: method of DynamicClient, called with `arguments` and `options`.
+            method: method of DynamicClient, called with `arguments` and `options` (see `_call`).
         """
         return self._call(request, lambda answer: answer, read_timeout, method, *arguments, **options)
 
@@ -82,33 +82,46 @@ class Transport:
         read_timeout: float | None,
         method: str,
         *arguments: Any,
+        query: Iterable[tuple[str, str]] = (),
         **options: Any,
     ) -> Result:
-        """Call a method of DynamicClient and read its answer, both retried."""
+        """Call a method of DynamicClient and read its answer, both retried.
+
+        Args:
+            request: for messages.
+            read: returns the part of the answer that is asked for.
+            read_timeout: longest silence, seconds; None for the policy's.
+            method: method of DynamicClient, called with `arguments` and `options`.
+            query: parameters of the URL for which DynamicClient has no option.
+        """
         timeouts = (CONNECT_SECONDS, read_timeout or self._policy.read_timeout)
-        result: Result = self._policy.retrying(self._notice)(
-            self._attempt, request, read, method, *arguments, _request_timeout=timeouts, serialize=False, **options
-        )
+
+        def send() -> Result:
+            self.requests += 1
+            changed = {"header_params": {"Accept": "application/json, */*"}, "query_params": list(query)}
+            call = getattr(self.client, method)  # which adds to what it is given
+            return read(call(*arguments, serialize=False, _request_timeout=timeouts, **changed, **options))
+
+        result: Result = self._policy.retrying(self._notice)(self._attempt, request, send)
         self._notice.up()
         return result
 
-    def _attempt(self, request: Request, *call: Any, **options: Any) -> Any:
+    def _attempt(self, request: Request, send: Callable[[], Result]) -> Result:
         """Send a request, and once more with new credentials if they are refused."""
         try:
-            return self._send(request, *call, **options)
+            return self._checked(request, send)
         except ApiError as error:
             if error.status != 401:
                 raise
         self.client = open_client(self.target)
-        return self._send(request, *call, **options)
+        return self._checked(request, send)
 
-    def _send(self, request: Request, read: Callable[..., Any], method: str, *arguments: Any, **options: Any) -> Any:
+    def _checked(self, request: Request, send: Callable[[], Result]) -> Result:
+        """Send a request; its errors are ours."""
         from kubernetes.client.exceptions import ApiException  # with the client itself: 0.4 s
 
-        self.requests += 1
-        accept = {"Accept": "application/json, */*"}
         try:
-            return read(getattr(self.client, method)(*arguments, header_params=accept, **options))
+            return send()
         except urllib3.exceptions.HTTPError as error:
             raise self._no_answer(request, _short(error)) from None
         except ApiException as error:

@@ -18,7 +18,7 @@ from podscale.launch.cluster import mirror, patience, transport
 from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.connection import Choice
 from podscale.launch.cluster.errors import AlreadyExists, Conflict, Expired, NotFound, Unreachable
-from podscale.launch.cluster.mirror import Mirror
+from podscale.launch.cluster.mirror import Informer
 from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.resources import JOB_KINDS, PODS
 from podscale.launch.cluster.transport import Interrupted
@@ -287,6 +287,15 @@ def test_two_of_one_name_are_told_apart_from_a_conflict(api: ClusterClient) -> N
         api.create(PYTORCHJOBS, job())
 
 
+def test_a_watch_that_is_retried_asks_the_same_again(api: ClusterClient, cluster: FakeCluster) -> None:
+    cluster.faults.append(once(503))
+    cluster.put("pods", pod(0))
+    assert next(api.watch(PODS, "100", labels="podscale.dev/run=r1"))["type"] == "ADDED"
+    first, second = cluster.seen
+    assert first == second
+    assert first.query["resourceVersion"] == "100"
+
+
 def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: ClusterClient, cluster: FakeCluster) -> None:
     _, version = api.list(PODS)
     cluster.put("pods", pod(0))
@@ -313,7 +322,7 @@ def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
             yield from real(*arguments)
 
     monkeypatch.setattr(cluster, "changes", changes)
-    watched = Mirror(api, PODS, threading.Event())
+    watched = Informer(api, PODS, threading.Event())
     cluster.put("pods", pod(0))
     until(lambda: len(watched.objects()) == 1 and not troubles)
     cluster.put("pods", pod(1))
