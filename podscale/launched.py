@@ -53,7 +53,7 @@ def _carried_out(config: RunConfig, shard_set: str) -> Carried:
     if not ended.reused or resume.finished(config, "train", shard_set) is not None:
         return ended
     print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
-    api = connect(config.launch.cluster, patience=patience.LONG)
+    api = connect(config.launch.cluster, policy=patience.UNATTENDED)
     mark = identity(config, "train", shard_set)
     for resource, job in stop_jobs(api, config.run.id, "train", identity=mark, ended=True).stopped:
         wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
@@ -67,7 +67,7 @@ def stop(config: RunConfig) -> str:
     PodscaleError where it cannot be stopped, with how to do it by hand.
     """
     try:
-        api = connect(config.launch.cluster, patience=patience.LONG)
+        api = connect(config.launch.cluster, policy=patience.UNATTENDED)
         shard_set = dataset_directory(config.run.workspace, config.data)  # as the run's own shard stage names it
         found = stop_jobs(api, config.run.id, "train", identity=identity(config, "train", shard_set))
     except PodscaleError as error:

@@ -14,7 +14,7 @@ from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError, error_of
 from podscale.findings import Finding, tell
 from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.carry import Carried, Printer, carry_out, manifests_of, place
 from podscale.launch.cluster.connection import Choice
 from podscale.launch.cluster.doctor import examine
@@ -116,13 +116,13 @@ def logs(run: str, where: Where, *, stage: str, follow: bool, pod: str | None) -
         job = f"{entry.resource.kind} {name_of(entry.job)}"
         raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
     if follow:
-        _follow(api.patient(patience.LONG, notes.tell), entry, choose, printer, notes)
+        _follow(api.with_retry(patience.UNATTENDED, notes.tell), entry, choose, printer, notes)
     elif found is not None:
         for line in ContainerLog(api, found, notes.tell).lines(found, follow=False):
             printer.line(printable(line))
 
 
-def _follow(api: Api, entry: Entry, choose: Choose, printer: Printer, notes: Printer) -> None:
+def _follow(api: ClusterClient, entry: Entry, choose: Choose, printer: Printer, notes: Printer) -> None:
     """Shows the log of a pod, through its restarts, until the job has ended."""
     with observing(api, entry.resource, entry.job) as observer:
         follower = LogFollower(api, observer.pods, printer.line, notes.tell, choose)
@@ -179,13 +179,13 @@ def _failure(config: RunConfig, ended: Carried) -> str:
     return f"{ended.stage} of run {config.run.id} failed (exit code {ended.exit_code}): {ended.error}"
 
 
-def entries_of(run: str, where: Where) -> tuple[Api, list[Entry]]:
+def entries_of(run: str, where: Where) -> tuple[ClusterClient, list[Entry]]:
     """The jobs of a run (a document's path, a preset, or an id) on its cluster."""
     name, api = _meant(run, where)
     return api, entries(api, name)
 
 
-def _meant(run: str, where: Where) -> tuple[str, Api]:
+def _meant(run: str, where: Where) -> tuple[str, ClusterClient]:
     """The run's id and the API of its cluster. run: a document's path or preset, else an id."""
     if not Path(run).is_file() and run not in presets.names():
         return run, connect(Choice(where.namespace, where.context))
@@ -193,7 +193,7 @@ def _meant(run: str, where: Where) -> tuple[str, Api]:
     return config.run.id, connect(config.launch.cluster)
 
 
-def _the_job(api: Api, run: str, stage: str) -> Entry:
+def _the_job(api: ClusterClient, run: str, stage: str) -> Entry:
     found = entries(api, run, stage)
     if not found:
         others = ", ".join(entry.stage for entry in entries(api, run)) or "none"

@@ -12,11 +12,11 @@ from podscale import env
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import PodscaleError
 from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.listing import Entry
 from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
-from podscale.launch.cluster.observe import Observer, observing
+from podscale.launch.cluster.observe import JobObserver, observing
 from podscale.launch.cluster.pods import is_running, name_of
 from podscale.launch.cluster.resources import PODS, Object
 from podscale.launch.cluster.transport import Interrupted
@@ -98,20 +98,20 @@ class JobSource:
     follow: keep listening; else what there is now.
     """
 
-    def __init__(self, api: Api, entry: Entry, *, follow: bool) -> None:
+    def __init__(self, api: ClusterClient, entry: Entry, *, follow: bool) -> None:
         self.name = f"{entry.resource.kind} {name_of(entry.job)} in namespace {api.namespace}"
         self._api, self._entry = api, entry
         self._lines: deque[str] = deque()
         self._refused = ""
         self._served: TelemetrySection | None = None  # how its pods serve metrics, once one of them is there
         self._closing = ExitStack()
-        self._observer: Observer | None = None
+        self._observer: JobObserver | None = None
         if follow:
-            patient = api.patient(patience.LONG, self._note)
+            patient = api.with_retry(patience.UNATTENDED, self._note)
             self._observer = self._closing.enter_context(observing(patient, entry.resource, entry.job))
             self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._note)
         elif (pod := first_pod(entry.pods)) is not None:
-            with suppress(Refused, Interrupted):
+            with suppress(ApiError, Interrupted):
                 self._lines.extend(map(printable, ContainerLog(api, pod, self._note).lines(pod, follow=False)))
 
     def records(self) -> list[Record]:
@@ -169,8 +169,8 @@ class JobSource:
         assert self._served is not None
         tls = self._served.tls_certificate is not None
         try:
-            found[pod] = self._api.through(pod, METRICS_PORT, "metrics", SCRAPE_SECONDS, tls=tls)
-        except Refused as error:
+            found[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_SECONDS, tls=tls)
+        except ApiError as error:
             if error.status == 403:
                 self._refused = f"{NO_FIGURES}: these credentials may not get pods/proxy"
         except PodscaleError:

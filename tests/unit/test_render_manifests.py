@@ -80,7 +80,10 @@ def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: C
     assert bool(violations(found.spec)) == needs_more
 
 
-@pytest.mark.parametrize(("file", "model"), [("digits.pytorchjob", "PyTorchJob"), ("digits.jaxjob", "JAXJob")])
+@pytest.mark.parametrize(
+    ("file", "model"),
+    [("digits.pytorchjob", "PyTorchJob"), ("digits.elastic", "PyTorchJob"), ("digits.jaxjob", "JAXJob")],
+)
 def test_kubeflows_own_sdk_reads_and_writes_the_jobs(file: str, model: str) -> None:
     """Its models refuse more than the operator does; who watches our jobs with it must not trip over them."""
     import json

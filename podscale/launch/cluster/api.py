@@ -1,33 +1,37 @@
-"""A thin client of the Kubernetes API: raw dicts, the verbs that the launcher needs."""
+"""Client of the Kubernetes API in one namespace: raw dicts, and the verbs that the launcher needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from podscale.launch.cluster import patience as waiting
+from podscale.launch.cluster import patience as retry
 from podscale.launch.cluster.connection import ClusterChoice, Target, find_target, open_client
-from podscale.launch.cluster.errors import Missing, NotFound, Refused, Request, Unreachable, missing_kind, refusal
-from podscale.launch.cluster.patience import Patience, Tell
+from podscale.launch.cluster.errors import ApiError, Missing, NotFound, Request, Unreachable, api_error, missing_kind
+from podscale.launch.cluster.patience import Notify, RetryPolicy
 from podscale.launch.cluster.resources import ACCESS_REVIEWS, PODS, Object, Resource
 from podscale.launch.cluster.transport import BUSY, Interrupted, Transport, lines, parsed
 
 STREAM_SECONDS = 60
-"""A watch is asked to end after this; a connection that died without a word is noticed a little later."""
-SILENCE_SECONDS = 120.0
-"""A log stream that is silent for longer breaks off; it is opened again from where it was."""
+"""Length of a watch, ended by the server, seconds."""
+STREAM_MARGIN_SECONDS = 15.0
+"""Silence beyond that length after which the connection counts as dead, seconds."""
+LOG_SILENCE_SECONDS = 120.0
+"""Silence after which the stream of a log breaks off; it is opened again from where it was."""
 PAGE = 250
 """Objects in one page of a list."""
 
 
-def connect(choice: ClusterChoice, *, patience: Patience = waiting.BRIEF, tell: Tell | None = None) -> "Api":
-    """The API of the cluster that `choice` (launch.cluster) names. Raises InputError where none is named."""
+def connect(
+    choice: ClusterChoice, *, policy: RetryPolicy = retry.INTERACTIVE, notify: Notify | None = None
+) -> "ClusterClient":
+    """Return a client of the cluster that `choice` (launch.cluster) names. Raises InputError if none is named."""
     target = find_target(choice)
-    return Api(Transport(target, open_client(target), patience, tell or (lambda line: None)))
+    return ClusterClient(Transport(target, open_client(target), policy, notify or (lambda line: None)))
 
 
-class Api:
+class ClusterClient:
     """Requests in one namespace of one cluster; used from several threads.
 
-    Every method raises Refused (InputError) for what the server refuses and Unreachable when patience is over.
+    Every method raises ApiError (InputError) if the server refuses the request, and Unreachable if no retry helped.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -39,46 +43,52 @@ class Api:
 
     @property
     def requests(self) -> int:
-        """Requests made so far, repeated ones included."""
+        """Number of requests so far, retries included."""
         return self._transport.requests
 
     @property
     def namespace(self) -> str:
         return self.target.namespace
 
-    def patient(self, patience: Patience, tell: Tell) -> "Api":
-        """The same cluster, with another patience."""
-        return Api(Transport(self.target, self._transport.client, patience, tell))
+    def with_retry(self, policy: RetryPolicy, notify: Notify) -> "ClusterClient":
+        """Return a client of the same cluster with another retry policy."""
+        return ClusterClient(Transport(self.target, self._transport.client, policy, notify))
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
+        """Return an object. Raises NotFound if there is none."""
         request = Request("get", resource, namespace or self.namespace, name)
-        return self._transport.json(request, "GET", resource.path(request.namespace, name))
+        return self._transport.json(request, "get", resource, name, request.namespace)
 
-    def find(self, resource: Resource, name: str) -> Object | None:
-        """As `get`, or None where there is no such object."""
+    def get_or_none(self, resource: Resource, name: str) -> Object | None:
+        """Return an object, or None if there is none."""
         try:
             return self.get(resource, name)
         except NotFound:
             return None
 
     def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> Object:
-        """Creates an object, or only has the server check that it could be; unknown fields are refused."""
+        """Create an object, or have the server check that it could be created. Unknown fields are refused."""
         request = Request("create", resource, self.namespace, str(body["metadata"].get("name", "")))
-        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return self._transport.json(request, "POST", resource.path(self.namespace), query, body)
+        query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
+        return self._transport.json(request, "create", resource, body, self.namespace, query=query)
 
-    def merge(self, resource: Resource, name: str, change: Object) -> Object:
-        """Applies a JSON merge patch (RFC 7396)."""
+    def patch(self, resource: Resource, name: str, change: Object) -> Object:
+        """Apply a JSON merge patch (RFC 7396)."""
         request = Request("patch", resource, self.namespace, name)
-        return self._transport.json(
-            request, "PATCH", resource.path(self.namespace, name), {}, change, "application/merge-patch+json"
-        )
+        content = "application/merge-patch+json"
+        return self._transport.json(request, "patch", resource, change, name, self.namespace, content_type=content)
 
     def delete(self, resource: Resource, name: str, *, uid: str = "") -> None:
-        """Deletes an object; it is there until all it owns is gone. uid: only if it is still this very one."""
+        """Delete an object, which stays until all it owns is gone.
+
+        Args:
+            resource: kind of the object.
+            name: name of the object.
+            uid: delete only if the object still has this uid; "" for any.
+        """
         request = Request("delete", resource, self.namespace, name)
         body: Object = {"propagationPolicy": "Foreground", **({"preconditions": {"uid": uid}} if uid else {})}
-        self._transport.json(request, "DELETE", resource.path(self.namespace, name), {}, body)
+        self._transport.json(request, "delete", resource, name, self.namespace, body)
 
     def list(
         self,
@@ -90,118 +100,134 @@ class Api:
         namespace: str | None = None,
         keep: Callable[[Object], Object] = lambda found: found,
     ) -> tuple[list[Object], str]:
-        """The objects that match, and the version to watch from; fetched page by page, each passed through `keep`.
+        """Return the objects that match, fetched page by page, and the resource version to watch from.
 
-        limit: stop after about so many; 0 = all.
+        Args:
+            resource: kind of the objects.
+            labels: label selector.
+            fields: field selector.
+            limit: stop after about this many objects; 0 for all.
+            namespace: "" for all; None for the client's.
+            keep: returns the part of an object to keep.
         """
         where = self.namespace if namespace is None else namespace
         request = Request("list", resource, where)
-        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(min(limit, PAGE) if limit else PAGE)}
+        size = min(limit, PAGE) if limit else PAGE
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}  # left out in lists of built-in kinds
         found: list[Object] = []
+        token: str | None = None
         while True:
-            path = resource.path(where) if where else f"{resource.root}/{resource.plural}"
-            page = self._transport.json(request, "GET", path, {name: value for name, value in query.items() if value})
+            selected = {"label_selector": labels or None, "field_selector": fields or None, "limit": size}
+            page = self._transport.json(request, "get", resource, None, where, **selected, _continue=token)
             found += [keep({**typed, **item}) for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
-            query["continue"] = str(metadata.get("continue") or "")
-            if not query["continue"] or (limit and len(found) >= limit):
+            token = metadata.get("continue") or None
+            if token is None or (limit and len(found) >= limit):
                 return found, str(metadata.get("resourceVersion", ""))
 
     def watch(self, resource: Resource, version: str, *, labels: str = "", fields: str = "") -> Iterator[Object]:
-        """Changes after `version`, until the server ends the stream (about a minute): {'type', 'object'}.
+        """Yield changes after `version` as {'type', 'object'} until the server ends the stream (STREAM_SECONDS).
 
-        Raises Expired where `version` is too old: list again; Interrupted where the stream breaks off, or the server
-        has trouble: watch again from there.
+        Raises Expired if `version` is too old (list again), and Interrupted if the stream breaks off or the server has
+        trouble (watch again from there).
         """
         request = Request("watch", resource, self.namespace)
-        query = {
-            "watch": "1",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(STREAM_SECONDS),
-            "labelSelector": labels,
-            "fieldSelector": fields,
-        }
-        query = {name: value for name, value in query.items() if value}
-        path = resource.path(self.namespace)
-        with closing(self._transport.stream(request, path, query, STREAM_SECONDS + 15.0)) as answer:
+        selected = {"label_selector": labels or None, "field_selector": fields or None, "resource_version": version}
+        bounded = {"timeout_seconds": STREAM_SECONDS, "query": [("allowWatchBookmarks", "true")]}
+        silence = STREAM_SECONDS + STREAM_MARGIN_SECONDS
+        stream = self._transport.stream(
+            request, silence, "get", resource, None, self.namespace, watch="1", **selected, **bounded
+        )
+        with closing(stream) as answer:
             for line in lines(answer):
                 change = parsed(line)
                 if change.get("type") == "ERROR":
                     status = change.get("object") or {}
-                    error = refusal(request, int(status.get("code") or 500), status)
+                    error = api_error(request, int(status.get("code") or 500), status)
                     raise Interrupted(str(error)) if error.status in BUSY else error
                 yield change
 
-    def log(self, pod: str, query: dict[str, str]) -> Iterator[bytes]:
-        """The lines of a container's log; query: the parameters of the API's pods/log (container, follow, ...).
+    def read_log(self, pod: str, query: dict[str, str]) -> Iterator[bytes]:
+        """Yield the lines of a container's log. Raises Interrupted if the stream breaks off.
 
-        Raises Interrupted where the stream breaks off.
+        Args:
+            pod: name of the pod.
+            query: parameters of the API's pods/log: container, follow and so on.
         """
         request = Request("get", PODS, self.namespace, pod)
-        path = PODS.path(self.namespace, pod, "log")
-        with closing(self._transport.stream(request, path, query, SILENCE_SECONDS)) as answer:
+        path = PODS.path(pod, self.namespace, "log")
+        stream = self._transport.stream(request, LOG_SILENCE_SECONDS, "request", "get", path, query=query.items())
+        with closing(stream) as answer:
             yield from lines(answer)
 
-    def through(self, pod: str, port: int, path: str, seconds: float, *, tls: bool = False) -> str:
-        """What a pod answers to a GET that the API server passes on, within so many seconds; asked once.
+    def proxy_get(self, pod: str, port: int, path: str, seconds: float, *, tls: bool = False) -> str:
+        """Return a pod's answer to a GET that the API server passes on, sent once.
 
-        tls: the pod speaks HTTPS; the API server takes any certificate, and has none of its own to show.
+        Args:
+            pod: name of the pod.
+            port: port of the pod.
+            path: path of the URL, without a leading slash.
+            seconds: longest wait for the answer.
+            tls: the pod speaks HTTPS; the API server takes any certificate and shows none.
         """
         request = Request("get", PODS, self.namespace, f"{pod}/proxy")
         target = f"https:{pod}:{port}" if tls else f"{pod}:{port}"
-        return self._once_for(seconds).text(request, f"{PODS.path(self.namespace, target, 'proxy')}/{path}")
+        return self._once(seconds).text(request, f"{PODS.path(target, self.namespace, 'proxy')}/{path}")
 
     def healthy(self, path: str) -> bool:
-        """Whether one GET through the API server (to a service, by its proxy) succeeds. Raises Refused where that may
-        not be asked."""
+        """Return whether one GET through the API server (to a service, by its proxy) succeeds.
+
+        Raises ApiError if these credentials may not send it.
+        """
         try:
-            self._once_for(10.0).json(Request("get", None, "", path), "GET", path)
+            self._once(10.0).json(Request("get", None, "", path), "request", "get", path)
         except Unreachable:
             return False
-        except Refused as error:
+        except ApiError as error:
             if error.status == 403:
                 raise
             return False
         return True
 
-    def _once_for(self, seconds: float) -> Transport:
-        """The same cluster for one request without patience."""
-        return Transport(self.target, self._transport.client, Patience(0.0, answer=seconds), lambda line: None)
+    def _once(self, seconds: float) -> Transport:
+        """Return a transport that sends a request once and waits `seconds` for its answer."""
+        return Transport(self.target, self._transport.client, RetryPolicy(0.0, seconds), lambda line: None)
 
     def version(self) -> Object:
-        """The version of the API server."""
-        return self._transport.json(Request("get", None, "", "/version"), "GET", "/version")
+        """Return the version of the API server."""
+        return self._discover("/version") or {}
 
-    def served(self, group: str) -> tuple[str, ...]:
-        """The versions of an API group that this cluster has; none where the group is unknown."""
+    def served_versions(self, group: str) -> tuple[str, ...]:
+        """Return the versions of an API group that this cluster serves; none if it does not know the group."""
+        found = self._discover(f"/apis/{group}") or {}
+        return tuple(str(entry["version"]) for entry in found.get("versions") or ())
+
+    def serves(self, resource: Resource) -> bool:
+        """Return whether this cluster has a kind of object in this version."""
+        found = self._discover(resource.root) or {}
+        return any(entry.get("name") == resource.plural for entry in found.get("resources") or ())
+
+    def _discover(self, path: str) -> Object | None:
+        """Return the answer to a request about the cluster itself; None if there is no such path."""
         try:
-            answer = self._transport.json(Request("get", None, "", f"/apis/{group}"), "GET", f"/apis/{group}")
-        except Refused as error:
+            return self._transport.json(Request("get", None, "", path), "request", "get", path)
+        except ApiError as error:
             if error.status == 404:
-                return ()
+                return None
             raise
-        return tuple(str(entry["version"]) for entry in answer.get("versions") or ())
 
-    def has(self, resource: Resource) -> bool:
-        """Whether this cluster knows a kind of object in this version."""
-        try:
-            answer = self._transport.json(Request("get", None, "", resource.root), "GET", resource.root)
-        except Refused as error:
-            if error.status == 404:
-                return False
-            raise
-        return any(entry.get("name") == resource.plural for entry in answer.get("resources") or ())
-
-    def missing(self, resource: Resource) -> Missing:
+    def missing_error(self, resource: Resource) -> Missing:
         """Return the error of a kind that this cluster lacks."""
-        return missing_kind(resource, self.served(resource.group) if resource.group else ())
+        return missing_kind(resource, self.served_versions(resource.group) if resource.group else ())
 
-    def allowed(self, verb: str, group: str, resource: str, *, name: str = "") -> bool:
-        """Whether these credentials may do this in the namespace, by the server's judgement (SelfSubjectAccessReview).
+    def can_i(self, verb: str, group: str, resource: str, *, name: str = "") -> bool:
+        """Return whether RBAC allows a request in the namespace (SelfSubjectAccessReview).
 
-        resource: the plural, with a part behind a slash: pods/log.
+        Args:
+            verb: as in RBAC.
+            group: API group; "" is the core group.
+            resource: plural, with a subresource behind a slash: pods/log.
+            name: of the one object that is meant; "" for all.
         """
         plural, _, part = resource.partition("/")
         attributes = {
@@ -218,5 +244,5 @@ class Api:
             "spec": {"resourceAttributes": attributes},
         }
         request = Request("create", ACCESS_REVIEWS, self.namespace)
-        answer = self._transport.json(request, "POST", ACCESS_REVIEWS.path(self.namespace), {}, body)
+        answer = self._transport.json(request, "create", ACCESS_REVIEWS, body)
         return bool((answer.get("status") or {}).get("allowed"))

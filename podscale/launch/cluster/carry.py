@@ -10,7 +10,7 @@ from typing import TextIO
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.choose import choose
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete
@@ -54,7 +54,7 @@ def carry_out(
     Raises InputError for what the cluster refuses, Unreachable after a long outage, JobVanished.
     """
     printer = Printer(out or sys.stdout)
-    api = connect(config.launch.cluster, patience=patience.LONG, tell=printer.tell)
+    api = connect(config.launch.cluster, policy=patience.UNATTENDED, notify=printer.tell)
     manifests = manifests_of(api, config, stage, shard_set)
     if pipeline:
         manifests.job["metadata"]["annotations"][LAUNCHER] = PIPELINE
@@ -66,12 +66,12 @@ def carry_out(
     return _carried(stage, state)
 
 
-def place(api: Api, config: RunConfig, stage: Stage, shard_set: str | None, printer: "Printer") -> Submission:
+def place(api: ClusterClient, config: RunConfig, stage: Stage, shard_set: str | None, printer: "Printer") -> Submission:
     """Renders and submits the job of a stage, and tells what became of it."""
     return _placed(api, manifests_of(api, config, stage, shard_set), printer)
 
 
-def _placed(api: Api, manifests: Manifests, printer: "Printer") -> Submission:
+def _placed(api: ClusterClient, manifests: Manifests, printer: "Printer") -> Submission:
     found = submit(api, manifests, printer.tell)
     what = f"{found.resource.kind} {name_of(found.job)} in namespace {api.namespace}"
     printer.tell(
@@ -85,7 +85,7 @@ def _placed(api: Api, manifests: Manifests, printer: "Printer") -> Submission:
     return found
 
 
-def manifests_of(api: Api, config: RunConfig, stage: Stage, shard_set: str | None = None) -> Manifests:
+def manifests_of(api: ClusterClient, config: RunConfig, stage: Stage, shard_set: str | None = None) -> Manifests:
     """The objects of a stage for this cluster; the kind of job is looked up only where it matters."""
     spec = job_spec(config, stage, shard_set)
     backend = backend_of(spec, "auto")
@@ -109,14 +109,19 @@ class Printer:
 
 
 @contextmanager
-def _on_signal(api: Api, found: Submission, printer: Printer, *, stop: bool) -> Iterator[None]:
+def _on_signal(api: ClusterClient, found: Submission, printer: Printer, *, stop: bool) -> Iterator[None]:
     """What becomes of the job when the one who waits is told to stop."""
     name = name_of(found.job)
     try:
         yield
     except (Stopped, KeyboardInterrupt):
         if stop:
-            delete(api.patient(patience.BRIEF, printer.tell), found.resource, name, str(found.job["metadata"]["uid"]))
+            delete(
+                api.with_retry(patience.INTERACTIVE, printer.tell),
+                found.resource,
+                name,
+                str(found.job["metadata"]["uid"]),
+            )
             printer.tell(f"{found.resource.kind} {name} is deleted: its pods save and end; submit again to go on")
         else:
             printer.tell(

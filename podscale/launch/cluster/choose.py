@@ -1,13 +1,13 @@
 """Which kind of job carries out a training: what the document says, else what the cluster has and hardware needs."""
 
 from podscale.errors import InputError
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.resources import JOB_KINDS, PROVIDERS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import suited
 
 
-def choose(api: Api, spec: JobSpec, backend: str) -> str:
+def choose(api: ClusterClient, spec: JobSpec, backend: str) -> str:
     """The name of a backend. `auto`, and `local` where something is submitted all the same, look at the cluster.
 
     Raises InputError where it has nothing that could carry out the training.
@@ -15,7 +15,7 @@ def choose(api: Api, spec: JobSpec, backend: str) -> str:
     if backend not in ("auto", "local"):
         return backend
     kinds = suited(spec)
-    found = next((name for name in kinds if api.has(JOB_KINDS[name])), None)
+    found = next((name for name in kinds if api.serves(JOB_KINDS[name])), None)
     if found is not None:
         return found
     provider = PROVIDERS[JOB_KINDS[kinds[0]].group]

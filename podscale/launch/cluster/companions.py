@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from podscale.errors import InputError
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import AlreadyExists, Missing
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete, wait_until_gone
@@ -16,7 +16,7 @@ MANIFEST = "podscale.dev/manifest"
 OURS = (NAME_LABEL, RUN_LABEL, STAGE_LABEL)
 
 
-def prepare(api: Api, companions: Iterable[Object]) -> Sequence[Object]:
+def prepare(api: ClusterClient, companions: Iterable[Object]) -> Sequence[Object]:
     """Creates what is not there and replaces what an earlier job left; returns what was made.
 
     For a job that does not exist yet. Raises InputError for an object of that name that is not this job's.
@@ -24,7 +24,7 @@ def prepare(api: Api, companions: Iterable[Object]) -> Sequence[Object]:
     return [companion for companion in map(_marked, companions) if _prepared(api, companion)]
 
 
-def own(api: Api, job: Object, companions: Iterable[Object]) -> None:
+def own(api: ClusterClient, job: Object, companions: Iterable[Object]) -> None:
     """Makes the job the owner of its companions, so that they go with it, and it is not gone before they are.
 
     Raises InputError for an object of that name that is not this job's.
@@ -39,19 +39,19 @@ def own(api: Api, job: Object, companions: Iterable[Object]) -> None:
     }
     for companion in map(_marked, companions):
         owned = {"metadata": {"ownerReferences": [owner]}}
-        found = api.find(resource_of(companion), name_of(companion))
+        found = api.get_or_none(resource_of(companion), name_of(companion))
         if found is None:
             _create(api, {**companion, "metadata": {**companion["metadata"], **owned["metadata"]}})
             continue
         _refuse_foreign(found, companion)
-        api.merge(resource_of(companion), name_of(companion), owned)
+        api.patch(resource_of(companion), name_of(companion), owned)
 
 
-def remove(api: Api, companions: Iterable[Object]) -> None:
+def remove(api: ClusterClient, companions: Iterable[Object]) -> None:
     """Takes back what was made for a job that was refused."""
     for companion in companions:
         resource = resource_of(companion)
-        found = api.find(resource, name_of(companion))
+        found = api.get_or_none(resource, name_of(companion))
         if found is not None:
             delete(api, resource, name_of(companion), str(found["metadata"]["uid"]))
 
@@ -62,12 +62,12 @@ def _marked(companion: Object) -> Object:
     return {**companion, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), MANIFEST: digest}}}
 
 
-def _prepared(api: Api, companion: Object) -> bool:
+def _prepared(api: ClusterClient, companion: Object) -> bool:
     """Whether it was made here."""
     if _create(api, companion):
         return True
     resource, name = resource_of(companion), name_of(companion)
-    found = api.find(resource, name)
+    found = api.get_or_none(resource, name)
     if found is not None:
         _refuse_foreign(found, companion)
         leaving = "deletionTimestamp" in found["metadata"]
@@ -78,7 +78,7 @@ def _prepared(api: Api, companion: Object) -> bool:
     return _create(api, companion)
 
 
-def _create(api: Api, companion: Object) -> bool:
+def _create(api: ClusterClient, companion: Object) -> bool:
     """False where one of that name is there."""
     resource = resource_of(companion)
     try:
@@ -86,7 +86,7 @@ def _create(api: Api, companion: Object) -> bool:
     except AlreadyExists:
         return False
     except Missing:
-        raise api.missing(resource) from None
+        raise api.missing_error(resource) from None
     return True
 
 

@@ -1,4 +1,4 @@
-"""How to reach the API server: the pod's own service account, or a kubeconfig with its contexts."""
+"""Credentials for the API server: the pod's service account, or a context of a kubeconfig."""
 
 import os
 from dataclasses import dataclass
@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from podscale.errors import InputError
+from podscale.version import VERSION
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ClusterChoice(Protocol):
-    """The part of the run document that says where: launch.cluster."""
+    """Namespace and context, as launch.cluster of the run document has them."""
 
     @property
     def namespace(self) -> str | None: ...
@@ -21,7 +22,7 @@ class ClusterChoice(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """Where to work, for those who have no document."""
+    """Namespace and context of a command that has no run document."""
 
     namespace: str | None = None
     context: str | None = None
@@ -29,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """Which cluster is meant: where the credentials come from, and the namespace to work in."""
+    """A cluster: the source of its credentials, and the namespace of the jobs."""
 
     origin: str
     """For messages: `context gke-prod of ~/.kube/config`, or `the service account of this pod`."""
@@ -39,9 +40,9 @@ class Target:
 
 
 def find_target(choice: ClusterChoice) -> Target:
-    """The cluster that the document, KUBECONFIG, or the pod this runs in names.
+    """Return the cluster that the document, KUBECONFIG or the pod of this process names.
 
-    Raises InputError: no cluster is named anywhere, or the context does not exist.
+    Raises InputError if none of them names one, or if the context does not exist.
     """
     if choice.context is None and "KUBECONFIG" not in os.environ and (SERVICE_ACCOUNT / "token").exists():
         own = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
@@ -53,29 +54,34 @@ def find_target(choice: ClusterChoice) -> Target:
         contexts, active = config.list_kube_config_contexts(config_file=_kubeconfig())
     except ConfigException as error:
         raise InputError(
-            f"no Kubernetes cluster to talk to: {error}. Set KUBECONFIG, or make the file "
-            "(GKE: `gcloud container clusters get-credentials CLUSTER`), or work here with launch.backend=local"
+            f"no Kubernetes cluster to talk to: {error}",
+            hint="Set KUBECONFIG, or make the file (GKE: `gcloud container clusters get-credentials CLUSTER`), or work "
+            "here with launch.backend=local",
         ) from None
     except Exception as error:
-        raise InputError(f"{_kubeconfig()}: not a usable kubeconfig: {error}") from None
+        raise InputError(f"not a usable kubeconfig: {error}", field=_kubeconfig()) from None
     names = [str(entry["name"]) for entry in contexts]
     name = choice.context or (str(active["name"]) if active else "")
     found = next((entry for entry in contexts if entry["name"] == name), None)
     if found is None:
         raise InputError(
-            f"{_kubeconfig()} has no context {name!r} (launch.cluster.context); it has: {', '.join(names) or 'none'}"
+            f"{_kubeconfig()} has no such context",
+            field="launch.cluster.context",
+            got=name,
+            hint=f"Choose one of {', '.join(names)}" if names else "It has none: log in to a cluster first",
         )
     namespace = choice.namespace or str(found["context"].get("namespace") or "default")
     return Target(f"context {name} of {_kubeconfig()}", namespace, name, in_cluster=False)
 
 
 def open_client(target: Target) -> Any:
-    """A `kubernetes.client.ApiClient` with fresh credentials for `target`."""
+    """Return a `kubernetes.dynamic.DynamicClient` with fresh credentials; no request is sent (see transport)."""
     from kubernetes import client, config
     from kubernetes.config.config_exception import ConfigException
+    from kubernetes.dynamic import DynamicClient
 
     configuration = client.Configuration()
-    configuration.retries = False  # patience is ours: see podscale.launch.cluster.patience
+    configuration.retries = False  # the retries are RetryPolicy's
     try:
         if target.in_cluster:
             config.load_incluster_config(client_configuration=configuration)
@@ -84,8 +90,10 @@ def open_client(target: Target) -> Any:
                 config_file=_kubeconfig(), context=target.context, client_configuration=configuration
             )
     except (ConfigException, OSError) as error:
-        raise InputError(f"{target.origin}: the credentials cannot be used: {error}") from None
-    return client.ApiClient(configuration)
+        raise InputError(f"the credentials cannot be used: {error}", field=target.origin) from None
+    api_client = client.ApiClient(configuration)
+    api_client.user_agent = f"podscale/{VERSION}"
+    return DynamicClient(api_client, discoverer=lambda *_: None)
 
 
 def _kubeconfig() -> str:

@@ -11,10 +11,10 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.findings import Finding
 from podscale.launch.cluster import machines, operators
-from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.carry import manifests_of
 from podscale.launch.cluster.choose import choose
-from podscale.launch.cluster.errors import Missing, NotFound, Refused
+from podscale.launch.cluster.errors import ApiError, Missing, NotFound
 from podscale.launch.cluster.permissions import RULES, Rule
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.resources import (
@@ -72,14 +72,14 @@ def examine(config: RunConfig) -> Iterator[Finding]:
             yield Finding("cluster", "missing", str(error), "look again when this is mended")
 
 
-def _namespace(api: Api, spec: JobSpec | None) -> Iterator[Finding]:
+def _namespace(api: ClusterClient, spec: JobSpec | None) -> Iterator[Finding]:
     subject = f"namespace {api.namespace}"
     try:
         found = api.get(NAMESPACES, api.namespace)
     except NotFound:
         yield Finding(subject, "missing", "there is none", f"kubectl create namespace {api.namespace}")
         return
-    except Refused:
+    except ApiError:
         yield Finding(subject, "note", "may not be looked at with these credentials", "ask for its Pod Security level")
         return
     level = (found["metadata"].get("labels") or {}).get(ENFORCE, "privileged")
@@ -92,7 +92,7 @@ def _namespace(api: Api, spec: JobSpec | None) -> Iterator[Finding]:
         yield from operators.init_container(api)
 
 
-def _permissions(api: Api, backend: str) -> Iterator[Finding]:
+def _permissions(api: ClusterClient, backend: str) -> Iterator[Finding]:
     """One line for what is needed and may not be done, or one that all is allowed."""
     refused = [(rule, verbs) for rule in RULES if (verbs := _refused_verbs(api, rule))]
     needed = {JOB_KINDS[backend].full_name, JOB_KINDS["job"].full_name} if backend in JOB_KINDS else set()
@@ -110,15 +110,15 @@ def _permissions(api: Api, backend: str) -> Iterator[Finding]:
         yield Finding("permissions", "ok", f"submit, follow and stop jobs in namespace {api.namespace}")
 
 
-def _refused_verbs(api: Api, rule: Rule) -> list[str]:
-    return [verb for verb in rule.verbs if not api.allowed(verb, rule.group, rule.resource, name=rule.only)]
+def _refused_verbs(api: ClusterClient, rule: Rule) -> list[str]:
+    return [verb for verb in rule.verbs if not api.can_i(verb, rule.group, rule.resource, name=rule.only)]
 
 
-def _quota(api: Api) -> Iterator[Finding]:
+def _quota(api: ClusterClient) -> Iterator[Finding]:
     """Quotas that are used up; whether this job fits is for admission to say."""
     try:
         quotas, _ = api.list(QUOTAS)
-    except Refused:
+    except ApiError:
         yield Finding("quota", "note", "may not be looked at with these credentials", "ask who runs the namespace")
         return
     for quota in quotas:
@@ -136,14 +136,14 @@ def _quota(api: Api) -> Iterator[Finding]:
         yield Finding("quota", "ok", "none in this namespace")
 
 
-def _storage(api: Api, config: RunConfig) -> Iterator[Finding]:
+def _storage(api: ClusterClient, config: RunConfig) -> Iterator[Finding]:
     claim = config.launch.cluster.workspace_claim
     if claim is not None:
         yield _claim(api, claim, config.launch.nodes)
         return
     try:
         classes, _ = api.list(STORAGE_CLASSES)
-    except Refused:
+    except ApiError:
         return
     default = [name_of(one) for one in classes if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS)]
     yield Finding(
@@ -155,13 +155,13 @@ def _storage(api: Api, config: RunConfig) -> Iterator[Finding]:
     )
 
 
-def _claim(api: Api, claim: str, nodes: int) -> Finding:
+def _claim(api: ClusterClient, claim: str, nodes: int) -> Finding:
     subject = f"claim {claim}"
     try:
         found = api.get(CLAIMS, claim)
     except NotFound:
         return Finding(subject, "missing", "there is none", "make it (the chart can), or name another workspace_claim")
-    except Refused:
+    except ApiError:
         return Finding(subject, "note", "may not be looked at with these credentials", "see that it is bound")
     phase = (found.get("status") or {}).get("phase")
     modes = found["spec"].get("accessModes") or []
@@ -173,7 +173,7 @@ def _claim(api: Api, claim: str, nodes: int) -> Finding:
     return Finding(subject, "ok", f"{phase}, {', '.join(modes)}")
 
 
-def _service_account(api: Api, config: RunConfig) -> Iterator[Finding]:
+def _service_account(api: ClusterClient, config: RunConfig) -> Iterator[Finding]:
     name = config.launch.cluster.service_account
     if name is None:
         return
@@ -182,11 +182,11 @@ def _service_account(api: Api, config: RunConfig) -> Iterator[Finding]:
         yield Finding(f"service account {name}", "ok", "is there")
     except NotFound:
         yield Finding(f"service account {name}", "missing", "there is none", "make it (the chart does)")
-    except Refused:
+    except ApiError:
         return
 
 
-def _queue(api: Api, config: RunConfig, backend: str) -> Iterator[Finding]:
+def _queue(api: ClusterClient, config: RunConfig, backend: str) -> Iterator[Finding]:
     name = config.launch.cluster.queue
     if name is None:
         return
@@ -194,13 +194,13 @@ def _queue(api: Api, config: RunConfig, backend: str) -> Iterator[Finding]:
     try:
         found = api.get(LOCAL_QUEUES, name)
     except Missing:
-        yield Finding(subject, "missing", "this cluster has no Kueue", str(api.missing(LOCAL_QUEUES)))
+        yield Finding(subject, "missing", "this cluster has no Kueue", str(api.missing_error(LOCAL_QUEUES)))
         return
     except NotFound:
         advice = f"kubectl get localqueues -n {api.namespace}"
         yield Finding(subject, "missing", "there is no such LocalQueue", advice)
         return
-    except Refused:
+    except ApiError:
         yield Finding(subject, "note", "may not be looked at with these credentials", "ask who runs Kueue")
         return
     inactive = _inactive(found)
@@ -217,7 +217,7 @@ def _inactive(queue: Object) -> str:
     return next((str(found.get("message") or "not active") for found in refused), "")
 
 
-def _acceptance(api: Api, config: RunConfig) -> Iterator[Finding]:
+def _acceptance(api: ClusterClient, config: RunConfig) -> Iterator[Finding]:
     try:
         check(api, manifests_of(api, config, "train"))
     except InputError as error:

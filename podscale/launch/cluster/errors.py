@@ -9,14 +9,34 @@ from podscale.launch.cluster.resources import PROVIDERS, Resource
 
 
 class Unreachable(PodscaleError):
-    """No API server answered, or none that could, for as long as patience lasts; the same command may work later."""
+    """No API server answered, or none that could; the same request may succeed later.
+
+    Args:
+        problem: text of the error.
+        hint: what to do next.
+        notice: text for the user while the request is retried.
+        retry_after: pause that the server asked for, seconds.
+        retry_for: time after which retries are in vain, seconds.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        hint: str = "",
+        notice: str = "",
+        retry_after: float = 0.0,
+        retry_for: float = float("inf"),
+    ) -> None:
+        super().__init__(problem, hint=hint)
+        self.notice, self.retry_after, self.retry_for = notice, retry_after, retry_for
 
 
 WEBHOOK_SILENT = "failed calling webhook"
 """What an API server says (HTTP 500) where an operator that has to check an object does not answer."""
 
 
-class Refused(InputError):
+class ApiError(InputError):
     """The API server answered and will answer the same again.
 
     Args:
@@ -36,23 +56,23 @@ class Refused(InputError):
         self.reason = reason
 
 
-class NotFound(Refused):
+class NotFound(ApiError):
     """There is no such object."""
 
 
-class Missing(Refused):
+class Missing(ApiError):
     """The cluster does not have this kind of object: its operator is not installed, or another version of it."""
 
 
-class AlreadyExists(Refused):
+class AlreadyExists(ApiError):
     """Somebody was faster: an object of this name exists."""
 
 
-class Conflict(Refused):
+class Conflict(ApiError):
     """The object has changed since it was read, or is another one than was meant."""
 
 
-class Expired(Refused):
+class Expired(ApiError):
     """The place in the stream of changes is too old: list again."""
 
 
@@ -85,7 +105,7 @@ class Request:
         return f" in namespace {self.namespace}" if self.resource and self.resource.namespaced else ""
 
 
-def refusal(request: Request, status: int, answer: dict[str, Any]) -> Refused:
+def api_error(request: Request, status: int, answer: dict[str, Any]) -> ApiError:
     """Return the error of an answer that is no success.
 
     Args:
@@ -111,8 +131,8 @@ def refusal(request: Request, status: int, answer: dict[str, Any]) -> Refused:
     return _invalid(request, message, status, reason)
 
 
-def _unauthorized(request: Request, status: int, reason: str) -> Refused:
-    return Refused(
+def _unauthorized(request: Request, status: int, reason: str) -> ApiError:
+    return ApiError(
         f"{request.cannot}: the API server does not accept these credentials (HTTP 401): the token has expired, or it "
         "belongs to another cluster",
         status,
@@ -123,7 +143,7 @@ def _unauthorized(request: Request, status: int, reason: str) -> Refused:
     )
 
 
-def _forbidden(request: Request, message: str, reason: str) -> Refused:
+def _forbidden(request: Request, message: str, reason: str) -> ApiError:
     if "exceeded quota" in message:
         problem = message[message.index("exceeded quota") :]
         hint = (
@@ -149,13 +169,13 @@ def _forbidden(request: Request, message: str, reason: str) -> Refused:
         resource = request.resource.full_name if request.resource else "this"
         problem = f"{user.group(1) if user else 'this account'} may not {request.verb} {resource} (RBAC)"
         hint = f"Have the chart's launcher role bound to it; {_DOCTOR}"
-    return Refused(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
+    return ApiError(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
 
 
 _DOCTOR = "`podscale doctor --cluster` lists everything that is needed."
 
 
-def _not_found(request: Request, message: str, details: dict[str, Any]) -> Refused:
+def _not_found(request: Request, message: str, details: dict[str, Any]) -> ApiError:
     resource = request.resource
     if details.get("kind") == "namespaces":
         return NotFound(
@@ -192,7 +212,7 @@ def missing_kind(resource: Resource, served: tuple[str, ...] = ()) -> Missing:
     return Missing(problem, 404, "NotFound", field=resource.kind, hint=hint)
 
 
-def _invalid(request: Request, message: str, status: int, reason: str) -> Refused:
+def _invalid(request: Request, message: str, status: int, reason: str) -> ApiError:
     problem, hint = message or f"HTTP {status}", ""
     unknown = re.findall(r'unknown field "([^"]+)"', message)
     if unknown and request.resource is not None:
@@ -204,4 +224,4 @@ def _invalid(request: Request, message: str, status: int, reason: str) -> Refuse
     elif WEBHOOK_SILENT in message:
         problem = f"{message}. The operator that checks these objects does not answer"
         hint = "`podscale doctor --cluster` tells whether it is up."
-    return Refused(f"{request.cannot}: {problem}", status, reason, field=request.target, hint=hint)
+    return ApiError(f"{request.cannot}: {problem}", status, reason, field=request.target, hint=hint)

@@ -6,8 +6,8 @@ from typing import Any
 
 from podscale.launch.cluster import pods as pod_states
 from podscale.launch.cluster import state as states
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.observe import look_aside
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.resources import (
@@ -58,7 +58,7 @@ class Entry:
         }
 
 
-def entries(api: Api, run: str | None = None, stage: str | None = None) -> list[Entry]:
+def entries(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[Entry]:
     """The jobs that Podscale made in the namespace, by age; of one run, and of one of its stages, where named.
 
     Why a job waits is looked up only where one run is asked for.
@@ -73,20 +73,20 @@ def entries(api: Api, run: str | None = None, stage: str | None = None) -> list[
     )
 
 
-def jobs_of(api: Api, run: str | None = None, stage: str | None = None) -> list[tuple[Resource, Object]]:
+def jobs_of(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[tuple[Resource, Object]]:
     """The jobs alone, of all kinds.
 
-    Raises Refused where there seem to be none, but the cluster has a kind that these credentials may not list.
+    Raises ApiError where there seem to be none, but the cluster has a kind that these credentials may not list.
     """
     found: list[tuple[Resource, Object]] = []
-    hidden: list[Refused] = []
+    hidden: list[ApiError] = []
     for resource in JOB_KINDS.values():
         try:
             jobs, _ = api.list(resource, labels=_selector(run, stage))
-        except Refused as error:
+        except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            if error.status == 403 and api.has(resource):  # who may not list a kind is told so before its absence
+            if error.status == 403 and api.serves(resource):  # who may not list a kind is told so before its absence
                 hidden.append(error)
             continue
         # what an operator makes for a job of ours bears our labels too, but belongs to it
@@ -101,7 +101,7 @@ def _selector(run: str | None, stage: str | None) -> str:
     return ",".join([*wanted, f"{STAGE_LABEL}={stage}"] if stage else wanted)
 
 
-def _entry(api: Api, resource: Resource, job: Object, pods: Sequence[Object], *, thorough: bool) -> Entry:
+def _entry(api: ClusterClient, resource: Resource, job: Object, pods: Sequence[Object], *, thorough: bool) -> Entry:
     wanted = {name: job["metadata"]["labels"].get(name) for name in (RUN_LABEL, STAGE_LABEL)}
     own = [
         pod
@@ -126,7 +126,7 @@ def _pod_json(pod: Object) -> dict[str, Any]:
 
 def pod_line(pod: Object) -> str:
     """Why a pod does not run, or how it ended, in one line; empty where it runs as it should."""
-    why = pod_states.trouble(pod)
+    why = pod_states.find_problem(pod)
     if why is not None:
         return why.reason
     last = next(pod_states.endings(pod), None)

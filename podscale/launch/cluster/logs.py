@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from podscale.launch.cluster import pods as pod_states
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused, Unreachable
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError, Unreachable
 from podscale.launch.cluster.resources import Object
 from podscale.launch.cluster.transport import Interrupted
 from podscale.text import count, printable
@@ -61,7 +61,7 @@ def pod_named(name: str) -> Choose:
 class ContainerLog:
     """Reads the log of one pod's stage container, from where it last was."""
 
-    def __init__(self, api: Api, pod: Object, tell: Callable[[str], None]) -> None:
+    def __init__(self, api: ClusterClient, pod: Object, tell: Callable[[str], None]) -> None:
         self._api = api
         self._name = pod_states.name_of(pod)
         self._tell = tell
@@ -70,7 +70,7 @@ class ContainerLog:
     def lines(self, pod: Object, *, follow: bool) -> Iterator[bytes]:
         """The lines not yet shown, without stamps; follow: until the container ends or the stream breaks off.
 
-        pod: its newest status. Raises Interrupted where the stream broke off, Refused where there is no log.
+        pod: its newest status. Raises Interrupted where the stream broke off, ApiError where there is no log.
         """
         container = pod_states.main_container(pod)
         if container is None:
@@ -88,7 +88,7 @@ class ContainerLog:
             self._tell(f"{self._name} restarted {count(restarts, 'time')}; the log before the last restart is gone")
         try:
             yield from self._unseen(container, {"previous": "true"})
-        except (Refused, Interrupted) as error:
+        except (ApiError, Interrupted) as error:
             self._tell(f"{self._name}: the end of the log before its restart cannot be read: {error}")
 
     def _unseen(self, container: str, options: dict[str, str]) -> Iterator[bytes]:
@@ -98,7 +98,7 @@ class ContainerLog:
             since = datetime.fromtimestamp(place.stamp // 10**9, UTC)
             query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
         to_skip, caught_up = place.shown, not place.stamp
-        for line in self._api.log(self._name, query):
+        for line in self._api.read_log(self._name, query):
             stamp, text = split_stamp(line)
             if stamp is not None and not caught_up:
                 if stamp < place.stamp:
@@ -121,7 +121,7 @@ class LogFollower:
 
     def __init__(
         self,
-        api: Api,
+        api: ClusterClient,
         pods: Callable[[], Sequence[Object]],
         show: Callable[[str], None],
         tell: Callable[[str], None],
@@ -168,7 +168,7 @@ class LogFollower:
                 self._show(printable(line))
         except Interrupted:
             return False
-        except Refused:  # the pod is gone, or its node has nothing to say yet
+        except ApiError:  # the pod is gone, or its node has nothing to say yet
             return True
         if not running:
             self._read = now

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from podscale.findings import Finding
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.resources import NODES, Object
 from podscale.launch.jobspec import JobSpec
@@ -28,12 +28,12 @@ def amount(text: object) -> Decimal:
     return Decimal(found[1]) * _SUFFIXES.get(found[2], Decimal(1)) if found else Decimal(0)
 
 
-def fitting_nodes(api: Api, spec: JobSpec) -> Iterator[Finding]:
+def fitting_nodes(api: ClusterClient, spec: JobSpec) -> Iterator[Finding]:
     """Nodes with the labels and the size that one pod needs. Nodes in use count: this is about pools, not about now."""
     subject, need = f"nodes for {spec.hardware.name}", count(spec.nodes, "pod")
     try:
         nodes, _ = api.list(NODES, keep=_size)
-    except Refused:
+    except ApiError:
         yield Finding(subject, "note", "may not be looked at with these credentials", "ask for the node pools")
         return
     wanted = placement.node_selector(spec)

@@ -1,30 +1,36 @@
-"""A copy of some objects of the API server that stays current: list once, then watch; list again when told to.
+"""Informer: a current copy of some objects of the API server, by one list and then watches.
 
-Memory is bounded by what `keep` leaves of each object, requests by one a minute and watch while nothing goes wrong.
+Memory is bounded by the part of each object that `keep` returns. While nothing fails it sends one request a minute.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import Expired
 from podscale.launch.cluster.resources import Object, Resource
 from podscale.launch.cluster.transport import Interrupted
 
 PAUSE_SECONDS = 1.0
-"""Between two watches: a server that ends each at once must not be asked without pause."""
+"""Shortest time between two watches, seconds: a server may end each at once."""
 
 
-class Mirror:
+class Informer:
     """Objects of one kind by uid, kept current by a thread of its own until closed.
 
-    changed: set whenever something changed, and where the thread had to give up.
+    Args:
+        api: client of the cluster.
+        resource: kind of the objects.
+        changed: set when an object changes, and when the thread fails.
+        labels: label selector.
+        fields: field selector.
+        keep: returns the part of an object to keep.
     """
 
     def __init__(
         self,
-        api: Api,
+        api: ClusterClient,
         resource: Resource,
         changed: threading.Event,
         *,
@@ -46,7 +52,7 @@ class Mirror:
         threading.Thread(target=self._run, name=f"watch {resource.plural}", daemon=True).start()
 
     def objects(self) -> Sequence[Object]:
-        """The objects as last heard of; waits for the first list. Raises what ended the thread."""
+        """Return the newest state of the objects; waits for the first list. Raises the error that ended the thread."""
         while not self._synced.wait(0.2):  # in slices, so that a signal gets its turn
             pass
         if self._failure is not None:
@@ -55,21 +61,21 @@ class Mirror:
             return list(self._objects.values())
 
     def close(self) -> None:
-        """Ends the thread, at the latest when its watch ends (a minute)."""
+        """End the thread, at the latest when its watch ends (a minute)."""
         self._closed.set()
 
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
                 self._follow(self._list())
-        except Exception as error:  # whoever asks for the objects gets it, a bug with its traceback too
+        except Exception as error:  # raised by `objects`
             self._failure = error
         finally:
             self._synced.set()
             self._changed.set()
 
     def _list(self) -> str:
-        """Fetches everything; returns the version to watch from."""
+        """Fetch all objects; return the resource version to watch from."""
         while True:
             try:
                 found, version = self._api.list(
@@ -85,7 +91,7 @@ class Mirror:
         return version
 
     def _follow(self, version: str) -> None:
-        """Watches until the version is too old or somebody closes; broken streams are taken up where they ended."""
+        """Watch until `version` is too old or the informer is closed; a broken stream is resumed."""
         while not self._closed.is_set():
             began = time.monotonic()
             try:
@@ -100,7 +106,7 @@ class Mirror:
             self._closed.wait(max(0.0, PAUSE_SECONDS - (time.monotonic() - began)))
 
     def _take(self, change: Object) -> str:
-        """Applies one change; returns its version."""
+        """Apply one change; return its resource version."""
         thing = change["object"]
         version = str(thing["metadata"]["resourceVersion"])
         if change["type"] == "BOOKMARK":

@@ -1,6 +1,6 @@
-"""Everything about one job that its state is read from, kept current with few requests.
+"""State of one job, kept current with few requests.
 
-Job and pods are watched. Events and Kueue's Workload are asked for only while the job does not run, and seldom.
+Job and pods are watched. Events and Kueue's Workload are fetched only while the job does not run, and seldom.
 """
 
 import threading
@@ -10,27 +10,27 @@ from contextlib import contextmanager
 
 from podscale.launch.cluster import pods as pod_states
 from podscale.launch.cluster import state as states
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused
-from podscale.launch.cluster.mirror import Mirror
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError
+from podscale.launch.cluster.mirror import Informer
 from podscale.launch.cluster.resources import EVENTS, PODS, RUN_LABEL, STAGE_LABEL, WORKLOADS, Object, Resource
 from podscale.launch.cluster.state import JobState
 
 ASIDE_SECONDS = 10.0
-"""Between two looks at events and quota."""
+"""Shortest time between two fetches of events and quota, seconds."""
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 SHOWN_EVENTS = 50
 
 
-class Observer:
-    """One job by its uid, watched until closed. changed: set whenever there may be news."""
+class JobObserver:
+    """One job by its uid, watched until closed; `changed` is set when its state may have changed."""
 
-    def __init__(self, api: Api, resource: Resource, job: Object) -> None:
+    def __init__(self, api: ClusterClient, resource: Resource, job: Object) -> None:
         self.changed = threading.Event()
         self._api = api
         self._uid = str(job["metadata"]["uid"])
-        self._jobs = Mirror(api, resource, self.changed, fields=f"metadata.name={pod_states.name_of(job)}")
-        self._pods = Mirror(api, PODS, self.changed, labels=pod_labels(job), keep=pod_states.trimmed)
+        self._jobs = Informer(api, resource, self.changed, fields=f"metadata.name={pod_states.name_of(job)}")
+        self._pods = Informer(api, PODS, self.changed, labels=pod_labels(job), keep=pod_states.trimmed)
         self._last = job
         self._last_pods: Sequence[Object] | None = None
         self._aside: tuple[Sequence[Object], Object | None] = ((), None)
@@ -41,21 +41,22 @@ class Observer:
         self._pods.close()
 
     def job(self) -> Object | None:
-        """The job as last heard of; None where it is gone, even if another one has its name now."""
+        """Return the newest state of the job; None if it is gone, even if another job has its name now."""
         found = next((job for job in self._jobs.objects() if job["metadata"]["uid"] == self._uid), None)
         self._last = found or self._last
         return found
 
     def replaced(self) -> bool:
-        """Whether another job has this one's name."""
+        """Return whether another job has this one's name."""
         return any(job["metadata"]["uid"] != self._uid for job in self._jobs.objects())
 
     def pods(self) -> Sequence[Object]:
+        """Return the newest state of the job's pods."""
         found = self._last_pods if self._last_pods is not None else self._pods.objects()
         return states.own_pods(self._last, found)
 
     def state(self) -> JobState:
-        """The state now; why the job waits is looked up at most every ASIDE_SECONDS."""
+        """Return the state now; the reason why the job waits is fetched at most every ASIDE_SECONDS."""
         job, pods = self.job(), self.pods()
         found = states.read(job, pods, *self._aside)
         if found.ended and job is not None:
@@ -69,25 +70,25 @@ class Observer:
         return found
 
     def _final(self, job: Object) -> JobState:
-        """The state at the end: the watch of the pods may lag behind that of the job, so they are fetched once more."""
+        """Return the state at the end; pods are fetched once more, because their watch may lag behind the job's."""
         if self._last_pods is None:
             self._last_pods, _ = self._api.list(PODS, labels=pod_labels(job), keep=pod_states.trimmed)
         return states.read(job, self.pods())
 
 
 @contextmanager
-def observing(api: Api, resource: Resource, job: Object) -> Iterator[Observer]:
-    observer = Observer(api, resource, job)
+def observing(api: ClusterClient, resource: Resource, job: Object) -> Iterator[JobObserver]:
+    observer = JobObserver(api, resource, job)
     try:
         yield observer
     finally:
         observer.close()
 
 
-def look_aside(api: Api, job: Object, pods: Sequence[Object]) -> tuple[Sequence[Object], Object | None]:
-    """Events of the job, of the jobs it owns and of one pod that waits; and Kueue's Workload where it is suspended.
+def look_aside(api: ClusterClient, job: Object, pods: Sequence[Object]) -> tuple[Sequence[Object], Object | None]:
+    """Return events of the job, of the jobs it owns and of one pod that waits, and Kueue's Workload if it is suspended.
 
-    What these credentials may not see, or the cluster does not have, is left out.
+    Kinds that these credentials may not list, or that the cluster does not have, are left out.
     """
     waiting = [pod for pod in pods if not pod_states.is_running(pod) and not pod_states.has_ended(pod)]
     names = [pod_states.name_of(job), *_children(job), *map(pod_states.name_of, waiting[:1])]
@@ -99,20 +100,20 @@ def look_aside(api: Api, job: Object, pods: Sequence[Object]) -> tuple[Sequence[
 
 
 def pod_labels(job: Object) -> str:
-    """The label selector of a job's pods."""
+    """Return the label selector of a job's pods."""
     labels = job["metadata"].get("labels") or {}
     return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
 
-def _list(api: Api, resource: Resource, *, labels: str = "", fields: str = "") -> list[Object]:
+def _list(api: ClusterClient, resource: Resource, *, labels: str = "", fields: str = "") -> list[Object]:
     try:
         return api.list(resource, labels=labels, fields=fields, limit=SHOWN_EVENTS)[0]
-    except Refused:
+    except ApiError:
         return []
 
 
 def _children(job: Object) -> list[str]:
-    """Names of the jobs that a JobSet or TrainJob makes first: it is they whose pods may be refused."""
+    """Return the names of the first jobs that a JobSet or TrainJob makes; events of refused pods are theirs."""
     name, spec = pod_states.name_of(job), job.get("spec") or {}
     if job["kind"] == "TrainJob":
         return [f"{name}-node-0"]
@@ -122,7 +123,7 @@ def _children(job: Object) -> list[str]:
 
 
 def _is_about(event: Object, job: Object) -> bool:
-    """Not about an earlier job of the same name."""
+    """Return whether an event is about this job, not an earlier one of the same name."""
     series = event.get("series") or {}
     last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return last is None or str(last)[:19] >= str(job["metadata"]["creationTimestamp"])[:19]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from podscale.findings import Finding, Verdict
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.resources import (
     CONFIG_MAPS,
@@ -37,22 +37,22 @@ MONITORS = (
 )
 
 
-def kinds(api: Api, backend: str) -> Iterator[Finding]:
+def kinds(api: ClusterClient, backend: str) -> Iterator[Finding]:
     """Which kinds of job the cluster knows; the one that is wanted must be there."""
     for name, resource in JOB_KINDS.items():
         if name == "job":
             continue
         subject = f"kind {resource.kind}"
-        if api.has(resource):
+        if api.serves(resource):
             yield Finding(subject, "ok", resource.api_version)
             continue
-        served = api.served(resource.group)
+        served = api.served_versions(resource.group)
         found = f"this cluster has {resource.group} {', '.join(served)}" if served else "not installed"
         verdict: Verdict = "missing" if name == backend else "note"
         yield Finding(subject, verdict, found, f"for launch.backend={name}: {PROVIDERS[resource.group].install}")
 
 
-def controllers(api: Api, backend: str) -> Iterator[Finding]:
+def controllers(api: ClusterClient, backend: str) -> Iterator[Finding]:
     """Whether the operators behind the wanted kind of job are up."""
     wanted = CONTROLLERS.get(backend, ())
     deployments = _deployments(api)
@@ -77,7 +77,7 @@ def controllers(api: Api, backend: str) -> Iterator[Finding]:
         )
 
 
-def init_container(api: Api) -> Iterator[Finding]:
+def init_container(api: ClusterClient) -> Iterator[Finding]:
     """The training operator gives workers of jobs with a master an init container that restricted admission refuses."""
     for found in _deployments(api) or ():
         if name_of(found) == "training-operator" and "pytorch-init-container-template-file" not in str(found["spec"]):
@@ -90,12 +90,12 @@ def init_container(api: Api) -> Iterator[Finding]:
             )
 
 
-def managed_by_kueue(api: Api, backend: str) -> Iterator[Finding]:
+def managed_by_kueue(api: ClusterClient, backend: str) -> Iterator[Finding]:
     """Kueue's default configuration leaves PyTorchJob and JAXJob alone: such a job would pass by the quota."""
     namespace, name = KUEUE_CONFIG
     try:
         found = api.get(CONFIG_MAPS, name, namespace=namespace)
-    except Refused:
+    except ApiError:
         advice = f"see that {KUEUE_NAMES.get(backend, backend)} is among integrations.frameworks of Kueue"
         yield Finding("Kueue's kinds", "note", "its configuration may not be looked at with these credentials", advice)
         return
@@ -109,12 +109,12 @@ def managed_by_kueue(api: Api, backend: str) -> Iterator[Finding]:
         yield Finding("Kueue's kinds", "missing", f"{wanted} is not managed: the job would pass by the quota", advice)
 
 
-def pipelines(api: Api) -> Iterator[Finding]:
+def pipelines(api: ClusterClient) -> Iterator[Finding]:
     """Whether Kubeflow Pipelines answers, through the API server's proxy."""
     subject, advice = "Kubeflow Pipelines", "only `podscale pipeline` needs it; `podscale submit` does not"
     try:
         answers = api.healthy(KFP_HEALTH)
-    except Refused:
+    except ApiError:
         yield Finding(subject, "note", "may not be asked with these credentials", advice)
         return
     if answers:
@@ -123,9 +123,9 @@ def pipelines(api: Api) -> Iterator[Finding]:
         yield Finding(subject, "note", "no service ml-pipeline that answers in namespace kubeflow", advice)
 
 
-def monitoring(api: Api) -> Iterator[Finding]:
+def monitoring(api: ClusterClient) -> Iterator[Finding]:
     """Whether anything could scrape the pods' metrics by an object of the chart."""
-    found = [resource for resource in MONITORS if api.has(resource)]
+    found = [resource for resource in MONITORS if api.serves(resource)]
     if found:
         yield Finding("monitoring", "ok", ", ".join(f"{one.kind} ({one.api_version})" for one in found))
     else:
@@ -133,10 +133,10 @@ def monitoring(api: Api) -> Iterator[Finding]:
         yield Finding("monitoring", "note", "neither PodMonitor nor PodMonitoring", advice)
 
 
-def _deployments(api: Api) -> Sequence[Object] | None:
+def _deployments(api: ClusterClient) -> Sequence[Object] | None:
     try:
         return api.list(DEPLOYMENTS, namespace="")[0]
-    except Refused:
+    except ApiError:
         return None
 
 

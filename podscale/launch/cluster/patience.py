@@ -1,82 +1,95 @@
-"""How long a request is repeated while the API server does not answer, and how long to wait in between."""
+"""Retry policy of requests to the API server, and the notices of an outage.
 
-import random
+The loop, the backoff and the deadline are tenacity's. The notices are ours: one line when an outage has lasted, one
+when it is over, however many threads retry.
+"""
+
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-FIRST_DELAY = 0.5
-LONGEST_DELAY = 20.0
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
 
-Tell = Callable[[str], None]
-"""Takes one line for people."""
+from podscale.launch.cluster.errors import Unreachable
+
+QUIET_SECONDS = 5.0
+"""Age of an outage from which the user is notified, seconds."""
+
+Notify = Callable[[str], None]
+"""Takes one line for the user."""
+
+_backoff = wait_exponential_jitter(multiplier=0.5, max=20.0, jitter=0.25)
 
 
 @dataclass(frozen=True)
-class Patience:
-    """seconds: how long an outage may last before it is an error; answer: the longest wait for one answer."""
+class RetryPolicy:
+    """Time limits of a request.
 
-    seconds: float
-    answer: float = 60.0
+    Args:
+        deadline: longest time from the first attempt to the last, seconds; 0 for one attempt.
+        read_timeout: longest wait for one answer, seconds.
+    """
+
+    deadline: float
+    read_timeout: float = 60.0
+
+    def retrying(self, notice: "OutageNotice") -> Retrying:
+        """Return tenacity's caller of a function that is retried while it raises Unreachable."""
+
+        def seconds(state: RetryCallState) -> float:
+            return min(self.deadline, _error(state).retry_for)
+
+        def report(state: RetryCallState) -> None:
+            if (state.seconds_since_start or 0.0) > QUIET_SECONDS:
+                notice.down(_error(state).notice, state.start_time, seconds(state))
+
+        return Retrying(
+            retry=retry_if_exception_type(Unreachable),
+            wait=lambda state: max(_error(state).retry_after, _backoff(state)),
+            stop=lambda state: stop_before_delay(seconds(state))(state),
+            before_sleep=report,
+            reraise=True,
+        )
 
 
-BRIEF = Patience(15.0, answer=15.0)
+INTERACTIVE = RetryPolicy(15.0, read_timeout=15.0)
 """For commands whose reader waits at the terminal."""
-LONG = Patience(1800.0)
-"""For those that accompany a job: it goes on without us, so an outage costs nothing but waiting."""
+UNATTENDED = RetryPolicy(1800.0)
+"""For commands that follow a job: the job runs on during an outage, which costs nothing but waiting."""
 
 
-QUIET_SECONDS = 5.0
-"""Shorter outages are not worth a line."""
+class OutageNotice:
+    """Notifies once that the API server does not answer, and once that it does again; used from several threads."""
 
-
-class Announcer:
-    """Tells once that the API server does not answer and once that it does again, however many threads notice."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
         self._lock = threading.Lock()
         self._since: float | None = None
 
-    def down(self, why: str, since: float, patience: Patience) -> None:
+    def down(self, why: str, since: float, retry_seconds: float) -> None:
+        """Notify of an outage unless that is done.
+
+        Args:
+            why: what the API server does not do.
+            since: begin of the outage, seconds of the monotonic clock.
+            retry_seconds: longest time for which the request is retried.
+        """
         with self._lock:
             if self._since is None:
                 self._since = since
-                minutes = max(1, round(patience.seconds / 60))
-                self._tell(f"{why}; trying again for {minutes} min. What runs on the cluster runs on")
+                minutes = max(1, round(retry_seconds / 60))
+                self._notify(f"{why}; retrying for {minutes} min. Jobs on the cluster run on")
 
     def up(self) -> None:
+        """Notify of the end of an outage that was notified."""
         with self._lock:
             if self._since is not None:
-                self._tell(f"the API server answers again, after {time.monotonic() - self._since:.0f} s")
+                self._notify(f"the API server answers again, after {time.monotonic() - self._since:.0f} s")
                 self._since = None
 
 
-class Outage:
-    """The failed attempts of one request: how long to wait before the next, and when patience is over."""
-
-    def __init__(self, patience: Patience, announcer: Announcer, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._patience = patience
-        self._announcer = announcer
-        self._sleep = sleep
-        self._began = time.monotonic()
-        self._delay = FIRST_DELAY
-
-    def endured(self, why: str, *, advised: float = 0.0, at_most: float | None = None) -> bool:
-        """Waits for the next attempt; False where patience is over.
-
-        advised: seconds that the server asked for; at_most: of patience, where more would be in vain.
-        """
-        now = time.monotonic()
-        patience = self._patience
-        if at_most is not None and at_most < patience.seconds:
-            patience = replace(patience, seconds=at_most)
-        delay = max(advised, self._delay * random.uniform(0.75, 1.25))
-        if now + delay - self._began > patience.seconds:
-            return False
-        if now - self._began > QUIET_SECONDS:
-            self._announcer.down(why, self._began, patience)
-        self._delay = min(self._delay * 2, LONGEST_DELAY)
-        self._sleep(delay)
-        return True
+def _error(state: RetryCallState) -> Unreachable:
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(error, Unreachable), "retried for this class alone"
+    return error

@@ -50,7 +50,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class PodProblem:
     """Why a pod does not run; hopeless: nothing but a change by somebody helps."""
 
     reason: str
@@ -156,7 +156,7 @@ def _lost_pod(status: Object) -> str:
     return f"{status['reason']}: {message}" if message else str(status["reason"])
 
 
-def trouble(pod: Object) -> Trouble | None:
+def find_problem(pod: Object) -> PodProblem | None:
     """Why this pod does not run, for people; None where it runs, has ended, or merely needs a moment."""
     status = pod.get("status") or {}
     if has_ended(pod):
@@ -165,7 +165,7 @@ def trouble(pod: Object) -> Trouble | None:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             gated = condition.get("reason") == "SchedulingGated"
             text = str(condition.get("message") or "")
-            return Trouble(f"{'held back' if gated else 'no node for it'}: {text}")
+            return PodProblem(f"{'held back' if gated else 'no node for it'}: {text}")
     for container in _containers(status):
         found = _waiting(container)
         if found is not None:
@@ -177,7 +177,7 @@ def _containers(status: Object) -> Sequence[Object]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _waiting(container: Object) -> Trouble | None:
+def _waiting(container: Object) -> PodProblem | None:
     waiting: Any = (container.get("state") or {}).get("waiting")
     if not waiting or waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return None
@@ -185,8 +185,8 @@ def _waiting(container: Object) -> Trouble | None:
     if reason == "CrashLoopBackOff":
         last = ((container.get("lastState") or {}).get("terminated")) or {}
         why = _ending(last, "").headline if last else message
-        return Trouble(f"its container {container['name']} failed and is started again after a pause: {why}")
+        return PodProblem(f"its container {container['name']} failed and is started again after a pause: {why}")
     advice = HOPELESS.get(reason)
     image = f" (image {container['image']})" if "Image" in reason else ""
     text = f"{reason}: {message}{image}" if message else f"{reason}{image}"
-    return Trouble(f"{text}; {advice}", hopeless=True) if advice else Trouble(text)
+    return PodProblem(f"{text}; {advice}", hopeless=True) if advice else PodProblem(text)

@@ -3,7 +3,7 @@
 import time
 
 from podscale.errors import PodscaleError
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import Conflict, NotFound
 from podscale.launch.cluster.resources import Resource
 
@@ -11,7 +11,7 @@ ENDING_SECONDS = 600.0
 """How long a job that is being deleted may take: its pods save first."""
 
 
-def delete(api: Api, resource: Resource, name: str, uid: str) -> bool:
+def delete(api: ClusterClient, resource: Resource, name: str, uid: str) -> bool:
     """Deletes this very job; False where it was gone, or another one has its name."""
     try:
         api.delete(resource, name, uid=uid)
@@ -20,10 +20,10 @@ def delete(api: Api, resource: Resource, name: str, uid: str) -> bool:
     return True
 
 
-def wait_until_gone(api: Api, resource: Resource, name: str, uid: str) -> None:
+def wait_until_gone(api: ClusterClient, resource: Resource, name: str, uid: str) -> None:
     """Returns when the job and its pods are gone. Raises PodscaleError where that takes too long."""
     until = time.monotonic() + ENDING_SECONDS
-    while (found := api.find(resource, name)) is not None and found["metadata"]["uid"] == uid:
+    while (found := api.get_or_none(resource, name)) is not None and found["metadata"]["uid"] == uid:
         if time.monotonic() > until:
             raise PodscaleError(
                 f"is being deleted for {ENDING_SECONDS / 60:.0f} minutes",

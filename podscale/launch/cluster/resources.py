@@ -1,4 +1,4 @@
-"""The kinds of objects that the launcher asks an API server for, and what has to be installed to have them."""
+"""Kinds of objects that the launcher reads and writes, and the operators that bring them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,16 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of object: its API group ('' is the core group), version, kind, and plural as it stands in URLs."""
+    """Kind of object. DynamicClient takes it in place of a kubernetes.dynamic.Resource, which needs a request to find,
+    and quotes neither namespace nor name.
+
+    Args:
+        group: API group; "" is the core group.
+        version: version of the group.
+        kind: as in manifests.
+        plural: as in URLs.
+        namespaced: False if the objects belong to the whole cluster.
+    """
 
     group: str
     version: str
@@ -29,19 +38,19 @@ class Resource:
 
     @property
     def full_name(self) -> str:
-        """As RBAC and people name it: pytorchjobs.kubeflow.org."""
+        """Name for RBAC and kubectl: pytorchjobs.kubeflow.org."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def root(self) -> str:
-        """The URL path of its group and version."""
+        """URL path of the group and version."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
-    def path(self, namespace: str, name: str = "", part: str = "") -> str:
-        """The URL path of the collection, of one object, or of a part of it such as `log`."""
-        where = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced else ""
-        rest = "".join(f"/{quote(word, safe='')}" for word in (name, part) if word)
-        return f"{self.root}{where}/{self.plural}{rest}"
+    def path(self, name: str | None = None, namespace: str | None = None, part: str = "") -> str:
+        """Return the URL path of the collection, of one object, or of a part of it such as `log`."""
+        scope = ("namespaces", namespace) if self.namespaced and namespace else ()
+        words = (*scope, self.plural, name, part)
+        return "/".join((self.root, *(quote(word, safe="") for word in words if word)))
 
 
 PODS = Resource("", "v1", "Pod", "pods")
@@ -61,12 +70,12 @@ WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 LOCAL_QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 JOB_KINDS = {name: Resource(kind.group, kind.version, kind.kind, kind.plural) for name, kind in BACKENDS.items()}
-"""Everything that a stage can run as, by the name of the backend."""
+"""Kinds of job, by the name of the backend."""
 
 
 @dataclass(frozen=True)
 class Provider:
-    """What has to be installed for a kind of object: name, oldest version that is enough, and how to get it."""
+    """Operator that brings a kind of object: name, oldest version that is enough, command that installs it."""
 
     name: str
     version: str
@@ -100,11 +109,11 @@ PROVIDERS = {
     "jobset.x-k8s.io": _JOBSET,
     "kueue.x-k8s.io": _KUEUE,
 }
-"""Who brings the kinds of an API group."""
+"""Operator that brings the kinds of an API group."""
 
 
 def resource_of(manifest: Object) -> Resource:
-    """The resource of an object that Podscale renders; kinds without a table entry get their regular plural."""
+    """Return the resource of a rendered object; a kind without an entry in the table gets its regular plural."""
     kind = str(manifest["kind"])
     group, _, version = str(manifest["apiVersion"]).rpartition("/")
     known = next((found for found in JOB_KINDS.values() if (found.kind, found.group) == (kind, group)), None)

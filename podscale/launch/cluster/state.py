@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from podscale.launch.cluster import pods as pod_states
-from podscale.launch.cluster.pods import Ending, Trouble
+from podscale.launch.cluster.pods import Ending, PodProblem
 from podscale.launch.cluster.resources import Object
 from podscale.text import count, one_line
 
@@ -165,12 +165,14 @@ def _has_run(job: Object) -> bool:
     return bool(listed & {"Running", "Restarting"} or any(map(status.get, ("failed", "succeeded", "restarts"))))
 
 
-def _alive(job: Object, own: Sequence[Object], events: Sequence[Object], running: int) -> tuple[Phase, Trouble | None]:
+def _alive(
+    job: Object, own: Sequence[Object], events: Sequence[Object], running: int
+) -> tuple[Phase, PodProblem | None]:
     """Phase and trouble of a job that has neither ended nor been suspended."""
     done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in own)
     if own and running + done >= replicas(job):
         return "running", None
-    why = _first_trouble(job, own, events)
+    why = _first_problem(job, own, events)
     holding = _conditions(job)
     failed = pod_states.culprit(own) is not None  # a container that has just ended, and is not counted as restarted yet
     if failed or _restarts(job, own) or "Restarting" in holding or "RestartingJobSet" in holding:
@@ -180,21 +182,21 @@ def _alive(job: Object, own: Sequence[Object], events: Sequence[Object], running
     return "starting", why
 
 
-def _first_trouble(job: Object, own: Sequence[Object], events: Sequence[Object]) -> Trouble | None:
+def _first_problem(job: Object, own: Sequence[Object], events: Sequence[Object]) -> PodProblem | None:
     """What keeps the job from running: the worst of its pods, else pods that could not be made, else other events."""
-    found = [(pod, why) for pod in own if (why := pod_states.trouble(pod)) is not None]
+    found = [(pod, why) for pod in own if (why := pod_states.find_problem(pod)) is not None]
     if found:
         pod, why = max(found, key=lambda pair: pair[1].hopeless)
         others = f" (and {count(len(found) - 1, 'other pod')})" if len(found) > 1 else ""
-        return Trouble(f"{pod_states.name_of(pod)}: {why.reason}{others}", why.hopeless)
+        return PodProblem(f"{pod_states.name_of(pod)}: {why.reason}{others}", why.hopeless)
     if len(own) < replicas(job):
         refused = next(_told(events, lambda reason: reason.startswith("FailedCreate")), None)
         if refused is not None:
             return _refused_pods(refused)
-    return next((Trouble(text) for text in _told(events, lambda reason: reason in TELLING_EVENTS)), None)
+    return next((PodProblem(text) for text in _told(events, lambda reason: reason in TELLING_EVENTS)), None)
 
 
-def _refused_pods(message: str) -> Trouble:
+def _refused_pods(message: str) -> PodProblem:
     if "violates PodSecurity" in message:
         injected = "init-pytorch" in message
         advice = (
@@ -203,10 +205,10 @@ def _refused_pods(message: str) -> Trouble:
             if injected
             else "set launch.cluster.security=restricted, or use a namespace that allows what the pods need"
         )
-        return Trouble(f"the namespace's Pod Security refuses its pods: {message}; {advice}", hopeless=True)
+        return PodProblem(f"the namespace's Pod Security refuses its pods: {message}; {advice}", hopeless=True)
     if "exceeded quota" in message:
-        return Trouble(f"its pods do not fit the namespace's quota: {message}; ask for less or wait for other jobs")
-    return Trouble(f"its pods cannot be made: {message}", hopeless="is forbidden" in message)
+        return PodProblem(f"its pods do not fit the namespace's quota: {message}; ask for less or wait for other jobs")
+    return PodProblem(f"its pods cannot be made: {message}", hopeless="is forbidden" in message)
 
 
 def _told(events: Sequence[Object], telling: Callable[[str], bool]) -> Iterator[str]:
@@ -221,6 +223,6 @@ def _when(event: Object) -> str:
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _last_words(own: Sequence[Object]) -> Trouble | None:
+def _last_words(own: Sequence[Object]) -> PodProblem | None:
     culprit = pod_states.culprit(own)
-    return Trouble(f"{culprit.pod}: {culprit.headline}") if culprit is not None and culprit.error else None
+    return PodProblem(f"{culprit.pod}: {culprit.headline}") if culprit is not None and culprit.error else None

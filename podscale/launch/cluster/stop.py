@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from podscale.launch.cluster import state as states
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.listing import jobs_of
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete
@@ -22,12 +22,12 @@ class Halt:
 
 
 def stop_jobs(
-    api: Api, run: str, stage: str | None = None, *, identity: str | None = None, ended: bool = False
+    api: ClusterClient, run: str, stage: str | None = None, *, identity: str | None = None, ended: bool = False
 ) -> Halt:
     """Deletes the jobs of a run that are at work: their pods save and end. ended: those that have ended, too.
 
     identity: of the only document whose jobs are meant. Jobs that somebody else deleted meanwhile are left out.
-    Raises Refused where jobs may be there that these credentials may not see or delete.
+    Raises ApiError where jobs may be there that these credentials may not see or delete.
     """
     meant = [job for job in jobs_of(api, run, stage) if ended or not states.read(job[1]).ended]
     own = [job for job in meant if identity in (None, identity_of(job[1]))]

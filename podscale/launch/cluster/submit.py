@@ -9,9 +9,9 @@ from typing import Literal
 from podscale.errors import InputError, PodscaleError
 from podscale.launch.cluster import companions
 from podscale.launch.cluster import state as states
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import AlreadyExists, Missing, Refused
-from podscale.launch.cluster.patience import Tell
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import AlreadyExists, ApiError, Missing
+from podscale.launch.cluster.patience import Notify
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete, wait_until_gone
 from podscale.launch.cluster.resources import JOB_KINDS, RUN_LABEL, STAGE_LABEL, Object, Resource, resource_of
@@ -33,7 +33,7 @@ class Submission:
     resource: Resource
 
 
-def submit(api: Api, manifests: Manifests, tell: Tell) -> Submission:
+def submit(api: ClusterClient, manifests: Manifests, tell: Notify) -> Submission:
     """Creates the job, or finds the one that is there: running ones are adopted, successful ones are left alone,
     failed ones are replaced.
 
@@ -59,7 +59,7 @@ def submit(api: Api, manifests: Manifests, tell: Tell) -> Submission:
     raise PodscaleError("appears and vanishes", field=name, hint="Another program may manage it.")
 
 
-def create(api: Api, manifests: Manifests) -> Object:
+def create(api: ClusterClient, manifests: Manifests) -> Object:
     """Creates the companions, tries the job without effect, creates it, and makes it the companions' owner.
 
     Nothing new is left behind where the job is refused. Raises AlreadyExists where another submitter was faster.
@@ -73,7 +73,7 @@ def create(api: Api, manifests: Manifests) -> Object:
         raise
     except Missing:
         companions.remove(api, made)
-        raise api.missing(resource) from None
+        raise api.missing_error(resource) from None
     except PodscaleError:
         companions.remove(api, made)
         raise
@@ -81,7 +81,7 @@ def create(api: Api, manifests: Manifests) -> Object:
     return job
 
 
-def check(api: Api, manifests: Manifests) -> None:
+def check(api: ClusterClient, manifests: Manifests) -> None:
     """Has the server check everything without effect.
 
     Raises InputError with what it refuses. A job that needs its companions first can only be checked by submitting.
@@ -95,12 +95,12 @@ def check(api: Api, manifests: Manifests) -> None:
     try:
         if manifests.job["kind"] != "TrainJob" or not manifests.companions:  # its runtime must exist first
             api.create(resource, manifests.job, dry_run=True)
-        elif not api.has(resource):
-            raise api.missing(resource)
+        elif not api.serves(resource):
+            raise api.missing_error(resource)
     except AlreadyExists:
         refuse_other_document(api.get(resource, name_of(manifests.job)), manifests.job)
     except Missing:
-        raise api.missing(resource) from None
+        raise api.missing_error(resource) from None
 
 
 def stop_command(job: Object) -> str:
@@ -130,15 +130,15 @@ def refuse_other_document(found: Object, wanted: Object) -> None:
         )
 
 
-def refuse_other_kinds(api: Api, wanted: Object, resource: Resource) -> None:
+def refuse_other_kinds(api: ClusterClient, wanted: Object, resource: Resource) -> None:
     """Raises InputError where a job of another kind still carries out the same stage of the same run.
 
     Kinds that the cluster lacks or hides from us are passed over: whoever may not see them does not use them.
     """
     for kind in JOB_KINDS.values():
         try:
-            found = api.find(kind, name_of(wanted)) if kind != resource else None
-        except Refused as error:
+            found = api.get_or_none(kind, name_of(wanted)) if kind != resource else None
+        except ApiError as error:
             if error.status not in (403, 404):
                 raise
             continue
@@ -150,14 +150,14 @@ def refuse_other_kinds(api: Api, wanted: Object, resource: Resource) -> None:
             )
 
 
-def _find(api: Api, resource: Resource, name: str) -> Object | None:
+def _find(api: ClusterClient, resource: Resource, name: str) -> Object | None:
     try:
-        return api.find(resource, name)
+        return api.get_or_none(resource, name)
     except Missing:
-        raise api.missing(resource) from None
+        raise api.missing_error(resource) from None
 
 
-def _clear(api: Api, resource: Resource, job: Object, phase: str, tell: Tell) -> bool:
+def _clear(api: ClusterClient, resource: Resource, job: Object, phase: str, tell: Notify) -> bool:
     """Makes room for a new job where the old one failed or is being deleted; False where it is only suspended."""
     name, uid = name_of(job), str(job["metadata"]["uid"])
     if "deletionTimestamp" not in job["metadata"]:

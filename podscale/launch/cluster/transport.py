@@ -1,160 +1,163 @@
-"""One request to the API server until it is answered: outages waited out, tokens renewed, never without a time limit.
+"""Requests to the API server with time limits, retries and renewed tokens, on `kubernetes`' DynamicClient.
 
-Credentials and connections are those of the `kubernetes` package; its generated methods are not used, because kinds of
-operators have none, and because a watch or a log stream through them may wait for ever.
+Credentials, connections, URLs' queries, bodies and error classes are DynamicClient's. Four parts of it are left out,
+each measured or read in kubernetes 30.1 (the newest that kfp admits):
+
+- Its discovery sends GET /version and GET /apis when a client is made and one more for each API group, without a time
+  limit, and keeps the answers in /tmp/osrcp-HASH.json: a predictable name in a folder that all users share. The kinds
+  of objects that we ask for are known (see resources), so a client is made without any request.
+- Its `watch` has no read timeout: a connection that dies without a FIN waits forever. It also drops the bookmarks that
+  keep a quiet watch from expiring. `ClusterClient.watch` sends the same request and reads the lines itself.
+- Its reader of lines (kubernetes.watch.iter_resp_lines) drops empty lines, which a log has, and the last line of a
+  stream that breaks off; it bounds no line.
+- It renews a token by its stated expiry alone. A launcher outlives tokens that the server refuses before that, or that
+  a new login replaces in the kubeconfig: after a 401 the credentials are read again, once.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from typing import Any
-from urllib.parse import urlencode
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import urllib3
 
 from podscale.errors import InputError, PodscaleError
 from podscale.launch.cluster.connection import Target, open_client
-from podscale.launch.cluster.errors import WEBHOOK_SILENT, Request, Unreachable, refusal
-from podscale.launch.cluster.patience import Announcer, Outage, Patience, Tell
+from podscale.launch.cluster.errors import WEBHOOK_SILENT, ApiError, Request, Unreachable, api_error
+from podscale.launch.cluster.patience import Notify, OutageNotice, RetryPolicy
 from podscale.launch.cluster.resources import Object
-from podscale.version import VERSION
 
 CONNECT_SECONDS = 10.0
 BUSY = (429, 500, 502, 503, 504)
+"""HTTP statuses after which the same request may succeed."""
 WEBHOOK_SECONDS = 60.0
-"""An operator that is being restarted is back by then; one that is not needs somebody."""
+"""Retry time for an operator's webhook: one that restarts is back by then, one that is down needs a person."""
 MAX_LINE = 4 * 2**20
-"""Longer lines of a log or a watch are cut: one line must not fill the memory."""
+"""Longest line of a log or a watch, bytes; longer ones are cut to bound the memory."""
+
+Result = TypeVar("Result")
 
 
 class Interrupted(PodscaleError):
-    """A stream broke off in the middle; what came so far is good."""
+    """A stream broke off; what came so far is good."""
 
 
 class Transport:
-    """Sends requests with the credentials of one target; used from several threads.
+    """Calls methods of DynamicClient with the credentials of one target; used from several threads.
 
-    Raises Refused (InputError) for what the server refuses and Unreachable when patience with an outage, or with a
-    server in trouble, is over.
+    Every call raises ApiError (InputError) if the server refuses the request, and Unreachable if no retry helped.
     """
 
-    def __init__(self, target: Target, client: Any, patience: Patience, tell: Tell) -> None:
+    def __init__(self, target: Target, client: Any, policy: RetryPolicy, notify: Notify) -> None:
         self.target = target
         self.client = client
         self.requests = 0
-        """Requests made so far, repeated ones included."""
-        self._patience = patience
-        self._announcer = Announcer(tell)
+        """Number of requests, retries included."""
+        self._policy = policy
+        self._notice = OutageNotice(notify)
 
-    def json(
-        self,
-        request: Request,
-        method: str,
-        path: str,
-        query: dict[str, str] | None = None,
-        body: Object | None = None,
-        content: str = "application/json",
-    ) -> Object:
-        """The answer to a request as an object."""
-        headers = {"Content-Type": content} if body is not None else {}
-        data = json.dumps(body).encode() if body is not None else None
-        return parsed(self._send(request, method, path, query or {}, headers, data, self._patience.answer).data)
+    def json(self, request: Request, method: str, *arguments: Any, **options: Any) -> Object:
+        """Return the JSON object that a method of DynamicClient answers with; {} if the answer is none."""
+        return self._call(request, lambda answer: parsed(answer.data), None, method, *arguments, **options)
 
     def text(self, request: Request, path: str) -> str:
-        """The answer to a GET, whatever its type."""
-        answer = self._send(request, "GET", path, {}, {}, None, self._patience.answer)
-        return bytes(answer.data).decode("utf-8", "replace")
+        """Return the answer to a GET, of whatever type."""
+        return self._call(request, lambda answer: answer.data.decode("utf-8", "replace"), None, "request", "get", path)
 
-    def stream(self, request: Request, path: str, query: dict[str, str], silence: float) -> urllib3.BaseHTTPResponse:
-        """An answer that is read as it comes (see `lines`) and then closed. silence: seconds until it breaks off."""
-        return self._send(request, "GET", path, query, {}, None, silence, preload=False)
+    def stream(
+        self, request: Request, read_timeout: float, method: str, *arguments: Any, **options: Any
+    ) -> urllib3.BaseHTTPResponse:
+        """Return an answer to read with `lines` and to close.
 
-    def _send(
+        Args:
+            request: for messages.
+            read_timeout: silence after which the stream breaks off, seconds.
+            method: method of DynamicClient, called with `arguments` and `options` (see `_call`).
+        """
+        return self._call(request, lambda answer: answer, read_timeout, method, *arguments, **options)
+
+    def _call(
         self,
         request: Request,
+        read: Callable[[urllib3.BaseHTTPResponse], Result],
+        read_timeout: float | None,
         method: str,
-        path: str,
-        query: dict[str, str],
-        headers: dict[str, str],
-        data: bytes | None,
-        read_seconds: float,
-        *,
-        preload: bool = True,
-    ) -> urllib3.BaseHTTPResponse:
-        """One request until it is answered: outages and a busy server are waited out, expired tokens renewed."""
-        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds)
-        outage = Outage(self._patience, self._announcer)
-        renewed = False
-        while True:
-            try:
-                answer = self._once(method, path, query, headers, data, timeout, preload=preload)
-            except urllib3.exceptions.HTTPError as error:
-                self._refuse_bad_certificate(error)
-                why = f"the API server ({self.target.origin}) does not answer: {_short(error)}"
-                if not outage.endured(why):
-                    raise Unreachable(
-                        f"cannot {request}: {why}. Check the network or VPN with `kubectl cluster-info`"
-                    ) from None
-                continue
-            if answer.status == 401 and not renewed:
-                renewed = True
-                answer.close()
-                self.client = open_client(self.target)
-                continue
-            if 200 <= answer.status < 300:
-                self._announcer.up()
-                return answer
-            self._endure(request, answer, outage)
+        *arguments: Any,
+        query: Iterable[tuple[str, str]] = (),
+        **options: Any,
+    ) -> Result:
+        """Call a method of DynamicClient and read its answer, both retried.
 
-    def _endure(self, request: Request, answer: urllib3.BaseHTTPResponse, outage: Outage) -> None:
-        """Waits where the server may answer otherwise later; raises where it will not, or not soon enough."""
-        status, text = answer.status, b""
-        with closing(answer), suppress(urllib3.exceptions.HTTPError):
-            text = answer.data
-        found = parsed(text)
-        error = refusal(request, status, found if found else {"message": text.decode("utf-8", "replace").strip()})
-        if status not in BUSY:
-            raise error
-        advised = answer.headers.get("Retry-After", "")
-        if not outage.endured(
-            f"the API server is busy or has trouble (HTTP {status}): {error}",
-            advised=float(advised) if advised.isdigit() else 0.0,
-            at_most=WEBHOOK_SECONDS if WEBHOOK_SILENT in str(error) else None,
-        ):
-            raise Unreachable(str(error))
+        Args:
+            request: for messages.
+            read: returns the part of the answer that is asked for.
+            read_timeout: longest silence, seconds; None for the policy's.
+            method: method of DynamicClient, called with `arguments` and `options`.
+            query: parameters of the URL for which DynamicClient has no option.
+        """
+        timeouts = (CONNECT_SECONDS, read_timeout or self._policy.read_timeout)
 
-    def _once(
-        self,
-        method: str,
-        path: str,
-        query: dict[str, str],
-        headers: dict[str, str],
-        data: bytes | None,
-        timeout: urllib3.Timeout,
-        *,
-        preload: bool,
-    ) -> urllib3.BaseHTTPResponse:
-        self.requests += 1
-        client = self.client
-        headers = {"Accept": "application/json, */*", "User-Agent": f"podscale/{VERSION}", **headers}
-        client.update_params_for_auth(headers, [], ["BearerToken"])
-        url = f"{client.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
-        answer: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
-            method, url, body=data, headers=headers, timeout=timeout, preload_content=preload
-        )
-        return answer
+        def send() -> Result:
+            self.requests += 1
+            changed = {"header_params": {"Accept": "application/json, */*"}, "query_params": list(query)}
+            call = getattr(self.client, method)  # which adds to what it is given
+            return read(call(*arguments, serialize=False, _request_timeout=timeouts, **changed, **options))
 
-    def _refuse_bad_certificate(self, error: Exception) -> None:
-        cause = error.args[-1] if error.args else error
-        if isinstance(error, urllib3.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(cause):
-            raise InputError(
-                f"{self.target.origin}: the API server's certificate is not the one that the credentials name: "
-                f"{_short(error)}. They belong to another cluster, or the cluster was made anew: get them again"
-            ) from None
+        result: Result = self._policy.retrying(self._notice)(self._attempt, request, send)
+        self._notice.up()
+        return result
+
+    def _attempt(self, request: Request, send: Callable[[], Result]) -> Result:
+        """Send a request, and once more with new credentials if they are refused."""
+        try:
+            return self._checked(request, send)
+        except ApiError as error:
+            if error.status != 401:
+                raise
+        self.client = open_client(self.target)
+        return self._checked(request, send)
+
+    def _checked(self, request: Request, send: Callable[[], Result]) -> Result:
+        """Send a request; its errors are ours."""
+        from kubernetes.client.exceptions import ApiException  # with the client itself: 0.4 s
+
+        try:
+            return send()
+        except urllib3.exceptions.HTTPError as error:
+            raise self._no_answer(request, _short(error)) from None
+        except ApiException as error:
+            if not error.status:  # kubernetes wraps failures of TLS so
+                raise self._no_answer(request, str(error.reason)) from None
+            raise _refusal(request, error) from None
+
+    def _no_answer(self, request: Request, why: str) -> PodscaleError:
+        if "CERTIFICATE_VERIFY_FAILED" in why:
+            return InputError(
+                f"the API server's certificate is not the one that the credentials name: {_short(why)}",
+                field=self.target.origin,
+                hint="They belong to another cluster, or the cluster was made anew: get them again",
+            )
+        notice = f"the API server ({self.target.origin}) does not answer: {why}"
+        hint = "Check the network or VPN with `kubectl cluster-info`"
+        return Unreachable(f"cannot {request}: {notice}", hint=hint, notice=notice)
+
+
+def _refusal(request: Request, answer: Any) -> PodscaleError:
+    """Return the error for an answer (ApiException): Unreachable if the same request may succeed later."""
+    body = answer.body.encode() if isinstance(answer.body, str) else answer.body or b""
+    error = api_error(request, answer.status, parsed(body) or {"message": body.decode("utf-8", "replace").strip()})
+    if answer.status not in BUSY:
+        return error
+    retry_after = str((answer.headers or {}).get("Retry-After", ""))
+    return Unreachable(
+        str(error),
+        notice=f"the API server is busy or has trouble (HTTP {answer.status}): {error}",
+        retry_after=float(retry_after) if retry_after.isdigit() else 0.0,
+        retry_for=WEBHOOK_SECONDS if WEBHOOK_SILENT in str(error) else float("inf"),
+    )
 
 
 def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """The lines of a streamed answer as they come, without their ends. Raises Interrupted where it breaks off."""
+    """Yield the lines of a stream as they come, without their ends. Raises Interrupted if it breaks off."""
     rest = b""
     try:
         for chunk in answer.stream(2**16, decode_content=False):
@@ -170,7 +173,7 @@ def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 
 def parsed(text: bytes) -> Object:
-    """A JSON object; empty where it is none."""
+    """Return the JSON object in `text`; {} if it is none."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -178,7 +181,7 @@ def parsed(text: bytes) -> Object:
     return found if isinstance(found, dict) else {}
 
 
-def _short(error: Exception) -> str:
-    """The last part of urllib3's message, which says what happened."""
-    text = str(error.args[-1] if error.args else error)
+def _short(error: object) -> str:
+    """Return the last part of urllib3's message, which names the cause."""
+    text = str(error.args[-1] if isinstance(error, Exception) and error.args else error)
     return text.rpartition(": ")[2] if ">: " in text else text

@@ -1,7 +1,7 @@
-"""Accompanies a job to its end: tells how it stands, shows the log of rank 0, deletes what no restart can help.
+"""Follow a job to its end: report its state, show the log of rank 0, delete a job that no restart can help.
 
-The job does not need us. An outage of the API server, our own restart or our death cost it nothing; whoever submits
-again finds it where it is.
+The job does not depend on this process. An outage of the API server, a restart or the end of this process cost it
+nothing; the next `podscale submit` finds it and follows it.
 """
 
 import time
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from podscale.errors import PodscaleError
-from podscale.launch.cluster.api import Api
-from podscale.launch.cluster.errors import NotFound, Refused
+from podscale.launch.cluster.api import ClusterClient
+from podscale.launch.cluster.errors import ApiError, NotFound
 from podscale.launch.cluster.logs import LogFollower
-from podscale.launch.cluster.observe import Observer, observing
-from podscale.launch.cluster.patience import Tell
+from podscale.launch.cluster.observe import JobObserver, observing
+from podscale.launch.cluster.patience import Notify
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import delete
 from podscale.launch.cluster.resources import NAMESPACES, Object, Resource
@@ -25,7 +25,14 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: between two looks at most and at least; how long to bear what nobody mends; for the last of the log."""
+    """Time limits, seconds.
+
+    Args:
+        look: longest time between two looks at the job.
+        rest: shortest time between two looks.
+        hopeless: timeout for conditions that need an operator.
+        log: timeout for the end of the log.
+    """
 
     look: float = 5.0
     rest: float = 0.5
@@ -46,27 +53,27 @@ class NamespaceGone(JobVanished):
 
 
 def wait(
-    api: Api, resource: Resource, job: Object, *, show: Show, tell: Tell, limits: Limits | None = None
+    api: ClusterClient, resource: Resource, job: Object, *, show: Show, tell: Notify, limits: Limits | None = None
 ) -> JobState:
-    """Waits until the job has ended; returns its last state, whose `ending` says how the stage ended.
+    """Wait until the job has ended; return its last state, whose `ending` has the exit of the stage.
 
-    A job whose input is bad, or that never ran and waits for what nobody mends, is deleted and counts as failed. One
-    that ran is left: a replacement that cannot be started (a registry that is down, a node) does not undo its work.
-    Raises JobVanished where it is deleted by somebody else, and what the API raises.
+    A job whose input is bad, or that never ran and waits for an operator, is deleted and counts as failed. A job that
+    ran is left: a replacement pod that cannot start (a registry or a node is down) does not undo its work. Raises
+    JobVanished if another process deletes the job, and the errors of ClusterClient.
     """
     limits = limits or Limits()
     with observing(api, resource, job) as observer:
         log = LogFollower(api, observer.pods, show, tell)
-        state = _Vigil(api, resource, job, observer, tell, limits).keep()
+        state = _JobWatcher(api, resource, job, observer, tell, limits).wait()
         log.finish(limits.log)
         return state
 
 
-class _Vigil:
-    """One waiting: what was told last, and since when the job is stuck."""
+class _JobWatcher:
+    """Waits for one job: its last reported state, and the time since when it needs an operator."""
 
     def __init__(
-        self, api: Api, resource: Resource, job: Object, observer: Observer, tell: Tell, limits: Limits
+        self, api: ClusterClient, resource: Resource, job: Object, observer: JobObserver, tell: Notify, limits: Limits
     ) -> None:
         self._api = api
         self._resource = resource
@@ -79,7 +86,7 @@ class _Vigil:
         self._stuck_since: float | None = None
         self._ran = False
 
-    def keep(self) -> JobState:
+    def wait(self) -> JobState:
         while True:
             self._observer.changed.clear()
             state = self._observer.state()
@@ -90,7 +97,7 @@ class _Vigil:
                 return state
             if state.ending is not None and state.ending.bad_input:
                 return self._give_up(state, state.ending.headline)
-            if self._stuck(state):
+            if self._needs_operator(state):
                 return self._give_up(state, state.reason)
             self._observer.changed.wait(self._limits.look)
             time.sleep(self._limits.rest)  # many pods change at once
@@ -100,8 +107,8 @@ class _Vigil:
             self._told = str(state)
             self._tell(self._told)
 
-    def _stuck(self, state: JobState) -> bool:
-        """Whether the job has waited in vain for too long, and never got further than that."""
+    def _needs_operator(self, state: JobState) -> bool:
+        """Return whether the job never ran, and has waited for an operator longer than `hopeless`."""
         self._ran = self._ran or state.ran
         if not state.hopeless or self._ran:
             self._stuck_since = None
@@ -110,7 +117,7 @@ class _Vigil:
         return time.monotonic() - self._stuck_since > self._limits.hopeless
 
     def _give_up(self, state: JobState, why: str) -> JobState:
-        """Deletes the job, which would only fail or wait again."""
+        """Delete the job, which would only fail or wait again."""
         self._tell(f"{self._resource.kind} {self._name} is deleted, because no restart can help: {why}")
         delete(self._api, self._resource, self._name, self._uid)
         return replace(state, phase="failed", reason=why)
@@ -130,11 +137,11 @@ class _Vigil:
         return JobVanished("was deleted by another client, or by `podscale stop`", field=job, hint=hint)
 
 
-def _namespace_is_going(api: Api) -> bool:
+def _namespace_is_going(api: ClusterClient) -> bool:
     try:
         phase = (api.get(NAMESPACES, api.namespace).get("status") or {}).get("phase")
     except NotFound:
         return True
-    except Refused:
+    except ApiError:
         return False  # a role in one namespace may not read the namespace itself
     return bool(phase == "Terminating")

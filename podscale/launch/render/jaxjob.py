@@ -1,21 +1,27 @@
-"""JAXJob of the Kubeflow training operator, v1.
+"""JAXJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
 
-The operator tells the pods where the coordinator is (COORDINATOR_ADDRESS, COORDINATOR_PORT, NUM_PROCESSES, PROCESS_ID),
-which is enough for torchrun too. On GKE it tells them nothing about TPUs: slices of several machines are for JobSet.
+The operator sets the coordinator's address in every pod (COORDINATOR_ADDRESS, COORDINATOR_PORT, NUM_PROCESSES,
+PROCESS_ID), which is enough for torchrun too. On GKE it sets nothing about TPUs: slices of several machines are for
+JobSet.
 """
 
 from podscale.errors import InputError
 from podscale.launch.backends import BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, pod
-from podscale.launch.render.pytorchjob import run_policy
+from podscale.launch.render.pytorchjob import as_manifest, run_policy, worker
 
 PORT = 6666
 """The operator's own; it must be named jaxjob-port."""
 
 
 def render(spec: JobSpec) -> common.Manifests:
-    """Raises InputError for TPU slices of several machines and for elastic jobs."""
+    """Return the JAXJob of a stage, and its network policy.
+
+    Raises InputError for TPU slices of several machines and for elastic jobs.
+    """
+    from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
+
     common.refuse_elastic(spec, "jaxjob")
     if spec.hardware.hosts > 1:
         raise InputError(
@@ -25,6 +31,7 @@ def render(spec: JobSpec) -> common.Manifests:
             hint="Set launch.backend=jobset",
         )
     template = pod.pod_template(spec, BACKENDS["jaxjob"].container, ports={"jaxjob-port": PORT})
-    worker = {"replicas": spec.nodes, "restartPolicy": "OnFailure", "template": template}
-    body = {"runPolicy": run_policy(spec), "jaxReplicaSpecs": {"Worker": worker}}
-    return common.Manifests(common.job(spec, "jaxjob", body), (common.network_policy(spec),))
+    body = models.KubeflowOrgV1JAXJobSpec(
+        run_policy=run_policy(spec), jax_replica_specs={"Worker": worker(spec, template)}
+    )
+    return common.Manifests(common.job(spec, "jaxjob", as_manifest(body)), (common.network_policy(spec),))

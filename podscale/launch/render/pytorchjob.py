@@ -1,13 +1,16 @@
-"""PyTorchJob of the Kubeflow training operator, v1.
+"""PyTorchJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
+
+The models are those of the operator's own fields; the pod template in them is the dict that all kinds of job share. A
+field that the operator does not have is a TypeError here, not a refusal of the cluster.
 
 All pods are workers. With a master the operator gives every worker an init container without a security context, which
-a namespace with restricted Pod Security refuses (training-operator 1.9.4, pkg/controller.v1/pytorch/initcontainer.go);
-without one it tells the workers how many they are, but not where to meet. So the pods are told here: their rank by the
-label that the operator gives each, the first worker as the meeting place, for which the operator makes a headless
-service. The job succeeds when all pods have.
+a namespace with restricted Pod Security refuses (training-operator 1.9.4, pkg/controller.v1/pytorch/initcontainer.go).
+Without a master the operator sets the number of workers, but no rendezvous address. So the pod template sets it: the
+rank is the label that the operator gives each pod, the address is that of the first worker, for which the operator
+makes a headless service. The job succeeds when all pods have.
 
-With launch.cluster.min_nodes the job is elastic: torchrun's c10d rendezvous decides who is which rank, and goes on with
-fewer pods.
+With launch.cluster.min_nodes the job is elastic: torchrun's c10d rendezvous assigns the ranks, and goes on with fewer
+pods.
 """
 
 from typing import Any
@@ -19,40 +22,64 @@ from podscale.launch.render import common, pod
 PORT = 23456
 """The operator's own; it must be named pytorchjob-port."""
 JOIN_SECONDS = 900
-"""How long pods wait for each other at an elastic rendezvous: images are pulled and nodes created meanwhile."""
+"""Timeout of an elastic rendezvous, seconds: images are pulled and nodes created meanwhile."""
 
 
 def render(spec: JobSpec) -> common.Manifests:
-    body: dict[str, Any] = {"runPolicy": run_policy(spec), "nprocPerNode": str(spec.processes)}
-    if spec.min_nodes is not None:
-        body["elasticPolicy"] = _elastic(spec, spec.min_nodes)
-    ports = {"pytorchjob-port": PORT}
-    environment = [] if spec.min_nodes is not None else _meeting(spec)
-    template = pod.pod_template(spec, BACKENDS["pytorchjob"].container, environment=environment, ports=ports)
-    body["pytorchReplicaSpecs"] = {
-        "Worker": {"replicas": spec.nodes, "restartPolicy": "OnFailure", "template": template}
-    }
-    return common.Manifests(common.job(spec, "pytorchjob", body), (common.network_policy(spec),))
+    """Return the PyTorchJob of a stage, and its network policy."""
+    from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
+
+    elastic = spec.min_nodes is not None
+    template = pod.pod_template(
+        spec,
+        BACKENDS["pytorchjob"].container,
+        environment=[] if elastic else _meeting(spec),
+        ports={"pytorchjob-port": PORT},
+    )
+    body = models.KubeflowOrgV1PyTorchJobSpec(
+        run_policy=run_policy(spec),
+        nproc_per_node=str(spec.processes),
+        elastic_policy=_elastic(spec) if elastic else None,
+        pytorch_replica_specs={"Worker": worker(spec, template)},
+    )
+    return common.Manifests(common.job(spec, "pytorchjob", as_manifest(body)), (common.network_policy(spec),))
 
 
-def run_policy(spec: JobSpec) -> dict[str, Any]:
-    """What the training operator does about the job as a whole.
+def run_policy(spec: JobSpec) -> Any:
+    """Return the operator's policy for the job as a whole (KubeflowOrgV1RunPolicy).
 
-    It counts the restarts of all containers together, and after one loss every pod restarts. A count that reaches a
-    limit above 0 fails the job (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the restarts that are
-    allowed. Pods that still run when the job has ended are removed.
+    The operator counts the restarts of all containers together, and after one loss every pod restarts. A count that
+    reaches a limit above 0 fails the job (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the
+    restarts that are allowed. Pods that still run when the job has ended are removed.
     """
+    from kubeflow.training import models
+
     allowed = spec.cluster.restarts * spec.nodes
-    return {
-        "cleanPodPolicy": "Running",
-        "backoffLimit": allowed + 1 if allowed else 0,
-        "activeDeadlineSeconds": spec.time_limit_seconds,
-        **common.keep_seconds(spec),
-    }
+    return models.KubeflowOrgV1RunPolicy(
+        clean_pod_policy="Running",
+        backoff_limit=allowed + 1 if allowed else 0,
+        active_deadline_seconds=spec.time_limit_seconds,
+        ttl_seconds_after_finished=common.keep_seconds(spec).get("ttlSecondsAfterFinished"),
+    )
+
+
+def worker(spec: JobSpec, template: dict[str, Any]) -> Any:
+    """Return the replicas of a job whose pods are all workers (KubeflowOrgV1ReplicaSpec)."""
+    from kubeflow.training import models
+
+    return models.KubeflowOrgV1ReplicaSpec(replicas=spec.nodes, restart_policy="OnFailure", template=template)
+
+
+def as_manifest(model: Any) -> dict[str, Any]:
+    """Return a model of kubeflow-training as JSON values, in the order in which the model has its fields."""
+    from kubeflow.training import ApiClient
+
+    manifest: dict[str, Any] = ApiClient().sanitize_for_serialization(model)
+    return manifest
 
 
 def _meeting(spec: JobSpec) -> list[dict[str, Any]]:
-    """Where the pods meet, and which of them this is. Their number and that of their ranks the operator tells."""
+    """Return the rendezvous address and the rank of a pod; the operator sets the number of pods and processes."""
     return [
         pod.field("PET_NODE_RANK", "metadata.labels['training.kubeflow.org/replica-index']"),
         pod.value("PET_MASTER_ADDR", f"{spec.name}-worker-0"),
@@ -60,14 +87,19 @@ def _meeting(spec: JobSpec) -> list[dict[str, Any]]:
     ]
 
 
-def _elastic(spec: JobSpec, least: int) -> dict[str, Any]:
-    """No metrics here: with them the operator would scale the job, and its own SDK could not read it back."""
-    waits = {"join_timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS}
-    return {
-        "minReplicas": least,
-        "maxReplicas": spec.nodes,
-        "maxRestarts": spec.max_restarts,
-        "rdzvBackend": "c10d",
-        "rdzvId": spec.run,
-        "rdzvConf": [{"key": key, "value": str(value)} for key, value in waits.items()],
-    }
+def _elastic(spec: JobSpec) -> Any:
+    """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
+
+    It has no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.
+    """
+    from kubeflow.training import models
+
+    timeouts = {"join_timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS}
+    return models.KubeflowOrgV1ElasticPolicy(
+        min_replicas=spec.min_nodes,
+        max_replicas=spec.nodes,
+        max_restarts=spec.max_restarts,
+        rdzv_backend="c10d",
+        rdzv_id=spec.run,
+        rdzv_conf=[models.KubeflowOrgV1RDZVConf(key=key, value=str(value)) for key, value in timeouts.items()],
+    )

@@ -20,7 +20,7 @@ class Carried:
 
 def _job_is_there():
     api = connect(Choice())
-    return api.find(JOB_KINDS["pytorchjob"], "digits") is not None
+    return api.get_or_none(JOB_KINDS["pytorchjob"], "digits") is not None
 
 
 def carry_out(config, stage, shard_set=None, *, out=None, pipeline=False):

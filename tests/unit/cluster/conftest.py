@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.connection import Choice
-from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.patience import RetryPolicy
 from tests.support.fake_cluster import FakeCluster
 
 
@@ -25,5 +25,5 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def api(cluster: FakeCluster, told: list[str]) -> Api:
-    return connect(Choice(), patience=Patience(10.0), tell=told.append)
+def api(cluster: FakeCluster, told: list[str]) -> ClusterClient:
+    return connect(Choice(), policy=RetryPolicy(10.0), notify=told.append)

@@ -1,23 +1,28 @@
 """The client of the API: outages, a busy server, credentials, and every refusal as one sentence for people."""
 
 import socket
+import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from podscale.errors import ExitCode
+from podscale.errors import ExitCode, InputError
 from podscale.launch.cluster import mirror, patience, transport
-from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.connection import Choice
-from podscale.launch.cluster.errors import AlreadyExists, Conflict, Expired, Missing, NotFound, Refused, Unreachable
-from podscale.launch.cluster.mirror import Mirror
-from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.errors import AlreadyExists, ApiError, Conflict, Expired, Missing, NotFound, Unreachable
+from podscale.launch.cluster.mirror import Informer
+from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.resources import JOB_KINDS, PODS
 from podscale.launch.cluster.transport import Interrupted
+from tests.support.certificates import Authority
 from tests.support.cluster_objects import job, pod
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer, Seen
@@ -36,29 +41,31 @@ def later(seconds: float, action: Callable[[], None]) -> None:
     threading.Timer(seconds, action).start()
 
 
-def test_an_object_is_created_found_changed_and_deleted(api: Api, cluster: FakeCluster) -> None:
+def test_an_object_is_created_found_changed_and_deleted(api: ClusterClient, cluster: FakeCluster) -> None:
     made = api.create(PYTORCHJOBS, job())
     assert api.get(PYTORCHJOBS, "r1")["metadata"]["uid"] == made["metadata"]["uid"]
-    api.merge(PYTORCHJOBS, "r1", {"spec": {"runPolicy": {"suspend": True}}})
+    api.patch(PYTORCHJOBS, "r1", {"spec": {"runPolicy": {"suspend": True}}})
     assert api.get(PYTORCHJOBS, "r1")["spec"]["runPolicy"] == {"suspend": True}
     api.delete(PYTORCHJOBS, "r1")
-    assert api.find(PYTORCHJOBS, "r1") is None
+    assert api.get_or_none(PYTORCHJOBS, "r1") is None
 
 
-def test_a_dry_run_makes_nothing_and_unknown_fields_are_asked_to_be_refused(api: Api, cluster: FakeCluster) -> None:
+def test_a_dry_run_makes_nothing_and_unknown_fields_are_asked_to_be_refused(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
     api.create(PYTORCHJOBS, job(), dry_run=True)
     assert cluster.all("pytorchjobs") == []
     assert cluster.seen[-1].query == {"fieldValidation": "Strict", "dryRun": "All"}
 
 
-def test_a_job_is_deleted_only_if_it_is_still_this_one(api: Api, cluster: FakeCluster) -> None:
+def test_a_job_is_deleted_only_if_it_is_still_this_one(api: ClusterClient, cluster: FakeCluster) -> None:
     api.create(PYTORCHJOBS, job())
     with pytest.raises(Conflict):
         api.delete(PYTORCHJOBS, "r1", uid="another")
     assert cluster.get("pytorchjobs", "r1") is not None
 
 
-def test_long_lists_come_in_pages(api: Api, cluster: FakeCluster) -> None:
+def test_long_lists_come_in_pages(api: ClusterClient, cluster: FakeCluster) -> None:
     for number in range(260):
         cluster.put("pods", pod(number))
     found, version = api.list(PODS, labels="podscale.dev/run=r1")
@@ -67,27 +74,27 @@ def test_long_lists_come_in_pages(api: Api, cluster: FakeCluster) -> None:
     assert int(version) >= 260
 
 
-def test_a_busy_server_is_asked_again_when_it_says(api: Api, cluster: FakeCluster) -> None:
+def test_a_busy_server_is_asked_again_when_it_says(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(once(429, "slow down", Retry_After="2"))
     began = time.monotonic()
     api.version()
     assert time.monotonic() - began > 2.0
 
 
-def test_a_server_in_trouble_is_asked_again(api: Api, cluster: FakeCluster) -> None:
+def test_a_server_in_trouble_is_asked_again(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults += [once(503), once(500)]
     api.create(PYTORCHJOBS, job())
     assert len(cluster.seen) == 3
 
 
-def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: Api, cluster: FakeCluster) -> None:
+def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(lambda seen: Answer(200, half=True))
     assert api.version()["gitVersion"] == "v1.35.4"
     assert len(cluster.seen) == 2
 
 
 def test_an_outage_is_waited_out_and_told_once(
-    api: Api, cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch
+    api: ClusterClient, cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "QUIET_SECONDS", 0.2)
     cluster.down()
@@ -97,7 +104,7 @@ def test_an_outage_is_waited_out_and_told_once(
 
 
 def test_patience_ends_with_one_sentence(cluster: FakeCluster) -> None:
-    api = connect(Choice(), patience=Patience(1.0))
+    api = connect(Choice(), policy=RetryPolicy(1.0))
     cluster.down()
     with pytest.raises(Unreachable, match="kubectl cluster-info") as raised:
         api.version()
@@ -108,23 +115,63 @@ def test_a_server_that_accepts_and_never_answers_does_not_hang(cluster: FakeClus
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = Path(tmp_path / "kubeconfig")
         config.write_text(config.read_text().replace(str(cluster._port), str(silent.getsockname()[1])))
-        api = connect(Choice(), patience=Patience(0.5, answer=0.3))
+        api = connect(Choice(), policy=RetryPolicy(0.5, read_timeout=0.3))
         began = time.monotonic()
         with pytest.raises(Unreachable):
             api.version()
         assert time.monotonic() - began < 5
 
 
-def test_a_new_token_is_read_when_the_old_one_is_refused(api: Api, cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_new_token_is_read_when_the_old_one_is_refused(
+    api: ClusterClient, cluster: FakeCluster, tmp_path: Path
+) -> None:
     api.version()
     cluster.tokens = {"new"}
     cluster.kubeconfig(tmp_path / "kubeconfig", token="new")
     assert api.version()
 
 
-def test_an_expired_token_says_how_to_log_in(api: Api, cluster: FakeCluster) -> None:
+def test_connecting_sends_no_request_and_leaves_no_file(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    api = connect(Choice())
+    assert cluster.seen == []
+    api.list(PODS)
+    assert [seen.path for seen in cluster.seen] == ["/api/v1/namespaces/train/pods"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_names_are_quoted_in_urls() -> None:
+    assert PODS.path("../nodes", "a/b", "log") == "/api/v1/namespaces/a%2Fb/pods/..%2Fnodes/log"
+
+
+def test_a_certificate_of_another_cluster_is_bad_input_at_once(cluster: FakeCluster, tmp_path: Path) -> None:
+    pair, other = Authority(tmp_path).sign("server"), Authority(tmp_path, "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = tmp_path / "kubeconfig"
+        config = yaml.safe_load(file.read_text())
+        entry = {
+            "server": f"https://127.0.0.1:{server.server_address[1]}",
+            "certificate-authority": str(other.pair.certificate),
+        }
+        config["clusters"][0]["cluster"] = entry
+        file.write_text(yaml.safe_dump(config))
+        with pytest.raises(InputError, match="certificate verify failed") as raised:
+            connect(Choice()).version()
+        server.shutdown()
+    assert "context fake" in raised.value.field
+
+
+def test_an_expired_token_says_how_to_log_in(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.tokens = set()
-    with refused("HTTP 401", "get-credentials", kind=Refused):
+    with refused("HTTP 401", "get-credentials", kind=ApiError):
         api.version()
 
 
@@ -142,7 +189,7 @@ def test_a_broken_kubeconfig_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_wrong_context_names_those_there_are(cluster: FakeCluster) -> None:
-    with refused("launch.cluster.context", "prod", "fake"):
+    with refused("fake", field="launch.cluster.context", got="prod"):
         connect(Choice(context="prod"))
 
 
@@ -151,30 +198,30 @@ def test_the_namespace_is_the_documents_else_the_contexts(cluster: FakeCluster) 
     assert connect(Choice(namespace="other")).namespace == "other"
 
 
-def test_a_kind_that_is_not_there_names_its_operator(api: Api, cluster: FakeCluster) -> None:
+def test_a_kind_that_is_not_there_names_its_operator(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].discard("pytorchjobs")
     with refused("Kubeflow Training Operator 1.9", field="PyTorchJob", kind=Missing):
         api.create(PYTORCHJOBS, job())
 
 
-def test_an_old_version_of_a_kind_names_both(api: Api, cluster: FakeCluster) -> None:
+def test_an_old_version_of_a_kind_names_both(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["jobset.x-k8s.io/v1alpha1"] = cluster.kinds.pop("jobset.x-k8s.io/v1alpha2")
-    error = api.missing(JOB_KINDS["jobset"])
+    error = api.missing_error(JOB_KINDS["jobset"])
     assert error.field == "JobSet"
     assert "v1alpha1 " in error.problem
     assert "JobSet 0.12 or newer" in error.hint
 
 
-def test_a_field_that_an_old_operator_lacks_asks_for_a_newer_one(api: Api, cluster: FakeCluster) -> None:
+def test_a_field_that_an_old_operator_lacks_asks_for_a_newer_one(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(once(400, 'strict decoding error: unknown field "spec.replicatedJobs[0].groupName"'))
-    with refused("spec.replicatedJobs[0].groupName", "JobSet 0.12", field="JobSet r1", kind=Refused):
+    with refused("spec.replicatedJobs[0].groupName", "JobSet 0.12", field="JobSet r1", kind=ApiError):
         api.create(JOB_KINDS["jobset"], job("JobSet"))
 
 
-def test_rbac_names_verb_and_resource(api: Api, cluster: FakeCluster) -> None:
+def test_rbac_names_verb_and_resource(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.denied.add(("create", "pytorchjobs"))
     said = ("me may not create pytorchjobs.kubeflow.org", "namespace train", "podscale doctor --cluster")
-    with refused(*said, field="PyTorchJob r1", kind=Refused):
+    with refused(*said, field="PyTorchJob r1", kind=ApiError):
         api.create(PYTORCHJOBS, job())
 
 
@@ -199,10 +246,10 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_admission_refuses_is_told_with_what_to_do(api: Api, cluster: FakeCluster, name: str) -> None:
+def test_what_admission_refuses_is_told_with_what_to_do(api: ClusterClient, cluster: FakeCluster, name: str) -> None:
     message, expected = REFUSALS[name]
     cluster.admission.append(lambda plural, body: Answer(403, "Forbidden", message))
-    with refused(*expected, field="PyTorchJob r1", kind=Refused):
+    with refused(*expected, field="PyTorchJob r1", kind=ApiError):
         api.create(PYTORCHJOBS, job())
 
 
@@ -210,7 +257,7 @@ def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "WEBHOOK_SECONDS", 0.2)
-    api = connect(Choice(), patience=Patience(1800.0))
+    api = connect(Choice(), policy=RetryPolicy(1800.0))
     cluster.admission.append(lambda *_: Answer(500, "InternalError", 'failed calling webhook "v": no endpoints'))
     with refused("no endpoints", "podscale doctor --cluster", kind=Unreachable):
         api.create(PYTORCHJOBS, job())
@@ -221,7 +268,7 @@ def test_a_server_that_stays_in_trouble_is_no_bad_input(
     cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(patience, "QUIET_SECONDS", 0.0)
-    api = connect(Choice(), patience=Patience(1.0), tell=told.append)
+    api = connect(Choice(), policy=RetryPolicy(1.0), notify=told.append)
     cluster.admission.append(lambda *_: Answer(status, "InternalError", "etcdserver: leader changed"))
     with pytest.raises(Unreachable, match="etcdserver: leader changed") as raised:
         api.create(PYTORCHJOBS, job())
@@ -236,18 +283,27 @@ def test_a_missing_namespace_is_told(cluster: FakeCluster) -> None:
         connect(Choice(namespace="nowhere")).create(PYTORCHJOBS, job())
 
 
-def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: Api) -> None:
-    with refused("run.id", field=f"PyTorchJob {'x' * 64}", kind=Refused):
+def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: ClusterClient) -> None:
+    with refused("run.id", field=f"PyTorchJob {'x' * 64}", kind=ApiError):
         api.create(PYTORCHJOBS, job(name="x" * 64))
 
 
-def test_two_of_one_name_are_told_apart_from_a_conflict(api: Api) -> None:
+def test_two_of_one_name_are_told_apart_from_a_conflict(api: ClusterClient) -> None:
     api.create(PYTORCHJOBS, job())
     with pytest.raises(AlreadyExists):
         api.create(PYTORCHJOBS, job())
 
 
-def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: Api, cluster: FakeCluster) -> None:
+def test_a_watch_that_is_retried_asks_the_same_again(api: ClusterClient, cluster: FakeCluster) -> None:
+    cluster.faults.append(once(503))
+    cluster.put("pods", pod(0))
+    assert next(api.watch(PODS, "100", labels="podscale.dev/run=r1"))["type"] == "ADDED"
+    first, second = cluster.seen
+    assert first == second
+    assert first.query["resourceVersion"] == "100"
+
+
+def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: ClusterClient, cluster: FakeCluster) -> None:
     _, version = api.list(PODS)
     cluster.put("pods", pod(0))
     changes = api.watch(PODS, version)
@@ -260,7 +316,7 @@ def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: Api, cluster: Fa
 
 
 def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
-    api: Api, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    api: ClusterClient, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.02)
     troubles = [Answer(500, "InternalError", "etcdserver: no leader"), Answer(504, "Timeout", "too large version")]
@@ -273,7 +329,7 @@ def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
             yield from real(*arguments)
 
     monkeypatch.setattr(cluster, "changes", changes)
-    watched = Mirror(api, PODS, threading.Event())
+    watched = Informer(api, PODS, threading.Event())
     cluster.put("pods", pod(0))
     until(lambda: len(watched.objects()) == 1 and not troubles)
     cluster.put("pods", pod(1))
@@ -281,7 +337,7 @@ def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
     watched.close()
 
 
-def test_permission_is_asked_of_the_server(api: Api, cluster: FakeCluster) -> None:
+def test_permission_is_asked_of_the_server(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.denied.add(("get", "pods/log"))
-    assert api.allowed("get", "", "pods")
-    assert not api.allowed("get", "", "pods/log")
+    assert api.can_i("get", "", "pods")
+    assert not api.can_i("get", "", "pods/log")

@@ -12,10 +12,10 @@ from podscale.cli import main
 from podscale.launch.backends import BACKENDS
 from podscale.launch.cluster import api as api_module
 from podscale.launch.cluster import logs
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.choose import choose
 from podscale.launch.cluster.observe import observing
-from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.resources import JOB_KINDS
 from podscale.launch.jobspec import job_spec
 from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
@@ -159,7 +159,7 @@ def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) ->
     ],
 )
 def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
-    api: Api, cluster: FakeCluster, options: tuple[str, ...], kinds: set[str], expected: str
+    api: ClusterClient, cluster: FakeCluster, options: tuple[str, ...], kinds: set[str], expected: str
 ) -> None:
     for name in BACKENDS:
         resource = JOB_KINDS[name]
@@ -169,7 +169,9 @@ def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
     assert choose(api, job_spec(config, "train", mounted=False), config.launch.backend) == expected
 
 
-def test_several_nodes_without_an_operator_are_refused_with_what_to_install(api: Api, cluster: FakeCluster) -> None:
+def test_several_nodes_without_an_operator_are_refused_with_what_to_install(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
     with refused("PyTorchJob, TrainJob, JobSet", "Kubeflow Training Operator", field="launch.backend", got="local"):
@@ -184,7 +186,7 @@ def test_several_nodes_without_an_operator_are_refused_with_what_to_install(api:
     ],
 )
 def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
-    api: Api, cluster: FakeCluster, options: tuple[str, ...], kind: str
+    api: ClusterClient, cluster: FakeCluster, options: tuple[str, ...], kind: str
 ) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
@@ -249,7 +251,7 @@ def test_logs_prints_rank_0_to_the_end(cluster: FakeCluster, capsys: pytest.Capt
 def test_a_named_pod_is_followed_through_silence_and_restarts(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_module, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(api_module, "LOG_SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
     cluster.put("pytorchjobs", job())
     cluster.put("pods", pod(0))
@@ -279,7 +281,9 @@ def examined(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
 def test_doctor_finds_an_api_server_that_is_down(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podscale.launch.cluster.api.connect.__kwdefaults__", {"patience": Patience(0.2), "tell": None})
+    monkeypatch.setattr(
+        "podscale.launch.cluster.api.connect.__kwdefaults__", {"policy": RetryPolicy(0.2), "notify": None}
+    )
     cluster.down()
     findings = examined(capsys)
     assert [finding["verdict"] for finding in findings.values()] == ["missing"]
@@ -347,7 +351,9 @@ def test_no_cluster_is_one_line_for_every_command(
     assert main(["doctor", "--cluster"]) == 2
 
 
-def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(api: Api, cluster: FakeCluster) -> None:
+def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
     made = cluster.put("pytorchjobs", job())
     for number in range(256):
         one = pod(number)

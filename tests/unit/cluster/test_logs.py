@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podscale.launch.cluster import logs
-from podscale.launch.cluster.api import Api
+from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod, split_stamp
 from podscale.launch.cluster.resources import PODS
 from podscale.launch.cluster.transport import Interrupted
@@ -26,7 +26,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def following(api: Api, told: list[str]) -> Iterator[tuple[LogFollower, list[str]]]:
+def following(api: ClusterClient, told: list[str]) -> Iterator[tuple[LogFollower, list[str]]]:
     shown: list[str] = []
     follower = LogFollower(api, lambda: api.list(PODS)[0], shown.append, told.append)
     yield follower, shown
@@ -37,7 +37,9 @@ def numbers(shown: list[str]) -> list[int]:
     return [int(line.removeprefix("line ")) for line in shown]
 
 
-def test_lines_are_shown_as_they_come_and_the_end_is_not_lost(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_lines_are_shown_as_they_come_and_the_end_is_not_lost(
+    api: ClusterClient, cluster: FakeCluster, told: list[str]
+) -> None:
     cluster.put("pods", pod(0))
     cluster.say(POD, "line 0")
     with following(api, told) as (_, shown):
@@ -50,7 +52,7 @@ def test_lines_are_shown_as_they_come_and_the_end_is_not_lost(api: Api, cluster:
     assert numbers(shown) == [0, 1, 2]
 
 
-def test_broken_connections_lose_and_repeat_nothing(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_broken_connections_lose_and_repeat_nothing(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
     cluster.put("pods", pod(0))
     with following(api, told) as (_, shown):
         for number in range(200):
@@ -64,7 +66,7 @@ def test_broken_connections_lose_and_repeat_nothing(api: Api, cluster: FakeClust
     assert numbers(shown) == list(range(200))
 
 
-def test_lines_of_one_instant_are_each_shown_once(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
     """A clock may stamp many lines alike, and the API takes whole seconds alone to start from."""
     cluster.put("pods", pod(0))
     log = ContainerLog(api, pod(0), told.append)
@@ -77,7 +79,7 @@ def test_lines_of_one_instant_are_each_shown_once(api: Api, cluster: FakeCluster
 
 
 def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
-    api: Api, cluster: FakeCluster, told: list[str]
+    api: ClusterClient, cluster: FakeCluster, told: list[str]
 ) -> None:
     cluster.put("pods", pod(0))
     log = ContainerLog(api, pod(0), told.append)
@@ -91,7 +93,7 @@ def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
     assert told == []
 
 
-def test_lives_that_nobody_read_are_told_as_lost(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_lives_that_nobody_read_are_told_as_lost(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
     log = ContainerLog(api, pod(0), told.append)
     cluster.say(POD, "line 0")
     cluster.restart(POD)
@@ -103,7 +105,7 @@ def test_lives_that_nobody_read_are_told_as_lost(api: Api, cluster: FakeCluster,
     assert len(told) == 1
 
 
-def test_restarts_and_a_new_pod_are_one_stream(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_restarts_and_a_new_pod_are_one_stream(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
     cluster.put("pods", pod(0))
     with following(api, told) as (_, shown):
         cluster.say(POD, "line 0")
@@ -124,7 +126,7 @@ def test_restarts_and_a_new_pod_are_one_stream(api: Api, cluster: FakeCluster, t
 
 
 def test_a_container_that_has_ended_is_not_read_again_and_again(
-    api: Api, cluster: FakeCluster, told: list[str]
+    api: ClusterClient, cluster: FakeCluster, told: list[str]
 ) -> None:
     cluster.put("pods", pod(0, state=terminated(1), phase="Failed"))
     cluster.say(POD, "line 0")
@@ -135,7 +137,7 @@ def test_a_container_that_has_ended_is_not_read_again_and_again(
     assert sum(seen.path.endswith("/log") for seen in cluster.seen) == 1
 
 
-def test_a_broken_stream_is_told_to_the_reader(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_a_broken_stream_is_told_to_the_reader(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
     cluster.say(POD, "line 0")
     lines = ContainerLog(api, pod(0), told.append).lines(pod(0), follow=True)
     assert next(lines) == b"line 0"

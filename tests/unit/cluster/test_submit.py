@@ -8,10 +8,10 @@ import pytest
 from podscale.errors import ABSENT
 from podscale.launch.cluster import companions
 from podscale.launch.cluster import submit as submitting
-from podscale.launch.cluster.api import Api, connect
+from podscale.launch.cluster.api import ClusterClient, connect
 from podscale.launch.cluster.connection import Choice
-from podscale.launch.cluster.errors import Missing, Refused
-from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.errors import ApiError, Missing
+from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.submit import Submission, check, submit
 from podscale.launch.render import Manifests
 from tests.support.cluster_objects import LABELS, condition, job
@@ -39,13 +39,13 @@ def finish(cluster: FakeCluster, kind: str, plural: str = "pytorchjobs") -> None
     cluster.put(plural, {**made, "status": {"conditions": [condition(kind)]}})
 
 
-def test_the_server_is_asked_without_effect_before_anything_is_made(api: Api, cluster: FakeCluster) -> None:
+def test_the_server_is_asked_without_effect_before_anything_is_made(api: ClusterClient, cluster: FakeCluster) -> None:
     assert submit(api, MANIFESTS, print).action == "created"
     posts = [seen for seen in cluster.seen if seen.method == "POST" and seen.path.endswith("pytorchjobs")]
     assert ["dryRun" in seen.query for seen in posts] == [True, False]
 
 
-def test_companions_go_with_their_job(api: Api, cluster: FakeCluster) -> None:
+def test_companions_go_with_their_job(api: ClusterClient, cluster: FakeCluster) -> None:
     found = submit(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
     (owner,) = policy["metadata"]["ownerReferences"]
@@ -55,7 +55,9 @@ def test_companions_go_with_their_job(api: Api, cluster: FakeCluster) -> None:
     assert cluster.all("networkpolicies") == []
 
 
-def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(api: Api, cluster: FakeCluster) -> None:
+def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
     def guard(seen: Seen) -> Answer | None:
         owners = (seen.body.get("metadata") or {}).get("ownerReferences") or ()
         if not any(owner.get("blockOwnerDeletion") for owner in owners):
@@ -64,7 +66,7 @@ def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(a
         return Answer(403, "Forbidden", f'networkpolicies.networking.k8s.io "r1" is forbidden: {why}: , <nil>')
 
     cluster.faults.append(guard)
-    with refused("finalizers", "podscale doctor --cluster", field="NetworkPolicy r1", kind=Refused):
+    with refused("finalizers", "podscale doctor --cluster", field="NetworkPolicy r1", kind=ApiError):
         submit(api, MANIFESTS, print)
     assert submit(api, MANIFESTS, print).action == "adopted"  # with the right, the same command goes on
     (policy,) = cluster.all("networkpolicies")
@@ -74,7 +76,7 @@ def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(a
 @pytest.mark.parametrize("labels", [{}, {**LABELS, "podscale.dev/run": "other"}])
 @pytest.mark.parametrize("running", [False, True], ids=["new job", "adopted job"])
 def test_an_object_of_somebody_else_is_neither_used_nor_taken_over(
-    api: Api, cluster: FakeCluster, labels: dict[str, str], running: bool
+    api: ClusterClient, cluster: FakeCluster, labels: dict[str, str], running: bool
 ) -> None:
     foreign = cluster.put("networkpolicies", {**POLICY, "metadata": {"name": "r1", "labels": labels}})
     if running:
@@ -85,7 +87,7 @@ def test_an_object_of_somebody_else_is_neither_used_nor_taken_over(
     assert len(jobs(cluster)) == running
 
 
-def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: Api, cluster: FakeCluster) -> None:
+def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: ClusterClient, cluster: FakeCluster) -> None:
     api.create(submitting.resource_of(RUNTIME), {**RUNTIME, "spec": {"of": "an older document"}})
     submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print)
     (made,) = cluster.all("trainingruntimes")
@@ -96,7 +98,9 @@ def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: Api, cluster
     assert again["spec"] == RUNTIME["spec"]
 
 
-def test_what_another_submitter_of_this_document_has_just_made_is_used(api: Api, cluster: FakeCluster) -> None:
+def test_what_another_submitter_of_this_document_has_just_made_is_used(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
     (made,) = companions.prepare(api, (POLICY,))
     assert companions.prepare(api, (POLICY,)) == []
     (kept,) = cluster.all("networkpolicies")
@@ -106,7 +110,7 @@ def test_what_another_submitter_of_this_document_has_just_made_is_used(api: Api,
     assert made["metadata"]["name"] == "r1"
 
 
-def test_a_trainjobs_runtime_is_there_before_the_job_is_checked(api: Api, cluster: FakeCluster) -> None:
+def test_a_trainjobs_runtime_is_there_before_the_job_is_checked(api: ClusterClient, cluster: FakeCluster) -> None:
     def needs_runtime(plural: str, body: dict[str, Any]) -> Answer | None:
         there = cluster.get("trainingruntimes", "r1") is not None
         return None if plural != "trainjobs" or there else Answer(403, "Forbidden", "denied the request: no runtime")
@@ -115,13 +119,13 @@ def test_a_trainjobs_runtime_is_there_before_the_job_is_checked(api: Api, cluste
     assert submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print).action == "created"
 
 
-def test_submitting_again_adopts_the_running_job(api: Api, cluster: FakeCluster) -> None:
+def test_submitting_again_adopts_the_running_job(api: ClusterClient, cluster: FakeCluster) -> None:
     first = submit(api, MANIFESTS, print)
     again = submit(api, MANIFESTS, print)
     assert (again.action, again.job["metadata"]["uid"]) == ("adopted", first.job["metadata"]["uid"])
 
 
-def test_adopting_repairs_what_a_killed_submitter_left_undone(api: Api, cluster: FakeCluster) -> None:
+def test_adopting_repairs_what_a_killed_submitter_left_undone(api: ClusterClient, cluster: FakeCluster) -> None:
     api.create(first_resource(), job())
     submit(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
@@ -132,7 +136,7 @@ def first_resource() -> Any:
     return submitting.resource_of(job())
 
 
-def test_a_job_that_succeeded_is_left_alone(api: Api, cluster: FakeCluster) -> None:
+def test_a_job_that_succeeded_is_left_alone(api: ClusterClient, cluster: FakeCluster) -> None:
     submit(api, MANIFESTS, print)
     finish(cluster, "Succeeded")
     before = jobs(cluster)
@@ -140,7 +144,7 @@ def test_a_job_that_succeeded_is_left_alone(api: Api, cluster: FakeCluster) -> N
     assert jobs(cluster) == before
 
 
-def test_a_job_that_failed_is_replaced(api: Api, cluster: FakeCluster, told: list[str]) -> None:
+def test_a_job_that_failed_is_replaced(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
     submit(api, MANIFESTS, print)
     finish(cluster, "Failed")
     before = jobs(cluster)
@@ -150,7 +154,7 @@ def test_a_job_that_failed_is_replaced(api: Api, cluster: FakeCluster, told: lis
     assert "PyTorchJob r1" in told[0]
 
 
-def test_a_job_that_is_being_deleted_is_waited_for(api: Api, cluster: FakeCluster) -> None:
+def test_a_job_that_is_being_deleted_is_waited_for(api: ClusterClient, cluster: FakeCluster) -> None:
     submit(api, MANIFESTS, print)
     made = cluster.get("pytorchjobs", "r1")
     assert made is not None
@@ -162,13 +166,13 @@ def test_a_job_that_is_being_deleted_is_waited_for(api: Api, cluster: FakeCluste
     assert again.job["metadata"]["uid"] != made["metadata"]["uid"]
 
 
-def test_another_document_under_the_same_id_is_refused(api: Api, cluster: FakeCluster) -> None:
+def test_another_document_under_the_same_id_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
     submit(api, MANIFESTS, print)
     with refused("podscale stop r1 --delete", field="PyTorchJob r1", got="same"):
         submit(api, Manifests(job(identity="other")), print)
 
 
-def test_a_job_of_somebody_else_is_refused(api: Api, cluster: FakeCluster) -> None:
+def test_a_job_of_somebody_else_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
     foreign = job()
     foreign["metadata"]["annotations"] = {}
     cluster.put("pytorchjobs", foreign)
@@ -176,7 +180,7 @@ def test_a_job_of_somebody_else_is_refused(api: Api, cluster: FakeCluster) -> No
         submit(api, MANIFESTS, print)
 
 
-def test_the_same_run_as_another_kind_of_job_is_refused(api: Api, cluster: FakeCluster) -> None:
+def test_the_same_run_as_another_kind_of_job_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.put("jobsets", job("JobSet"))
     with refused("podscale stop r1", "launch.backend", field="JobSet r1"):
         submit(api, MANIFESTS, print)
@@ -194,7 +198,7 @@ def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
 
     cluster.faults.append(both_have_looked)
     found: list[Submission] = []
-    clients = [connect(Choice(), patience=Patience(10)) for _ in range(4)]
+    clients = [connect(Choice(), policy=RetryPolicy(10)) for _ in range(4)]
     threads = [threading.Thread(target=lambda api=api: found.append(submit(api, MANIFESTS, print))) for api in clients]
     for thread in threads:
         thread.start()
@@ -204,7 +208,7 @@ def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
     assert len({one.job["metadata"]["uid"] for one in found}) == len(jobs(cluster)) == 1
 
 
-def test_an_answer_that_is_lost_makes_no_second_job(api: Api, cluster: FakeCluster) -> None:
+def test_an_answer_that_is_lost_makes_no_second_job(api: ClusterClient, cluster: FakeCluster) -> None:
     """The job is made, but the connection breaks before the answer: the repeated request finds it."""
 
     def make_and_cut(seen: Seen) -> Answer | None:
@@ -220,27 +224,27 @@ def test_an_answer_that_is_lost_makes_no_second_job(api: Api, cluster: FakeClust
 
 
 @pytest.mark.parametrize("status", [403, 422])
-def test_a_refused_job_leaves_nothing_behind(api: Api, cluster: FakeCluster, status: int) -> None:
+def test_a_refused_job_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster, status: int) -> None:
     cluster.admission.append(
         lambda plural, body: Answer(status, "Invalid", "denied the request") if plural == "pytorchjobs" else None
     )
-    with refused("denied the request", field="PyTorchJob r1", kind=Refused):
+    with refused("denied the request", field="PyTorchJob r1", kind=ApiError):
         submit(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == []
     assert jobs(cluster) == []
 
 
-def test_a_missing_operator_is_told_and_leaves_nothing_behind(api: Api, cluster: FakeCluster) -> None:
+def test_a_missing_operator_is_told_and_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].clear()
     with refused("Kubeflow Training Operator", field="PyTorchJob", kind=Missing):
         submit(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == []
 
 
-def test_checking_makes_nothing(api: Api, cluster: FakeCluster) -> None:
+def test_checking_makes_nothing(api: ClusterClient, cluster: FakeCluster) -> None:
     check(api, MANIFESTS)
     check(api, Manifests(job("TrainJob"), (RUNTIME,)))
     assert [seen.query.get("dryRun") for seen in cluster.seen if seen.method == "POST"] == ["All"] * 3
     cluster.admission.append(lambda *_: Answer(403, "Forbidden", "exceeded quota: few"))
-    with refused("exceeded quota", field="NetworkPolicy r1", kind=Refused):
+    with refused("exceeded quota", field="NetworkPolicy r1", kind=ApiError):
         check(api, MANIFESTS)

@@ -13,7 +13,7 @@ from podscale import config as documents
 from podscale.errors import ExitCode
 from podscale.launch.cluster import carry, logs, mirror, observe
 from podscale.launch.cluster.carry import Carried, carry_out
-from podscale.launch.cluster.patience import Patience
+from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.wait import JobReplaced, JobVanished, Limits, NamespaceGone
 from podscale.stopping import Stopped, raise_on_stop
 from tests.support.cluster_objects import condition, event, pod, terminated, unschedulable, waiting
@@ -35,7 +35,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(observe, "ASIDE_SECONDS", 0.1)
-    monkeypatch.setattr(carry.patience, "LONG", Patience(20.0))
+    monkeypatch.setattr(carry.patience, "UNATTENDED", RetryPolicy(20.0))
 
 
 class Waiting:
