@@ -18,7 +18,7 @@ from podscale.pytorch.models.stem import Stem
 Norm = Callable[[int], nn.Module]
 
 ONEDNN_SAFE_CHANNELS = 8
-"""Smallest number of input channels at which oneDNN's AVX2 kernel for strided 1x1 convolutions stays in its buffers."""
+"""Fewest input channels with which oneDNN's AVX2 kernel for strided 1x1 convolutions works: see SubsampledConv."""
 
 
 class Maker:
@@ -60,11 +60,11 @@ class Maker:
 
 
 class SubsampledConv(nn.Conv2d):
-    """Strided 1x1 convolution that drops the unused pixels first, on a CPU; the parameters and the result are the same.
+    """Strided 1x1 convolution that, on a CPU, drops the unused pixels first. Same parameters, same result.
 
     oneDNN's AVX2 kernel for the weight gradient of this convolution writes past its buffer if there are fewer than 8
     input channels in channels_last order and the stride divides the image (oneDNN 3.13.3 in torch 2.15, also in 2.11).
-    The heap is corrupt then: the process aborts or never leaves the kernel. Stride 1 uses another code path.
+    The heap is corrupt then: the process aborts or never leaves the kernel. Kernels of stride 1 are sound.
     """
 
     def forward(self, x: Tensor) -> Tensor:
