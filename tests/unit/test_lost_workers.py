@@ -39,7 +39,9 @@ def test_fatal():
 STUCK = """
 from collections import deque
 from itertools import repeat
+import pytest
 def test_passes(): pass
+@pytest.mark.timeout(2)
 def test_fatal(): deque(repeat(0), maxlen=0)
 """
 LATE = """
@@ -53,7 +55,7 @@ def pytest_sessionfinish(session):
 def run_suite(folder: Path, *, conftest: str = CONFTEST, fatal: str = PASSING) -> tuple[int, str]:
     """Return the exit code and the output of `make test` over six files in `folder`, one of which holds `fatal`."""
     (folder / "conftest.py").write_text(conftest)
-    (folder / "pytest.ini").write_text("[pytest]\ntimeout = 2\n")
+    (folder / "pytest.ini").write_text("[pytest]\ntimeout = 60\n")
     for number in range(6):
         (folder / f"test_{number}.py").write_text(fatal if number == 4 else PASSING)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE", "MFLAGS"))}
@@ -67,7 +69,7 @@ def run_suite(folder: Path, *, conftest: str = CONFTEST, fatal: str = PASSING) -
             start_new_session=True,
         )
     try:
-        code = process.wait(60)
+        code = process.wait(120)
     finally:
         (folder / "over").touch()
         with suppress(ProcessLookupError):
