@@ -19,7 +19,8 @@ run: .venv/.run ## shard, train, evaluate and report on embedded real images (RU
 	@$(BIN)/podscale run $(RUN) $(ARGS)
 
 # In the order of the directories: files of short unit tests come last, so that no process is left with a long one.
-SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A lost worker ends the run: pytest-xdist hangs if it replaces one (tests/support/lost_workers.py).
+SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test: .venv/.dev ## every test, a file at a time in WORKERS processes (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)

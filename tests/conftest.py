@@ -12,6 +12,8 @@ from podscale.devices import cores
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
+pytest_plugins = ["tests.support.lost_workers"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -182,6 +182,7 @@ def test_what_strides_sees_blurred_images_but_not_the_first_convolution() -> Non
     "section",
     [
         ModelSection(name="resnet18", stem="small", width=8),
+        ModelSection(name="resnet18", stem="small", width=4),
         ModelSection(width=16),
         ModelSection(name="resnet20", shortcut="projection", width=128),
         ModelSection(name="resnet34", shortcut="padding", width=16, blurpool=True),

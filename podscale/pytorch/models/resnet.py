@@ -17,6 +17,9 @@ from podscale.pytorch.models.stem import Stem
 
 Norm = Callable[[int], nn.Module]
 
+ONEDNN_SAFE_CHANNELS = 8
+"""Fewest input channels with which oneDNN's AVX2 kernel for strided 1x1 convolutions works: see SubsampledConv."""
+
 
 class Maker:
     """Makes the parts that the blocks of one network have in common."""
@@ -27,7 +30,11 @@ class Maker:
 
     def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """A convolution as residual networks use it: same padding, no bias (batch norm brings one)."""
-        kind = BlurredConv if self.plan.blurs(inputs, stride) else nn.Conv2d
+        kind: type[nn.Conv2d] = nn.Conv2d
+        if self.plan.blurs(inputs, stride):
+            kind = BlurredConv
+        elif kernel == 1 and stride > 1 and inputs < ONEDNN_SAFE_CHANNELS:
+            kind = SubsampledConv
         return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
     def shortcut(self, inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -50,6 +57,21 @@ class Maker:
         first = block(inputs, inner, stride, self)
         rest = [block(inner * EXPANSION[self.plan.block], inner, 1, self) for _ in range(depth - 1)]
         return nn.Sequential(first, *rest)
+
+
+class SubsampledConv(nn.Conv2d):
+    """Strided 1x1 convolution that, on a CPU, drops the unused pixels first. Same parameters, same result.
+
+    oneDNN's AVX2 kernel for the weight gradient of this convolution writes past its buffer if there are fewer than 8
+    input channels in channels_last order and the stride divides the image (oneDNN 3.13.3 in torch 2.15, also in 2.11).
+    The heap is corrupt then: the process aborts or never leaves the kernel. Kernels of stride 1 are sound.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cpu:
+            return super().forward(x)
+        rows, columns = self.stride
+        return F.conv2d(x[:, :, ::rows, ::columns], self.weight, self.bias)
 
 
 class PaddedShortcut(nn.Module):
