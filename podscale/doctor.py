@@ -27,7 +27,7 @@ IMAGE = "PODSCALE_IMAGE"
 """Environment: the image that this runs in, named by the image itself; absent outside of one."""
 LEFT_OUT = {
     "podscale-base": ("DALI",),
-    "podscale-tools": ("PyTorch", "scikit-learn", "DALI"),
+    "podscale-tools": ("PyTorch", "DALI"),
     "podscale-tpu": ("PyTorch", "DALI"),
 }
 """What an image does without on purpose, because its pods never need it (see images/)."""
@@ -190,7 +190,6 @@ def _software() -> Iterator[Finding]:
     for package, purpose, advice in (
         ("kfp", "`podscale run` and `podscale compile`", "pip install podscale"),
         ("simplejpeg", "validating and decoding JPEGs", "pip install podscale"),
-        ("scikit-learn", "the embedded digits", "pip install podscale"),
     ):
         version = installed(package)
         yield Finding(

@@ -27,8 +27,7 @@ image() {
     < <(grep -oE "^($unwanted)[a-z0-9-]*" requirements/run.txt | sort -u)
   compile "requirements/$name.txt" --constraint requirements/run.txt "${leave_out[@]}" "$@" pyproject.toml "${upgrade[@]}"
 }
-digits='scikit-learn|scipy|joblib|threadpoolctl|narwhals'
 cuda='nvidia-|cuda-|triton'
 image base "$cuda" --extra torch --extra cluster
 image tpu none --extra cluster requirements/tpu.in
-image tools "$digits" --extra cluster
+image tools none --extra cluster
