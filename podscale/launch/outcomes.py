@@ -140,6 +140,20 @@ def registered_ranks(rank_dir: Path) -> dict[int, int]:
     }
 
 
+def write_exit_status(rank_dir: Path, pid: int, status: int) -> None:
+    """Record how a rank's process ended, as its parent saw it; `status` as in Popen.returncode."""
+    write_json(rank_dir / f"exit-{pid}.json", {"status": status})
+
+
+def read_exit_status(rank_dir: Path, pid: int) -> int | None:
+    """Return what `write_exit_status` recorded of a process; None if its parent recorded nothing."""
+    try:
+        recorded = json.loads((rank_dir / f"exit-{pid}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # the parent may have been killed while it wrote
+        return None
+    return int(recorded["status"])
+
+
 def _first(reports: Mapping[int, RankOutcome], code: ExitCode) -> Verdict | None:
     for rank, report in reports.items():
         if report.exit_code == code:
