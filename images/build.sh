@@ -3,7 +3,8 @@
 # Builds podscale-NAME:TAG with podman or docker (ENGINE). Used by `make images`. From the environment:
 #   BASE_IMAGE           instead of docker.io/library/debian:bookworm-slim; images/debian.sh makes one without a registry
 #   PIP_INDEX_URL        package index, PIP_EXTRA_INDEX_URL a second one; PIP_CERT certificates of a private one
-#   REQUIREMENTS         another hash-pinned file than the image's own, for instance with an index's CPU build of torch
+#   CPU_INDEX            index with PyTorch's build for CPUs: base takes PyTorch from there (needs uv, see tools/lock.sh)
+#   REQUIREMENTS         another hash-pinned file than the image's own
 #   REGISTRY, TAG        default localhost and dev
 #   ARCHIVES             folder for NAME.tar, docker archives
 #   CACHE=no             takes over nothing from earlier builds
@@ -19,7 +20,7 @@ epoch=315532800 # 1980, the time of every file: one that moved would make new la
 
 arguments=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE_DATE_EPOCH=$epoch"
   --build-arg "CREATED=$created")
-for name in BASE_IMAGE PIP_INDEX_URL PIP_EXTRA_INDEX_URL REQUIREMENTS; do
+for name in BASE_IMAGE PIP_INDEX_URL; do
   if [ -n "${!name:-}" ]; then arguments+=(--build-arg "$name=${!name}"); fi
 done
 if [ -n "${PIP_CERT:-}" ]; then arguments+=(--secret "id=ca_bundle,src=$PIP_CERT"); fi
@@ -28,10 +29,17 @@ case $("$engine" --version) in
   podman* | buildah*) arguments+=(--timestamp "$epoch" --layers) ;;
 esac
 
+if [ -n "${CPU_INDEX:-}" ]; then tools/lock.sh; fi
 for name in ${@:-base gpu tpu tools}; do
-  image=$registry/podscale-$name:$tag
+  image=$registry/podscale-$name:$tag requirements=${REQUIREMENTS:-} indexes=${PIP_EXTRA_INDEX_URL:-}
+  if [ "$name" = base ] && [ -n "${CPU_INDEX:-}" ]; then
+    requirements=requirements/cpu.txt indexes="$CPU_INDEX${indexes:+ $indexes}"
+  fi
+  packages=()
+  if [ -n "$requirements" ]; then packages+=(--build-arg "REQUIREMENTS=$requirements"); fi
+  if [ -n "$indexes" ]; then packages+=(--build-arg "PIP_EXTRA_INDEX_URL=$indexes"); fi
   echo "building $image"
-  DOCKER_BUILDKIT=1 "$engine" build --quiet "${arguments[@]}" --file "images/$name.Containerfile" --tag "$image" .
+  DOCKER_BUILDKIT=1 "$engine" build --quiet "${arguments[@]}" "${packages[@]}" --file "images/$name.Containerfile" --tag "$image" .
   "$engine" image inspect --format "{{.Size}}" "$image" | awk -v image="$image" '{printf "%s: %.0f MB\n", image, $1 / 1e6}'
   if [ -n "${ARCHIVES:-}" ]; then mkdir -p "$ARCHIVES" && "$engine" save --output "$ARCHIVES/podscale-$name.tar" "$image"; fi
 done

@@ -1,6 +1,13 @@
 """Makes a shared library smaller by what a process never reads of it (ELF, 64 bit, little endian).
 
 System V ABI, chapters 4 and 5; the fields keep the names they have there.
+
+binutils do not replace it (tried with 2.40 on the 226 libraries of a development environment, November 2026):
+
+- `strip --strip-unneeded` gains as much (858 MB of 6.05 GB, `cut` 853 MB), but breaks four libraries that auditwheel
+  has patched: OpenBLAS of NumPy and of SciPy and their libgfortran. The loader then says "ELF load command
+  address/offset not page-aligned".
+- `objcopy --remove-section .nv_fatbin` leaves zeros in the file: PyTorch's CUDA library stays at 520 MB, here 103 MB.
 """
 
 import struct

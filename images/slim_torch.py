@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Makes a CPU build out of the published PyTorch wheel for CUDA, at an eighth of the size with its dependencies.
 
+For machines that reach one package index only, whose PyTorch is the build for CUDA. With CPU_INDEX (see build.sh) the
+image holds PyTorch's own build for CPUs, and this file changes nothing in it but symbol tables.
+
 usage: slim_torch.py SITE_PACKAGES
 
 torch must be installed there without its dependencies (pip --no-deps). Nothing that runs on a CPU is changed:
@@ -10,7 +13,7 @@ torch must be installed there without its dependencies (pip --no-deps). Nothing 
 - the CUDA libraries that PyTorch's are linked to become stubs, whose functions answer cudaErrorNoDevice as the real
   ones do on a machine without a GPU.
 
-In a CPU build from another index there is none of these; only symbol tables go. Needs gcc and binutils.
+Needs gcc and binutils.
 """
 
 import re

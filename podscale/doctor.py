@@ -25,7 +25,7 @@ METRICS_PORT = 9400
 
 LEFT_OUT = {
     "podscale-base": ("DALI",),
-    "podscale-tools": ("PyTorch", "scikit-learn", "DALI"),
+    "podscale-tools": ("PyTorch", "DALI"),
     "podscale-tpu": ("PyTorch", "DALI"),
 }
 """What an image does without on purpose, because its pods never need it (see images/)."""
@@ -188,7 +188,6 @@ def _software() -> Iterator[Finding]:
     for package, purpose, advice in (
         ("kfp", "`podscale run` and `podscale compile`", "pip install podscale"),
         ("simplejpeg", "validating and decoding JPEGs", "pip install podscale"),
-        ("scikit-learn", "the embedded digits", "pip install podscale"),
     ):
         version = installed(package)
         yield Finding(

@@ -61,3 +61,17 @@ def registered_ranks(rank_dir: Path) -> dict[int, int]:
         int(path.stem.partition("-")[2]): int(json.loads(path.read_text(encoding="utf-8"))["pid"])
         for path in sorted(rank_dir.glob("rank-*.json"))
     }
+
+
+def write_exit_status(rank_dir: Path, pid: int, status: int) -> None:
+    """Record how a rank's process ended, as its parent saw it; `status` as in Popen.returncode."""
+    write_json(rank_dir / f"exit-{pid}.json", {"status": status})
+
+
+def read_exit_status(rank_dir: Path, pid: int) -> int | None:
+    """Return what `write_exit_status` recorded of a process; None if its parent recorded nothing."""
+    try:
+        recorded = json.loads((rank_dir / f"exit-{pid}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # the parent may have been killed while it wrote
+        return None
+    return int(recorded["status"])

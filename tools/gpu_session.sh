@@ -8,7 +8,7 @@
 # PYTHON: an interpreter with torch. WHEELS: a folder of wheels for what else is missing there, where no registry can
 # be reached (pip download fills it elsewhere): besides torch and torchvision it takes numpy, pillow, prometheus-client,
 # pydantic (with pydantic-core, annotated-types, typing-inspection), PyYAML, safetensors, simplejpeg, typer (with
-# shellingham), xxhash, filelock, fsspec, and pytest for the tests. IMAGES: archive or folder of JPEGs for the rows with
+# shellingham), xxhash, fsspec, and pytest for the tests. IMAGES: archive or folder of JPEGs for the rows with
 # real images. TESTS=0 leaves the tests out; SWEEP names another series than `gpu`; further arguments go to `podscale
 # bench train`.
 set -u

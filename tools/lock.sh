@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# usage: tools/lock.sh [--upgrade]
+# usage: [CPU_INDEX=URL] tools/lock.sh [--upgrade]
 # Writes requirements/*.txt from pyproject.toml: names, versions and hashes for every platform, and no index address.
 # build, run and dev are for this machine, the others are what each image holds (see images/).
+# With CPU_INDEX only requirements/cpu.txt is written, which is not kept in the repository.
 # Needs uv, from the development set or the PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,12 +13,7 @@ compile() {
   "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
     --no-header --output-file "$@"
 }
-upgrade=("$@")
-compile requirements/build.txt requirements/build.in "${upgrade[@]}"
-compile requirements/run.txt --extra torch --extra gpu --extra cluster pyproject.toml "${upgrade[@]}"
-compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
-  pyproject.toml "${upgrade[@]}"
-
+upgrade=("$@") project=pyproject.toml
 # An image holds the versions of run.txt and nothing that its pods never import: --no-deps installs exactly these files.
 image() {
   local name=$1 unwanted=$2
@@ -25,10 +21,28 @@ image() {
   local leave_out=() package
   while read -r package; do leave_out+=(--no-emit-package "$package"); done \
     < <(grep -oE "^($unwanted)[a-z0-9-]*" requirements/run.txt | sort -u)
-  compile "requirements/$name.txt" --constraint requirements/run.txt "${leave_out[@]}" "$@" pyproject.toml "${upgrade[@]}"
+  compile "requirements/$name.txt" --constraint requirements/run.txt "${leave_out[@]}" "$@" "$project" "${upgrade[@]}"
 }
-digits='scikit-learn|scipy|joblib|threadpoolctl|narwhals'
 cuda='nvidia-|cuda-|triton'
+
+# podscale-base with PyTorch's build for CPUs: PyTorch comes from that index, all else from the ordinary one.
+if [ -n "${CPU_INDEX:-}" ]; then
+  work=$(mktemp -d)
+  trap 'rm -r "$work"' EXIT
+  { cat pyproject.toml
+    printf '[[tool.uv.index]]\nname = "cpu"\nurl = "%s"\nexplicit = true\n' "$CPU_INDEX"
+    printf '[tool.uv.sources]\ntorch = { index = "cpu" }\ntorchvision = { index = "cpu" }\n'
+  } >"$work/pyproject.toml"
+  project=$work/pyproject.toml
+  image cpu "$cuda" --extra torch --extra cluster
+  exit
+fi
+
+compile requirements/build.txt requirements/build.in "${upgrade[@]}"
+compile requirements/run.txt --extra torch --extra gpu --extra cluster pyproject.toml "${upgrade[@]}"
+compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
+  pyproject.toml "${upgrade[@]}"
+
 image base "$cuda" --extra torch --extra cluster
 image tpu none --extra cluster requirements/tpu.in
-image tools "$digits" --extra cluster
+image tools none --extra cluster

@@ -1,7 +1,6 @@
 """One life of a pod's ranks: started, watched, asked to stop, and how they ended."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,13 +18,11 @@ from podscale.launch.podtask import PodTask
 from podscale.launch.tracking import Trackers
 from podscale.rundir import Lease, RunDirectory
 from podscale.stopping import ECHO_SECONDS
-from podscale.worker_exit import read_rank_outcomes, registered_ranks
+from podscale.worker_exit import read_exit_status, read_rank_outcomes, registered_ranks
 
 POLL_SECONDS = 0.1
 AFTERMATH_SECONDS = 15.0
 """Once a rank has failed, the others have this long to find out and say so; a rank that is stopped never does."""
-RANK_FAILURE = re.compile(r"exitcode *: (-?\d+)\)?(?: local_rank: \d+)? +\(pid: (\d+)\)")
-"""How torchrun and our spawner name a failed process: when they see it, torchrun in its summary too."""
 
 
 class Stop:
@@ -150,10 +147,12 @@ class Attempt:
         return [rank for rank in registered_ranks(self._rank_dir) if rank not in reports]
 
     def _find_lost(self) -> None:
-        """Remembers the first rank that is gone without a report; later ones are lost because of it."""
+        """Remember the first rank that is gone without a report; later ones are lost because of it."""
+        pids = registered_ranks(self._rank_dir)
+        if self._first_lost is not None and pids.get(self._first_lost.rank) != self._first_lost.pid:
+            self._first_lost = None  # torchrun has started the rank again
         if self._first_lost is not None or self._killed or self._hastened:
             return
-        pids = registered_ranks(self._rank_dir)
         gone = {rank: pid for rank, pid in pids.items() if not processes.alive(pid)}
         reports = read_rank_outcomes(self._rank_dir)  # after the look at the processes: a report comes before the end
         hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # then it was killed for that
@@ -161,24 +160,22 @@ class Attempt:
         self._first_lost = lost[0] if lost and not hang else None
 
     def _ending(self, status: int) -> Ending:
-        launcher = self._launcher_output()
         return Ending(
             reports=read_rank_outcomes(self._rank_dir),
-            lost=self._explained(status, launcher),
+            lost=self._explained(status),
             stopped=self._stop.requested,
             killed=self._killed,
             status=status,
-            launcher="\n".join(launcher.splitlines()[-20:]),
+            launcher="\n".join(self._launcher_output().splitlines()[-20:]),
             grace_seconds=self._task.grace_seconds,
         )
 
-    def _explained(self, status: int, launcher: str) -> LostRank | None:
-        """The lost rank with what is known of its end: the child's own status, or what its launcher says."""
+    def _explained(self, status: int) -> LostRank | None:
+        """Return the lost rank with its exit status: the child's own, or what the rank's parent recorded."""
         lost = self._first_lost
         if lost is None:
             return None
-        said = {int(pid): int(code) for code, pid in RANK_FAILURE.findall(launcher)}
-        how = status if self._task.alone else said.get(lost.pid)
+        how = status if self._task.alone else read_exit_status(self._rank_dir, lost.pid)
         return LostRank(lost.rank, lost.pid, how, devices.memory_kills() > self._memory_kills)
 
     def _launcher_output(self) -> str:

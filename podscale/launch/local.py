@@ -19,7 +19,7 @@ def command(task: PodTask, rank_dir: Path) -> list[str]:
     if task.alone:
         return [sys.executable, *rank]
     if task.by_torchrun:
-        return [sys.executable, "-m", "torch.distributed.run", *_torchrun_options(task, rank_dir), *rank]
+        return [sys.executable, "-m", "podscale.pytorch.torchrun", *_torchrun_options(task, rank_dir), *rank]
     return [sys.executable, "-m", "podscale.launch.spawner", *_spawner_options(task), task.entry]
 
 

@@ -12,10 +12,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from podscale.env import RANK_DIR
 from podscale.launch import rankprocess
+from podscale.worker_exit import write_exit_status
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -56,9 +59,13 @@ class Ranks:
                 json.dump(dict(own), writer)
 
     def wait(self, killed: Callable[[int], None]) -> int:
-        """Returns when all have ended, with the first exit code that is not 0; tells how each ended that failed.
+        """Wait for all ranks; record the exit status of each that failed.
 
-        killed: called with the number of a rank in this pod that a signal has ended, and so cannot say it itself.
+        Args:
+            killed: Called with the number, within this pod, of each rank that a signal ended: it has no report.
+
+        Returns:
+            The first exit code that is not 0, else 0; 128 + n for signal n.
         """
         first = 0
         while self._running:
@@ -66,7 +73,8 @@ class Ranks:
             number = self._running.pop(pid)  # while it is a zombie: nobody else can have its pid
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
-                print(f"a rank ended: exitcode: {code} (pid: {pid})", file=sys.stderr, flush=True)
+                write_exit_status(Path(os.environ[RANK_DIR]), pid, code)
+                print(f"rank process {pid} ended with exit code {code}", file=sys.stderr, flush=True)
             if code < 0:
                 killed(number)
             first = first or code

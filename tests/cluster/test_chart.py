@@ -107,12 +107,12 @@ def test_helm_test_trains_and_scrapes(shared: str) -> None:
 
 
 def test_helm_test_fails_where_the_image_cannot_train(namespace: str, images: dict[str, str]) -> None:
-    """The launchers' image runs Podscale, but holds neither images nor a framework."""
+    """The launchers' image shards the digits, but holds no framework."""
     install(namespace, images=images | {"test": images["launcher"]})
     phase, log = helm_test(namespace)
     assert phase == "Failed"
-    assert "the digits come with scikit-learn" in log
-    assert re.search(r"`podscale shard` .*\bexit code 2\b", log)
+    assert "the PyTorch engine needs torch" in log
+    assert re.search(r"`podscale train` .*\bexit code 2\b", log)
     assert "Traceback" not in log
 
 

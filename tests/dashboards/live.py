@@ -19,6 +19,7 @@ from PIL import Image
 
 from podscale.monitoring.local import LocalPrometheus, running
 from podscale.monitoring.scraping import CADENCE
+from podscale.shards.sources.digits import load as load_digits
 from podscale.telemetry.events import read_records
 from tests.support.commands import Command
 from tests.support.drawing import Span
@@ -54,16 +55,14 @@ class Recorded:
 
 
 def photographs(folder: Path) -> None:
-    """Scikit-learn's digits as JPEGs in a folder a class, each a little different; some files are broken."""
-    from sklearn.datasets import load_digits  # here: it takes seconds, of all who only collect tests
-
+    """The embedded digits as JPEGs in a folder a class, each a little different; some files are broken."""
     digits = load_digits()
     random = np.random.default_rng(1)
     for number in range(PICTURES):
-        which = number % len(digits.images)
-        place = folder / str(digits.target[which])
+        which = number % len(digits["levels"])
+        place = folder / str(digits["labels"][which])
         place.mkdir(parents=True, exist_ok=True)
-        pixels = digits.images[which] * 15 + random.integers(0, 16, (8, 8))
+        pixels = digits["levels"][which] * 15.0 + random.integers(0, 16, (8, 8))
         path = place / f"{number:05}.jpg"
         Image.fromarray(pixels.astype(np.uint8)).resize((SIDE, SIDE)).convert("RGB").save(path, quality=85)
         if number < BROKEN:

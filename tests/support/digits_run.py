@@ -1,4 +1,4 @@
-"""A real run directory in a second: softmax regression trained with NumPy on scikit-learn's digits.
+"""A real run directory in a second: softmax regression trained with NumPy on the embedded digits.
 
 Nothing here is invented: the curves are the losses of that training, the predictions are the trained model's.
 """
@@ -19,6 +19,7 @@ from podscale.evaluate import predictions
 from podscale.evaluate.evaluation import evaluate_run
 from podscale.rundir import Outcome, write_outcome
 from podscale.shards.shardset import ShardSet
+from podscale.shards.sources.digits import load as load_digits
 from podscale.telemetry.events import EventLog
 from tests.support.shard_set import Sample, finish, write_split
 
@@ -69,11 +70,9 @@ def png(pixels: np.ndarray) -> bytes:
 
 def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.ndarray]], list[bytes]]:
     """The digits as PNG files, four fifths to train, and where each came from."""
-    from sklearn.datasets import load_digits  # here: it takes seconds, of all who only collect tests
-
     digits = load_digits()
-    pixels = (digits.images * 15.9375).astype(np.uint8)
-    images, labels = [png(image) for image in pixels], digits.target.astype(np.int32)
+    pixels = (digits["levels"] * 15.9375).astype(np.uint8)
+    images, labels = [png(image) for image in pixels], digits["labels"].astype(np.int32)
     cut = len(images) * 4 // 5
     names = [
         f"digits/{classes[label]}/{i:04d}.png".encode("utf-8", "surrogateescape") for i, label in enumerate(labels)

@@ -126,16 +126,11 @@ def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool) -> None:
     """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d where nobody knows its rank."""
-    port = str(free_port())
-    pods = []
-    for node in range(2):
-        if elastic:
-            meeting = {"PET_NNODES": "2:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}"}
-            meeting |= {"PET_RDZV_ID": "t", "PET_NPROC_PER_NODE": "1"}
-        else:
-            meeting = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
-            meeting |= {"PET_MASTER_PORT": port, "PET_NPROC_PER_NODE": "1"}
-        pods.append(launch("launch.processes=0", "telemetry.trackers=[tensorboard]", variables=meeting, all="train"))
+    meeting = _c10d_pods if elastic else _static_pods
+    pods = [
+        launch("launch.processes=0", "telemetry.trackers=[tensorboard]", variables=variables, all="train")
+        for variables in meeting()
+    ]
     ends = [pod.end() for pod in pods]
     assert [code for code, _, _ in ends] == [0, 0], ends
     place = pods[0].place
@@ -144,6 +139,38 @@ def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool)
     assert pods[0].outcome()["exit_code"] == 0
     assert json.loads((place / ".lease").read_text())["number"] == 1  # one lease for the whole job
     assert len(list((place / "tensorboard").iterdir())) == 1, "the pod that leads has the trackers"
+
+
+def test_torchrun_records_how_a_rank_was_lost(launch: Launch) -> None:
+    pods = [
+        launch("launch.processes=0", variables=variables, _0="peer_lost", _1="segfault") for variables in _static_pods()
+    ]
+    (first, *_), (second, _, err) = [pod.end() for pod in pods]
+    assert (first, second) == (77, 1)
+    assert "was killed by SIGSEGV" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_torchrun_started_again_is_not_lost(launch: Launch) -> None:
+    pods = [
+        launch("launch.processes=0", "launch.max_restarts=1", variables=variables, _0="hundred", _1="killed_once")
+        for variables in _c10d_pods()
+    ]
+    ends = [pod.end() for pod in pods]
+    assert (pods[0].place / "once").exists()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+
+
+def _static_pods() -> list[dict[str, str]]:
+    """The variables of two pods that know their node ranks."""
+    meeting = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    return [meeting | {"PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": "1"} for node in range(2)]
+
+
+def _c10d_pods() -> list[dict[str, str]]:
+    """The variables of two pods that learn their node ranks from torchrun's rendezvous."""
+    meeting = {"PET_NNODES": "2:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
+    return [meeting | {"PET_RDZV_ID": "t", "PET_NPROC_PER_NODE": "1"}] * 2
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> N
         text=True,
     )
     assert str(wheel_environment.parent) in where
+    package = Path(where.strip()).parents[1]
+    assert "creativecommons.org/licenses/by/4.0" in next(package.rglob("digits.npz.license")).read_text()
     options = [
         "run.id=wheel",
         "launch.processes=1",

@@ -147,7 +147,7 @@ def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     command = local.command(task("launch.max_restarts=3", **variables), Path("/r"))
     meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
-    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert command[1:3] == ["-m", "podscale.pytorch.torchrun"]
     assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
     assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
 

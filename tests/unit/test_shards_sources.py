@@ -1,5 +1,6 @@
 """Sources: what each layout lists, that its bytes are the image's, and what it refuses."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -13,7 +14,7 @@ from PIL import Image
 
 from podscale.config.data import DataSection
 from podscale.errors import ABSENT
-from podscale.shards.sources import Item, SourceMissing, open_source
+from podscale.shards.sources import Item, SourceMissing, digits, open_source
 from tests.support.refusals import refused
 
 
@@ -330,12 +331,29 @@ class TestImageNet:
 
 
 def test_the_digits_are_lossless() -> None:
-    from sklearn.datasets import load_digits
-
-    source, truth = open_source(DataSection()), load_digits()
+    source, truth = open_source(DataSection()), digits.load()
     items = list(source.items())
     assert len(items) == 1797
-    for item, levels, label in list(zip(items, truth.images, truth.target, strict=True))[::50]:
+    for item, levels, label in list(zip(items, truth["levels"], truth["labels"], strict=True))[::50]:
         picture = Image.open(io.BytesIO(source.read(item)))
         assert (picture.mode, picture.size, item.label, item.split) == ("L", (8, 8), str(label), "")
         assert (np.rint(np.asarray(picture).astype(float) * 16 / 255) == levels).all()
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    truth, arrays = datasets.load_digits(), digits.load()
+    assert {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == {
+        "levels": ("uint8", (1797, 8, 8)),
+        "labels": ("uint8", (1797,)),
+    }
+    assert (arrays["levels"] == truth.images).all()
+    assert (arrays["labels"] == truth.target).all()
+
+
+def test_no_byte_of_the_digits_has_changed() -> None:
+    """Shard sets and weights of every run on them depend on each; this holds without scikit-learn too."""
+    source, total = open_source(DataSection()), hashlib.sha256()
+    for item in source.items():
+        total.update(item.name + item.label.encode() + source.read(item))
+    assert total.hexdigest() == "b3562e46c0d6fa31ee658e60b44660ff2e28d6226d9a8f214fe3af3526b267d5"

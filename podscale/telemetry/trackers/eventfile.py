@@ -1,7 +1,15 @@
 """TensorBoard's event files: protocol-buffer messages of type Event in the framing of TFRecord.
 
-Written here because the packages that write them bring TensorFlow or torch along. Sources: event.proto and
-summary.proto of TensorBoard (field numbers), tfrecord.md and crc32c.h of TensorFlow (framing, masked CRC-32C).
+Two libraries were tried in its place in November 2026:
+
+- torch.utils.tensorboard needs torch, which images for TPUs lack, and the tensorboard package.
+- tensorboardX 2.6.5 is small (0.4 MB), but each of its modules imports torch if that is installed: the process
+  then takes 564 MB beside the training (14 MB here) and 4 s more to start. Its EventFileWriter.flush does not drain the
+  queue: a process killed after add_event and flush lost all five events, ten times of ten. It names files by the
+  second, so a launch within the second of the one before overwrites that one's file.
+
+Sources: event.proto and summary.proto of TensorBoard (field numbers), tfrecord.md and crc32c.h of TensorFlow (framing,
+masked CRC-32C).
 """
 
 import struct

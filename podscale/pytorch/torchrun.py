@@ -1,0 +1,33 @@
+"""torchrun, which also leaves the exit status of each failed rank in the rank directory.
+
+Run as `python -m podscale.pytorch.torchrun OPTIONS`, with torchrun's own options.
+
+torchelastic's error files (`@record`, TORCHELASTIC_ERROR_FILE) would not do: they hold an exception of Python, which a
+rank's own report has already. A rank that a signal ended leaves none (torch 2.15 says `error_file: <N/A>` after SIGSEGV
+and after SIGKILL), and that is the rank whose end nothing else explains. ChildFailedError carries the exit status.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from podscale.env import RANK_DIR
+from podscale.worker_exit import write_exit_status
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run torchrun to its end. Raises ChildFailedError, as torchrun does, if a rank failed."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.main(list(arguments))
+    except ChildFailedError as error:
+        for failure in error.failures.values():
+            write_exit_status(Path(os.environ[RANK_DIR]), failure.pid, failure.exitcode)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
