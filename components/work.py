@@ -138,7 +138,8 @@ def cells(study: str, chain: int) -> None:
         runner.prepare()
         runner.run()
         if runner.failures:
-            raise PodscaleError("\n".join(f"{name}: {error}" for name, error in runner.failures.items()))
+            listing = "\n".join(f"{name}: {error}" for name, error in runner.failures.items())
+            raise PodscaleError(f"{len(runner.failures)} failed:\n{listing}", field="cells")
 
 
 def _tell(cell: "Cell", record: "Record | None", error: str) -> None:
@@ -235,8 +236,9 @@ def _config(document: str, run_id: str) -> RunConfig:
         return loads(document, "document", [f"run.id={run_id}"] if run_id else [])
     except InputError as error:
         raise InputError(
-            f"{error}\nThis stage has Podscale {__version__}. If its image is not of the version that began the run, "
-            "build or pull that one (make images, images.tag of the chart)."
+            str(error),
+            hint=f"This stage has Podscale {__version__}. If its image is not of the version that began the run, build "
+            "or pull that one (make images, images.tag of the chart).",
         ) from None
 
 
@@ -248,7 +250,7 @@ def _location(shard_set: Any) -> str:
     try:
         return str(json.loads(Path(shard_set.path).read_text(encoding="utf-8"))["location"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{shard_set.path}: not the manifest artifact of a shard set ({error})") from error
+        raise InputError(f"not the manifest artifact of a shard set ({error})", field=str(shard_set.path)) from error
 
 
 def _flat(content: dict[str, Any]) -> dict[str, Any]:

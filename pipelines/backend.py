@@ -109,8 +109,10 @@ class Backend:
             former = self._schedules(experiment_id, name)
             if former and not replace:
                 raise InputError(
-                    f"{name}: there is a schedule of this name in experiment {experiment}: "
-                    f"{self.place.link(f'recurringrun/details/{former[0]}')}; give --replace or another --name"
+                    f"experiment {experiment} has a schedule of this name: "
+                    f"{self.place.link(f'recurringrun/details/{former[0]}')}",
+                    field=f"schedule {name}",
+                    hint="Give --replace or another --name",
                 )
             made = self._client.create_recurring_run(
                 experiment_id,
@@ -147,7 +149,8 @@ class Backend:
                     return now.state
             except Unreachable as error:
                 if time.monotonic() - answered > OUTAGE_SECONDS:
-                    raise PodscaleError(f"{error}; the run itself goes on: look at it later") from error
+                    hint = "The run itself goes on: look at it later."
+                    raise PodscaleError(error.problem, field=error.field, got=error.got, hint=hint) from error
             time.sleep(poll_seconds)
 
     def _pipeline_id(self, name: str, description: str) -> str:
@@ -193,28 +196,29 @@ class Backend:
         except ApiException as error:
             raise self._explained(error, doing) from error
         except urllib3.exceptions.HTTPError as error:
-            raise Unreachable(f"{self.place.host}: no answer while trying to {doing}: {_cause(error)}") from error
+            problem = f"no answer while trying to {doing}: {_cause(error)}"
+            raise Unreachable(problem, field=self.place.host) from error
 
     def _explained(self, error: Any, doing: str) -> PodscaleError:
         words = _message(error.body) or str(error.reason)
         if error.status in (401, 403):
-            return InputError(f"{refusal(self.place, error.status)}. It said: {words}")
+            return refusal(self.place, error.status, words)
         if not error.status or error.status >= 500 or error.status == 429:
-            trouble: PodscaleError = Unreachable(f"{self.place.host}: could not {doing}: HTTP {error.status}: {words}")
-            return trouble
+            return Unreachable(f"could not {doing}: HTTP {error.status}: {words}", field=self.place.host)
         hint = {
-            400: "; Podscale's packages need KFP 2.15 or newer",
-            404: "; was it deleted meanwhile?",
-            _ALREADY_THERE: "; somebody else made it at the same moment: start the same command again",
+            400: "Podscale's packages need KFP 2.15 or newer.",
+            404: "It may have been deleted meanwhile.",
+            _ALREADY_THERE: "Another client made it at the same moment: start the same command again.",
         }.get(error.status, "")
-        return InputError(f"{self.place.host}: could not {doing}: {words}{hint}")
+        return InputError(f"could not {doing}: {words}", field=self.place.host, hint=hint)
 
 
 def connect(place: Endpoint) -> Backend:
     """A client of the backend, which has answered; raises what podscale.pipelines.endpoint.probe raises."""
     multi_user = probe(place)
     if multi_user and not place.namespace:
-        raise InputError(f"{place.host}: several users share this KFP: say with --namespace whose namespace to use")
+        hint = "Name the namespace to use with --namespace"
+        raise InputError("several users share this KFP", field=place.host, hint=hint)
     with _quiet():
         from kfp.client import Client
 

@@ -145,7 +145,8 @@ def _library() -> ModuleType:
     try:
         return importlib.import_module("docker")
     except ImportError:
-        raise InputError("--runner docker needs the docker package: pip install 'podscale[containers]'") from None
+        hint = "pip install 'podscale[containers]'"
+        raise InputError("docker needs the docker package", field="--runner", hint=hint) from None
 
 
 def _socket() -> str:
@@ -165,8 +166,9 @@ def _socket() -> str:
             if stat.S_ISSOCK(path.stat().st_mode) and os.access(path, os.R_OK | os.W_OK):
                 return f"unix://{path}"
     raise InputError(
-        "--runner docker found no container engine: none of its usual sockets is there for you and DOCKER_HOST names "
-        "none. Start Docker, or podman's service (systemctl --user start podman.socket), or set DOCKER_HOST"
+        "docker found no container engine: this user has none of the usual sockets, and DOCKER_HOST is not set",
+        field="--runner",
+        hint="Start Docker, or podman's service (systemctl --user start podman.socket), or set DOCKER_HOST",
     )
 
 
@@ -176,7 +178,7 @@ def _connect(docker: Any, host: str) -> Any:
         client.ping()
     except (docker.errors.DockerException, OSError) as error:
         raise InputError(
-            f"--runner docker: no container engine answers at {host} ({error}); start it, or set {HOST}"
+            f"no container engine answers at {host} ({error})", field="--runner", hint=f"Start it, or set {HOST}"
         ) from error
     return client
 
@@ -190,8 +192,10 @@ def _provide(docker: Any, client: Any, image: str) -> None:
             client.images.pull(*docker.utils.parse_repository_tag(image))
         except docker.errors.APIError as error:
             raise InputError(
-                f"launch.image {image}: not on this machine, and it cannot be pulled ({error.explanation or error}). "
-                "Build it with `make images`, or name another with --set launch.image=..."
+                f"not on this machine, and it cannot be pulled ({error.explanation or error})",
+                field="launch.image",
+                got=image,
+                hint="Build it with `make images`, or name another with --set launch.image=...",
             ) from error
 
 

@@ -58,7 +58,7 @@ class Endpoint:
         try:
             return self.token_file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.token_file}: the token for KFP cannot be read: {error}") from error
+            raise InputError(f"the token for KFP cannot be read: {error}", field=str(self.token_file)) from error
 
 
 def endpoint(
@@ -74,15 +74,18 @@ def endpoint(
     found = host or environment.get(HOST) or (IN_CLUSTER if "KUBERNETES_SERVICE_HOST" in environment else "")
     if not found:
         raise InputError(
-            f"which KFP? Give its address with --host or in {HOST}. To reach the one of your cluster: `{PORT_FORWARD}` "
-            "in another terminal, then --host http://localhost:8888"
+            "no address of a KFP",
+            field="--host",
+            hint=f"Give it, or set {HOST}. To reach the one of your cluster: `{PORT_FORWARD}` in another terminal, "
+            "then --host http://localhost:8888",
         )
     if ca_file is not None and not ca_file.is_file():
-        raise InputError(f"{ca_file}: no such file; --ca-file names the certificate authority of the endpoint (PEM)")
+        problem = "no such file, which must have the certificate authority of the endpoint (PEM)"
+        raise InputError(problem, field="--ca-file", got=str(ca_file))
     return Endpoint(
         host=_url(found),
         namespace=namespace,
-        ui=_url(ui or environment.get(UI, "")) if ui or environment.get(UI) else "",
+        ui=_url(ui or environment.get(UI, ""), "--ui") if ui or environment.get(UI) else "",
         token=environment.get(TOKEN, ""),
         token_file=token_file or _token_file(environment),
         cookies=environment.get(COOKIES, ""),
@@ -98,36 +101,47 @@ def probe(place: Endpoint) -> bool:
     """
     status, content_type, body = _get(place, "/apis/v2beta1/healthz")
     if status == 404 and _get(place, "/apis/v1beta1/healthz")[0] == 200:
-        raise InputError(f"{place.host}: this KFP is older than 2.0; Podscale's pipelines need 2.15 or newer")
+        hint = "Podscale's pipelines need 2.15 or newer."
+        raise InputError("this KFP is older than 2.0", field=place.host, hint=hint)
     if status in (401, 403) or 300 <= status < 400:
-        raise InputError(refusal(place, status))
+        raise refusal(place, status)
     if status >= 500:
-        raise Unreachable(f"{place.host}: answers HTTP {status}: KFP is there but not well; look at its pods")
+        problem = "KFP answers with a failure of its own"
+        raise Unreachable(problem, field=place.host, got=status, hint="Look at its pods.")
     try:
         answer = json.loads(body) if status == 200 else None
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
         raise InputError(
-            f"{place.host}: answers HTTP {status} with {content_type or 'nothing'}, which is not KFP's API; check the "
-            "address (that of the API or of KFP's user interface, with its path if it has one)"
+            f"answers HTTP {status} with {content_type or 'nothing'}, which is not KFP's API",
+            field=place.host,
+            got=status,
+            hint="Check the address (that of the API or of KFP's user interface, with its path if it has one).",
         )
     return bool(answer.get("multi_user", False))
 
 
-def refusal(place: Endpoint, status: int) -> str:
-    """What to do where the backend wants other credentials, as one sentence for people."""
+def refusal(place: Endpoint, status: int, words: str = "") -> InputError:
+    """Return the error of a backend that wants other credentials.
+
+    Args:
+        status: HTTP status; got of the error.
+        words: message of the backend.
+    """
     given = "the token" if place.token or place.token_file else "the cookies" if place.cookies else "nothing"
     how = (
-        f"give a token by --token-file FILE (or {TOKEN}), or the cookies of a browser that is logged in by {COOKIES}, "
+        f"Give a token by --token-file FILE (or {TOKEN}), or the cookies of a browser that is logged in by {COOKIES}, "
         f"or go past the login: `{PORT_FORWARD}`"
     )
     if status == 403:
-        scope = f" in namespace {place.namespace}" if place.namespace else "; a shared KFP wants --namespace"
-        return f"{place.host}: knows who asks ({given} was sent) but does not allow it{scope}; {how}"
-    if status == 401:
-        return f"{place.host}: does not let us in ({given} was sent; tokens expire after an hour or so); {how}"
-    return f"{place.host}: sends us to a login page ({given} was sent); {how}"
+        where = f" in namespace {place.namespace}" if place.namespace else " (a shared KFP wants --namespace)"
+        problem = f"{given} was sent, and this user is not allowed{where}"
+    elif status == 401:
+        problem = f"{given} was sent, which is not accepted (tokens expire after an hour or so)"
+    else:
+        problem = f"{given} was sent, and the answer is a login page"
+    return InputError(f"{problem}: {words}" if words else problem, field=place.host, got=status, hint=how)
 
 
 def _get(place: Endpoint, path: str) -> tuple[int, str, bytes]:
@@ -163,22 +177,28 @@ def _unreachable(place: Endpoint, reason: Any) -> PodscaleError:
     host = place.host
     if isinstance(reason, ssl.SSLCertVerificationError):
         return InputError(
-            f"{host}: its certificate is not trusted ({reason.verify_message}); name its authority with --ca-file"
+            f"its certificate is not trusted ({reason.verify_message})",
+            field=host,
+            hint="Name its authority with --ca-file",
         )
     if isinstance(reason, ssl.SSLError):
-        return InputError(f"{host}: does not speak TLS as expected ({reason.reason}); is it an http:// address?")
+        problem = f"does not speak TLS as expected ({reason.reason})"
+        return InputError(problem, field=host, hint="It may be an http:// address.")
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
-        return InputError(f"{host}: no such host is known here; check the address, or go through `{PORT_FORWARD}`")
+        hint = f"Check the address, or go through `{PORT_FORWARD}`"
+        return InputError("no such host is known here", field=host, hint=hint)
     if isinstance(reason, TimeoutError):
-        return Unreachable(f"{host}: no answer within {SECONDS:.0f} s; a firewall? Go through `{PORT_FORWARD}`")
+        hint = f"If that is a firewall, go through `{PORT_FORWARD}`"
+        return Unreachable(f"no answer within {SECONDS:.0f} s", field=host, hint=hint)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
     return Unreachable(
-        f"{host}: cannot be reached: {text}; is KFP there? `{PORT_FORWARD}` brings a cluster's to localhost"
+        f"cannot be reached: {text}", field=host, hint=f"`{PORT_FORWARD}` brings a cluster's KFP to localhost."
     )
 
 
-def _url(address: str) -> str:
+def _url(given: str, field: str = "--host") -> str:
     """With a scheme and without a trailing slash; plain http only where nothing leaves this machine."""
+    address = given
     if "://" not in address:
         name = address.partition("/")[0].partition(":")[0]
         address = f"{'http' if name in ('localhost', '127.0.0.1') else 'https'}://{address}"
@@ -188,7 +208,8 @@ def _url(address: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise InputError(f"{address}: not the address of a KFP; it looks like https://kfp.example.com/pipeline")
+        hint = "It looks like https://kfp.example.com/pipeline"
+        raise InputError("not the address of a KFP", field=field, got=given, hint=hint)
     return address.rstrip("/")
 
 

@@ -55,7 +55,8 @@ def package(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1
     of KFP cannot have.
     """
     if kfp not in KFP_VERSIONS:
-        raise InputError(f"--kfp {kfp}: one of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)")
+        hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
+        raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
     place = placed(config, security=kfp != "2.15")
     options = Options(place=place, parts=config.launch.shard_pods, cache=cache)
     served = config.model_copy(update={"telemetry": pod_telemetry(config)})  # by the tasks that are pods themselves

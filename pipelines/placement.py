@@ -60,8 +60,10 @@ def _pod(config: RunConfig, role: Role) -> dict[str, Any]:
     spec = job_spec(config, STAGES[role], mounted=False)
     if spec.nodes > 1 and spec.stage != "shard":
         raise InputError(
-            f"the {spec.stage} task of a pipeline is one pod, and this document asks for {spec.nodes} "
-            f"({spec.hardware.name}); choose hardware of one machine"
+            f"the {spec.stage} task of a pipeline is one pod, and this document asks for {spec.nodes}",
+            field="launch.hardware",
+            got=spec.hardware.name,
+            hint="Choose hardware of one machine.",
         )
     job = render(spec, "job").job
     pod: dict[str, Any] = job["spec"]["template"]
@@ -142,8 +144,11 @@ def _mount(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> No
     else:
         kind = next(key for key in volume if key != "name")
         raise InputError(
-            f"launch.cluster.volumes: {path} is a volume of kind {kind}, which tasks of KFP cannot mount; make a "
-            "PersistentVolume of it with a claim, and name the claim (docs/pipeline-on-kfp.md shows it for a bucket)"
+            f"a volume of kind {kind}, which tasks of KFP cannot mount",
+            field="launch.cluster.volumes",
+            got=path,
+            hint="Make a PersistentVolume of it with a claim, and name the claim (docs/pipeline-on-kfp.md shows it for "
+            "a bucket).",
         )
 
 

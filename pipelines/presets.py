@@ -45,8 +45,8 @@ def _resolve(argument: str, folder: Path, known: list[str], kind: str) -> Path:
     if path.exists() or path.suffix in (".yaml", ".yml", ".json"):
         return path
     close = difflib.get_close_matches(argument, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise InputError(f"{argument}: neither a file nor a {kind}{hint} ({_PLURALS[kind]}: {', '.join(known)})")
+    hint = f"Did you mean {close[0]}?" if close else f"{_PLURALS[kind].capitalize()}: {', '.join(known)}"
+    raise InputError(f"neither a file nor a {kind}", field=argument, hint=hint)
 
 
 _PLURALS = {"preset": "presets", "study": "studies"}

@@ -24,7 +24,8 @@ NAME = "podscale-study"
 def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSIONS[-1]) -> str:
     """The pipeline of a study as a KFP package (YAML). Raises InputError for what a task of KFP cannot have."""
     if kfp not in KFP_VERSIONS:
-        raise InputError(f"--kfp {kfp}: one of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)")
+        hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
+        raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
     config = _in_pods(Grid(study).chains[0].config)
     text: str = compiled(study_pipeline(study, placed(config, security=kfp != "2.15"), parallel=parallel))
     return text

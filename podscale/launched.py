@@ -72,8 +72,9 @@ def stop(config: RunConfig) -> str:
         found = stop_jobs(api, config.run.id, "train", identity=identity(config, "train", shard_set))
     except PodscaleError as error:
         raise PodscaleError(
-            f"the training job may still be at work, because it could not be stopped: {error}\n"
-            f"Stop it with `podscale stop {config.run.id}`."
+            f"the training job may still be at work, because it could not be stopped: {error}",
+            field=error.field,
+            hint=f"Stop it with `podscale stop {config.run.id}`",
         ) from error
     if found.stopped:
         return f"{' and '.join(map(told, found.stopped))} was stopped: its pods save and end."
@@ -87,8 +88,10 @@ def _product(config: RunConfig, shard_set: str) -> Outcome:
     found = resume.finished(config, "train", shard_set)
     if found is None:
         raise InputError(
-            f"the training job is done, but {RunDirectory.of(config).model} holds no model of it here: every pod of a "
-            "run must mount the same volume at run.workspace; name its claim in launch.cluster.workspace_claim"
+            "the training job is done, but its model is not here",
+            field=str(RunDirectory.of(config).model),
+            hint="Every pod of a run must mount the same volume at run.workspace: name its claim in "
+            "launch.cluster.workspace_claim",
         )
     return found
 

@@ -243,12 +243,13 @@ def _beside(
 
 
 def _find_models(config: RunConfig) -> None:
-    """Raises InputError where a model is not there that the evaluation is about, saying how to make it."""
+    """Raise InputError if a model of the evaluation is missing, with the command that makes it."""
     members = {member.model: f"podscale collapse RUN --cycle {member.cycle}" for member in ensemble.members(config)}
     for directory in ensemble.evaluated_models(config):
         if not (directory / ensemble.DESCRIPTION).exists():
             command = members.get(directory, "podscale train")
-            raise InputError(f"{directory}: there is no trained model to evaluate; run `{command}` first")
+            hint = f"Run `{command}` first."
+            raise InputError("there is no trained model to evaluate", field=str(directory), hint=hint)
 
 
 def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
@@ -296,19 +297,20 @@ def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
 
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Tells a person what to do where the disk is full or cannot be written."""
+    """Raise InputError with what to do if the disk is full or cannot be written."""
     try:
         yield
     except OSError as error:
         advice = {
-            errno.ENOSPC: "free some space or choose another run.workspace",
-            errno.EDQUOT: "free some of your quota or choose another run.workspace",
-            errno.EROFS: "choose a run.workspace that can be written",
-            errno.EACCES: "make it writable or choose another run.workspace",
+            errno.ENOSPC: "Free some space or choose another run.workspace",
+            errno.EDQUOT: "Free some of your quota or choose another run.workspace",
+            errno.EROFS: "Choose a run.workspace that can be written",
+            errno.EACCES: "Make it writable or choose another run.workspace",
         }.get(error.errno or 0)
         if advice is None:
             raise
         raise InputError(
-            f"{error.filename or target}: {error.strerror}; {advice}, then start the same command again: what is "
-            "finished stays finished"
+            str(error.strerror),
+            field=str(error.filename or target),
+            hint=f"{advice}, then start the same command again: what is finished stays finished.",
         ) from error

@@ -28,10 +28,13 @@ def measure(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, 
         codes = run_ranks(CHILD, [str(task), str(result)], ranks, time_limit)
         if any(codes):
             rank = next(number for number, code in enumerate(codes) if code)
-            raise PodscaleError(f"rank {rank} of the measurement ended with code {codes[rank]}; its error is above")
+            raise PodscaleError("exited; its error is above", field=f"rank {rank}", got=codes[rank])
         if None in codes:
             raise PodscaleError(
-                f"the measurement took longer than {time_limit:.0f} s; choose fewer --sizes or raise --time-limit"
+                "the measurement took longer",
+                field="--time-limit",
+                got=time_limit,
+                hint="Choose fewer --sizes or raise the limit.",
             )
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return found
@@ -45,7 +48,7 @@ def parse_sizes(text: str) -> list[int]:
         number, unit = (word[:-1], word[-1:]) if word[-1:] in units else (word, "")
         if not number.replace(".", "", 1).isdigit() or float(number) * units[unit] < 4:
             raise InputError(
-                f"--sizes {text}: {word or 'nothing'} is not a size of at least 4 bytes, such as 64K or 25M"
+                f"{word or 'nothing'} is not a size of at least 4 bytes, such as 64K or 25M", field="--sizes", got=text
             )
         sizes.append(int(float(number) * units[unit]))
     return sizes

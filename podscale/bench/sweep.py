@@ -105,13 +105,14 @@ def read_rows(results: Path) -> list[Row]:
     try:
         return [Row(**row) for row in json.loads(results.read_text(encoding="utf-8"))]
     except (ValueError, TypeError) as error:
-        raise InputError(f"{results}: not the results of a benchmark ({error}); choose another --out") from error
+        problem = f"not the results of a benchmark ({error})"
+        raise InputError(problem, field=str(results), hint="Choose another --out") from error
 
 
 def document(base: Base, variant: Variant, settings: Settings) -> RunConfig:
     """The run document of a variant: as little as possible changed, but that real images get all cores to decode."""
     if variant.real and settings.shard_set is None:
-        raise InputError(f"{variant.name}: real images need a shard set: name one with --shard-set")
+        raise InputError(f"missing, and {variant.name} reads real images", field="--shard-set")
     plain = base([])
     processes = variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes()
     changes = ["telemetry.enabled=false", f"launch.processes={processes}"]

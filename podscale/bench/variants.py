@@ -52,7 +52,8 @@ SWEEPS: Mapping[str, Sequence[Variant]] = {"gpu": GPU, "cpu": CPU}
 def named_sweep(name: str, *, real: bool) -> list[Variant]:
     """The variants of a sweep, those with real images only where there are some; raises InputError for another name."""
     if name not in SWEEPS:
-        raise InputError(f"--sweep {name}: there are {', '.join(SWEEPS)}; make others with --vary a.b=x,y")
+        hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
+        raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
     return [variant for variant in SWEEPS[name] if real or not variant.real]
 
 
@@ -62,7 +63,8 @@ def grid(settings: Sequence[str], *, real: bool) -> list[Variant]:
     for setting in settings:
         name, separator, values = setting.partition("=")
         if not separator or not values:
-            raise InputError(f"--vary {setting}: say which option takes which values, as in train.compile=off,default")
+            problem = "not an option and its values, such as train.compile=off,default"
+            raise InputError(problem, field="--vary", got=setting)
         options.append([(name, value) for value in values.split(",")])
     return [_variant(chosen, real) for chosen in product(*options)]
 
@@ -70,7 +72,7 @@ def grid(settings: Sequence[str], *, real: bool) -> list[Variant]:
 def _variant(chosen: Sequence[tuple[str, str]], real: bool) -> Variant:
     batch = next((value for name, value in chosen if name == "batch"), None)
     if batch is not None and not batch.isdecimal():
-        raise InputError(f"--vary batch={batch}: images per rank, a whole number")
+        raise InputError("images per rank, a whole number", field="--vary batch", got=batch)
     changes: dict[str, Any] = {name: _value(value) for name, value in chosen if name != "batch"}
     name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen) or "as the document says"
     return Variant(name, changes, None if batch is None else int(batch), real)

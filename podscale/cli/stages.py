@@ -55,7 +55,7 @@ def shard(
     if inspect is not None:
         return stage.inspect(inspect, verify=verify, contact_sheets=contact_sheet, as_json=json)
     if contact_sheet is not None or json:
-        raise InputError("--contact-sheet and --json go with --inspect DIR")
+        raise InputError("these go with --inspect DIR", field="--contact-sheet, --json")
     short = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
     changes = [*changes, *(f"{name}={value}" for name, value in short.items() if value is not None)]
     return stage.shard(document, changes, workers=workers, index=index, of=of, verify=verify)

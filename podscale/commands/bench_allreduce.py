@@ -40,7 +40,7 @@ class Options:
 def run(options: Options) -> None:
     """Measures, prints tables or JSON, and writes allreduce.md, .json and .svg to `out` where one is given."""
     if options.out is not None and not options.out.is_dir():
-        raise InputError(f"--out {options.out}: the folder does not exist")
+        raise InputError("the folder does not exist", field="--out", got=str(options.out))
     job = _job(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         found = _as_rank(job)
@@ -48,7 +48,9 @@ def run(options: Options) -> None:
             return
     else:
         if options.row is not None and options.ranks % options.row:
-            raise InputError(f"--row {options.row} does not divide --ranks {options.ranks}; choose a divisor")
+            raise InputError(
+                f"does not divide --ranks {options.ranks}", field="--row", got=options.row, hint="Choose a divisor."
+            )
         found = allreduce.measure(job, options.ranks, options.time_limit)
     lines = allreduce.tables(found)
     if options.out is not None:
@@ -76,9 +78,9 @@ def _job(options: Options) -> dict[str, Any]:
 
 def _section(name: str, options: Options) -> dict[str, Any]:
     if name not in ALGORITHMS:
-        raise InputError(f"--algorithms: {name!r} is none; there are {', '.join(ALGORITHMS)}")
+        raise InputError("unknown algorithm", field="--algorithms", got=name, hint=f"Known: {', '.join(ALGORITHMS)}.")
     if options.wire not in ("fp32", "bf16", "fp16"):
-        raise InputError(f"--wire {options.wire}: messages are fp32, bf16 or fp16")
+        raise InputError("messages are fp32, bf16 or fp16", field="--wire", got=options.wire)
     wire_row = "fp32" if name in KNOW_NO_ROWS else options.wire
     values = {"algorithm": name, "row": options.row, "bucket_mb": options.bucket_mb}
     values |= {"wire_row": wire_row, "wire_column": options.wire}

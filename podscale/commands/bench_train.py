@@ -36,9 +36,9 @@ def train(
 ) -> None:
     """Measures the updates of a training; writes train-<device>.md and .json to the folder `out`."""
     if not out.is_dir():
-        raise InputError(f"--out {out}: the folder does not exist")
+        raise InputError("the folder does not exist", field="--out", got=str(out))
     if sweep is not None and vary:
-        raise InputError("--sweep and --vary: a sweep is one or the other")
+        raise InputError("a sweep is one or the other", field="--sweep, --vary")
     preset = presets.resolve(document) if document is not None else None
     given = [*(() if document is not None else RESNET50), *changes]
 

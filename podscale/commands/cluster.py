@@ -62,7 +62,8 @@ def submit(
     """Submits the job of a stage, or those of all stages one after the other; returns the exit code of the last."""
     stages = stages_of(stage)
     if len(stages) > 1 and not (wait or dry_run):
-        raise InputError("--no-wait: the stages need each other, so submit one: --stage shard, then --stage train ...")
+        hint = "Submit one: --stage shard, then --stage train ..."
+        raise InputError("the stages need each other", field="--no-wait", hint=hint)
     config = resolved(document, [*changes, *where.changes], defaults)
     preflight(config, "job")
     if dry_run:
@@ -112,7 +113,8 @@ def logs(run: str, where: Where, *, stage: str, follow: bool, pod: str | None) -
     found = choose(entry.pods)
     if found is None and not (follow and pod is None):
         known = ", ".join(map(name_of, entry.pods)) or "none yet"
-        raise InputError(f"{entry.resource.kind} {name_of(entry.job)} has no such pod; it has: {known}")
+        job = f"{entry.resource.kind} {name_of(entry.job)}"
+        raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
     if follow:
         _follow(api.patient(patience.LONG, notes.tell), entry, choose, printer, notes)
     elif found is not None:
@@ -195,7 +197,8 @@ def _the_job(api: Api, run: str, stage: str) -> Entry:
     found = entries(api, run, stage)
     if not found:
         others = ", ".join(entry.stage for entry in entries(api, run)) or "none"
-        raise InputError(f"run {run} has no job of stage {stage} in namespace {api.namespace}; it has: {others}")
+        problem = f"no job of stage {stage} in namespace {api.namespace}"
+        raise InputError(problem, field=f"run {run}", hint=f"Stages with a job: {others}")
     return found[-1]
 
 

@@ -14,7 +14,8 @@ def export(folder: Path, runbooks: str) -> None:
     runbooks: address of the pages on the alerts, for the links. Raises InputError where that cannot be written.
     """
     if set(runbooks) & set(' "\\'):
-        raise InputError(f"--runbooks {runbooks!r} is no address: it must not hold spaces, quotes or backslashes")
+        problem = "an address holds no spaces, quotes or backslashes"
+        raise InputError(problem, field="--runbooks", got=runbooks)
     packaged = importlib.resources.files("podscale.dashboards")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,4 +25,5 @@ def export(folder: Path, runbooks: str) -> None:
                 write_atomically(folder / file.name, text)
                 print(folder / file.name)
     except OSError as error:
-        raise InputError(f"cannot write the dashboards into {folder}: {error.strerror or error}") from error
+        problem = f"cannot write the dashboards: {error.strerror or error}"
+        raise InputError(problem, field=str(folder)) from error

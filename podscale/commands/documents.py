@@ -78,9 +78,9 @@ def compile_package(
     """Writes the KFP package of a run document; what would not work on a cluster is told but not refused."""
     found = resolved(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError(f"{output}: a pipeline package ends in .yaml")
+        raise InputError("a pipeline package ends in .yaml", field=str(output))
     if not output.absolute().parent.is_dir():
-        raise InputError(f"{output}: the folder does not exist")
+        raise InputError("the folder does not exist", field=str(output))
     for problem in find_problems(found, "cluster"):
         print(f"note: {problem}", file=sys.stderr)
     from podscale.pipelines.package import package

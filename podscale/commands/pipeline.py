@@ -70,8 +70,10 @@ def schedule(what: What, place: Endpoint, *, cron: str, replace: bool, as_json: 
     longest = ID_CHARACTERS - TIME_CHARACTERS
     if len(config.run.id) > longest:
         raise InputError(
-            f"run.id {config.run.id}: scheduled runs are named <run.id>-<time>, so it may have {longest} characters; "
-            "choose a shorter one with --set run.id=..."
+            f"longer than {longest} characters, and scheduled runs are named <run.id>-<time>",
+            field="run.id",
+            got=config.run.id,
+            hint="Choose a shorter one with --set run.id=...",
         )
     fields = _six_fields(cron)
     backend, version = _sent(what, config, place)
@@ -149,7 +151,9 @@ def _six_fields(cron: str) -> str:
         return cron
     if len(fields) not in (5, 6):
         raise InputError(
-            f"--cron '{cron}': five fields (minute hour day month weekday) or six (with seconds before them), such as "
-            "'0 2 * * *' for every night at two (UTC)"
+            "not five fields (minute hour day month weekday) or six (with seconds before them), such as '0 2 * * *' "
+            "for every night at two (UTC)",
+            field="--cron",
+            got=cron,
         )
     return " ".join(["0", *fields] if len(fields) == 5 else fields)

@@ -23,7 +23,7 @@ def plot(config: RunConfig, svg: Path | None) -> str:
         try:
             svg.write_text(schedule_svg(curves), encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{svg}: cannot write the drawing: {error.strerror}") from error
+            raise InputError(f"cannot write the drawing: {error.strerror}", field=str(svg)) from error
     return terminal_chart(curves, config.train.epochs, columns())
 
 

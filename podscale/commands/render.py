@@ -35,7 +35,7 @@ def render_run(
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
+        raise InputError(f"cannot be written: {error.strerror or error}", field=str(output)) from error
 
 
 def stages_of(name: str) -> tuple[Stage, ...]:
@@ -44,14 +44,15 @@ def stages_of(name: str) -> tuple[Stage, ...]:
         return STAGES
     found = tuple(stage for stage in STAGES if stage == name)
     if not found:
-        raise InputError(f"--stage {name}: choose one of {', '.join(STAGES)}, all")
+        raise InputError("no stage", field="--stage", got=name, hint=f"Choose one of {', '.join(STAGES)}, all.")
     return found
 
 
 def objects(config: RunConfig, stages: Sequence[Stage], backend: str | None) -> list[Manifest]:
     """The objects of some stages, in the order in which to create them. backend: default: what the document says."""
     if backend is not None and backend not in RENDERERS:
-        raise InputError(f"--backend {backend}: choose one of {', '.join(RENDERERS)}")
+        hint = f"Choose one of {', '.join(RENDERERS)}."
+        raise InputError("no kind of job", field="--backend", got=backend, hint=hint)
     specs = [job_spec(config, stage) for stage in stages]
     return [
         one for spec in specs for one in render(spec, backend_of(spec, backend or likely_backend(config, spec))).all

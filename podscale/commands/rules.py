@@ -22,7 +22,7 @@ def export(
 ) -> None:
     """Writes one file into `directory` and prints its path."""
     if form not in FORMATS:
-        raise InputError(f"--format {form}: choose one of {', '.join(FORMATS)}")
+        raise InputError("unknown format", field="--format", got=form, hint=f"Choose one of {', '.join(FORMATS)}.")
     settings = Settings(
         thresholds=dict(map(_threshold, thresholds)), runbooks=runbooks, without=frozenset(without), shorten=shorten
     )
@@ -32,7 +32,7 @@ def export(
         directory.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise InputError(f"cannot be written: {error.strerror or error}", field=str(path)) from error
     print(path)
 
 
@@ -43,5 +43,6 @@ def _threshold(text: str) -> tuple[str, float]:
     except ValueError:
         number = math.nan
     if not equals or not math.isfinite(number) or number < 0:
-        raise InputError(f"--threshold {text}: write NAME=NUMBER with a number of 0 or more, such as dataWaitShare=0.3")
+        problem = "not NAME=NUMBER with a number of 0 or more, such as dataWaitShare=0.3"
+        raise InputError(problem, field="--threshold", got=text)
     return name, number

@@ -28,7 +28,8 @@ RUNNERS = ("process", "docker")
 def run(document: str | None, changes: Sequence[str], *, runner: str, dry_run: bool, fresh: bool, verbose: bool) -> int:
     """Carries out, or with `dry_run` only describes, the pipeline; returns the exit code."""
     if runner not in RUNNERS:
-        raise InputError(f"--runner {runner}: stages run as `process` or in containers, `docker`")
+        problem = "stages run as `process` or in containers, `docker`"
+        raise InputError(problem, field="--runner", got=runner)
     started = time.monotonic() - time.process_time()  # imports so far count as the pipeline's own time
     config = load(document, changes)
     if dry_run:

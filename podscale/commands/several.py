@@ -20,8 +20,9 @@ def several(names: Sequence[str], changes: Sequence[str], shard_set: str | None)
     """
     if len(names) < 2:
         raise InputError(
-            f"{names[0]}: an ensemble of one is a single model; name two models or more, or a run document to evaluate "
-            "the model of a run"
+            "an ensemble of one is a single model",
+            field=names[0],
+            hint="Name two models or more, or a run document to evaluate the model of a run.",
         )
     directories = [_model(Path(name)) for name in names]
     first = _document(directories[0], shard_set)
@@ -52,8 +53,9 @@ def _document(directory: Path, shard_set: str | None) -> RunConfig:
         return load(run.config)
     if shard_set is None:
         raise InputError(
-            f"{directory}: this model lies outside of a run directory, so nothing says which images it is for; name "
-            "them with --shard-set"
+            "this model lies outside of a run directory, so nothing names the images it is for",
+            field=str(directory),
+            hint="Name them with --shard-set",
         )
     told = read_model(directory).description
     prepared = told["preprocessing"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
     """Makes the shard set of a document and tells what it holds."""
     if index >= of:
-        raise InputError(f"--index {index} --of {of}: parts are counted from 0 to {of - 1}")
+        raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
     config = load(document, changes)
     preflight(config, stages.place())
     progress = ProgressLine(sys.stderr)
@@ -66,7 +66,9 @@ def inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_js
         print(path, file=sys.stderr)
     if summary.damage:
         raise PodscaleError(
-            f"{directory}: {count(len(summary.damage), 'damaged file')}; delete the folder and run `podscale shard`"
+            count(len(summary.damage), "damaged file"),
+            field=str(directory),
+            hint="Delete the folder and run `podscale shard`",
         )
 
 
@@ -77,7 +79,8 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
         folder.mkdir(parents=True, exist_ok=True)
         return [contact_sheet(directory, split, folder / f"{split}.png") for split in splits]
     except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot write the contact sheet: {error.strerror}") from error
+        problem = f"cannot write the contact sheet: {error.strerror}"
+        raise InputError(problem, field=str(error.filename or folder)) from error
 
 
 @termination.told("train")
@@ -94,7 +97,9 @@ def collapse(document: str | None, changes: Sequence[str], shard_set: str | None
     chosen = [ensemble.member(config, cycle) for cycle in cycles] or ensemble.members(config)
     if not chosen:
         raise InputError(
-            f"run {config.run.id} has no ensemble section, so there is nothing to collapse; give it cycles"
+            f"run {config.run.id} has nothing to collapse",
+            field="ensemble",
+            hint="Give the document an ensemble section with cycles.",
         )
     location = shard_set or dataset_directory(config.run.workspace, config.data)
     for member in chosen:
@@ -114,7 +119,8 @@ def evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | 
         resume.refuse_other_document(config)
     elif len(documents) > 1:
         missing = next(name for name in documents if not Path(name).is_dir())
-        raise InputError(f"{missing}: there is no such directory; models are named by theirs, or that of their run")
+        hint = "Name a model by its directory or by that of its run."
+        raise InputError("there is no such directory", field=missing, hint=hint)
     else:
         config, location = _ready(documents[0] if documents else None, changes, shard_set)
     outcome = stages.evaluate(config, location)

@@ -43,9 +43,10 @@ def load(document: str, changes: Sequence[str]) -> StudyDocument:
 def run(document: str, changes: Sequence[str], options: Options, *, dry_run: bool, backend: str) -> None:
     """Runs what is missing of a study and writes its results, or with `dry_run` says what that would be."""
     if backend != "here":
-        raise InputError(f"--backend {backend}: cells run `here`, or in the pods of a package for `kfp`")
+        problem = "cells run `here`, or in the pods of a package for `kfp`"
+        raise InputError(problem, field="--backend", got=backend)
     if options.out is not None and not options.out.is_dir():
-        raise InputError(f"--out {options.out}: the folder does not exist")
+        raise InputError("the folder does not exist", field="--out", got=str(options.out))
     study = load(document, changes)
     grid = Grid(study)
     config = grid.chains[0].config
@@ -79,7 +80,8 @@ def _carry_out(runner: Runner, options: Options) -> None:
     except Stopped:
         _publish(runner, options)
         left = len(grid.due(get)) + len(grid.unknown(get))
-        raise Preempted(f"stopped on request, {count(left, 'cell')} left; the same command continues") from None
+        problem = f"stopped on request with {count(left, 'cell')} left"
+        raise Preempted(problem, field=f"study {grid.study.name}", hint="The same command continues.") from None
     except KeyboardInterrupt:
         _publish(runner, options)
         raise
@@ -87,8 +89,9 @@ def _carry_out(runner: Runner, options: Options) -> None:
     if runner.failures:
         listing = "\n".join(f"  {name}: {error}" for name, error in runner.failures.items())
         raise PodscaleError(
-            f"{count(len(runner.failures), 'cell')} failed without diverging; logs are in {runner.folder / 'logs'}, "
-            f"and the same command runs them again:\n{listing}"
+            f"{count(len(runner.failures), 'cell')} failed without diverging",
+            field=f"study {grid.study.name}",
+            hint=f"Logs are in {runner.folder / 'logs'}; the same command runs them again:\n{listing}",
         )
 
 
@@ -175,7 +178,7 @@ def _how(record: Record) -> str:
 def compile_package(document: str, changes: Sequence[str], output: Path, *, parallel: int, kfp: str) -> None:
     """Writes the KFP package of a study."""
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError(f"{output}: a pipeline package ends in .yaml")
+        raise InputError("a pipeline package ends in .yaml", field=str(output))
     from podscale.pipelines.study import study_package
 
     study = load(document, changes)

@@ -44,7 +44,7 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
     Raises InputError, once that is printed, where the update does not fit; a sweep looks for one that does.
     """
     if options.sweep not in (None, "batch"):
-        raise InputError(f"--sweep {options.sweep}: there is one, --sweep batch")
+        raise InputError("there is one sweep, batch", field="--sweep", got=options.sweep)
     config = load(document, changes)
     request = request_of(config, _topology(config, options))
     kept = options.cache or default_cache()
@@ -60,7 +60,7 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
         found["largest"] = largest_known(request, {**kept_results(request, kept), request.batch: found})
         _print(found if options.json else report(found))
         if not found["fits"]:
-            raise InputError(_too_large(found))
+            raise _too_large(found)
         return
     rows: list[dict[str, Any]] = []
 
@@ -77,15 +77,16 @@ def run(document: str | None, changes: Sequence[str], options: Options) -> None:
     _print([*report(best), "", *sweep_report(rows, largest)])
 
 
-def _too_large(found: dict[str, Any]) -> str:
+def _too_large(found: dict[str, Any]) -> InputError:
     largest = found["largest"]
     smaller = (
-        f"lower train.global_batch, now {found['global_batch']}, to {largest['global_batch']}, or ask --sweep batch"
+        f"Lower it to {largest['global_batch']}, or ask --sweep batch"
         if largest["batch"]
-        else "no batch that the document allows does: choose larger chips, a smaller model or smaller images"
+        else "No batch that the document allows fits: choose larger chips, a smaller model or smaller images."
     )
     over = human_bytes(found["memory"]["over"])
-    return f"the step does not fit a device of {found['topology']['name']}: {over} too much; {smaller}"
+    problem = f"the step takes {over} more than a device of {found['topology']['name']} has"
+    return InputError(problem, field="train.global_batch", got=found["global_batch"], hint=smaller)
 
 
 def request_of(config: RunConfig, topology: Topology) -> Request:
@@ -112,7 +113,11 @@ def as_of_jax(config: RunConfig) -> RunConfig:
         }
     )
     if lacking := find_lacking(found):
-        raise InputError(f"what is compiled for TPUs is a step of the JAX engine. {lacking.message}")
+        raise InputError(
+            f"{lacking.problem} (a step for TPUs is one of the JAX engine)",
+            field=lacking.key,
+            hint=f"Set {lacking.key}={lacking.instead}",
+        )
     return found
 
 
@@ -122,8 +127,10 @@ def _topology(config: RunConfig, options: Options) -> Topology:
     name = options.topology or hardware
     if name is None:
         raise InputError(
-            f"which TPU? launch.hardware is {config.launch.hardware or 'not set'}; give --topology, such as v5e:4x4, "
-            "or launch.hardware, such as tpu-v5e-4x4"
+            "no TPU",
+            field="launch.hardware",
+            got=config.launch.hardware,
+            hint="Give --topology, such as v5e:4x4, or launch.hardware, such as tpu-v5e-4x4",
         )
     return find_topology(name, options.slices or config.launch.cluster.slices)
 

@@ -146,13 +146,15 @@ def _source(run: str | None, where: Where, stage: str, *, follow: bool, client: 
     try:
         api, found = entries_of(run, where)
     except InputError as error:
-        raise InputError(f"run {run}: there is no directory {RUNS / run} here, and {error}") from error
+        problem = f"no directory {RUNS / run} here, and the cluster gave an error: {error.problem or error}"
+        raise InputError(problem, field=f"run {run}", hint=error.hint) from error
     wanted = [entry for entry in found if entry.stage == stage]
     if not wanted:
         others = ", ".join(entry.stage for entry in found) or "none"
         raise InputError(
-            f"run {run}: no directory {RUNS / run} here, and no job of stage {stage} in namespace {api.namespace}; "
-            f"jobs there: {others}"
+            f"no directory {RUNS / run} here, and no job of stage {stage} in namespace {api.namespace}",
+            field=f"run {run}",
+            hint=f"Jobs there: {others}",
         )
     return JobSource(api, wanted[-1], follow=follow)
 
@@ -161,8 +163,9 @@ def _checked(path: Path) -> RunDirectory:
     run = RunDirectory(path)
     if not any(file.exists() for file in (run.metrics, run.config, run.lease)):
         raise InputError(
-            f"{path}: not a run directory (it holds no {run.metrics.name}); give <workspace>/runs/<id>, as "
-            "`podscale run` printed it, or the run's id or document"
+            f"not a run directory (it holds no {run.metrics.name})",
+            field=str(path),
+            hint="Give <workspace>/runs/<id>, as `podscale run` printed it, or the run's id or document.",
         )
     return run
 
@@ -171,5 +174,6 @@ def _newest() -> RunDirectory:
     """The run of ./runs that was written last."""
     found = [RunDirectory(path) for path in RUNS.glob("*") if (path / "metrics.jsonl").exists()]
     if not found:
-        raise InputError("no run in ./runs here; name one: podscale watch DIRECTORY, or the id of a job on a cluster")
+        hint = "Name one: podscale watch DIRECTORY, or the id of a job on a cluster."
+        raise InputError("no run here", field="./runs", hint=hint)
     return max(found, key=lambda run: run.metrics.stat().st_mtime)

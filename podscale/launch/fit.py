@@ -1,4 +1,4 @@
-"""Does what a document asks for fit together, and the hardware it names? What no cluster is needed to see."""
+"""Checks of a job against its document and hardware, as far as they need no cluster."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -7,8 +7,9 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
+from podscale.config.conflict import refusal
 from podscale.config.preflight import cache_memory
-from podscale.errors import InputError
+from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
 from podscale.launch.demand import GIB, Demand
 from podscale.order import check_groups
@@ -19,7 +20,11 @@ from podscale.text import count
 def find_misfits(
     config: RunConfig, stage: str, hardware: Hardware, nodes: int, processes: int, demand: Demand, shard_set: str | None
 ) -> None:
-    """Raises one InputError with everything that does not fit. shard_set: None where volumes are not looked at."""
+    """Raise InputError with everything that does not fit: InputErrors if it is more than one thing.
+
+    Args:
+        shard_set: location of the shard set; None leaves out the checks of volumes.
+    """
     found = [*_machine(config, stage, hardware, demand)]
     if shard_set is not None:
         found += [*_workspace(config), *_places(config, stage, shard_set)]
@@ -30,11 +35,9 @@ def find_misfits(
         devices = max(hardware.accelerators, 1) if drives_all else processes
         found += [*_worlds(config, nodes, devices), *_caches(config, processes, demand)]
     if len(found) == 1:
-        raise InputError(found[0])
+        raise found[0]
     if found:
-        raise InputError(
-            "\n".join([f"this job cannot run; {len(found)} things to change:", *(f"  - {one}" for one in found)])
-        )
+        raise InputErrors(found, f"this job cannot run; {len(found)} things to change:")
 
 
 def mounts(config: RunConfig) -> dict[str, bool]:
@@ -49,123 +52,149 @@ def mounts(config: RunConfig) -> dict[str, bool]:
 
 
 def _mounted(path: str, config: RunConfig) -> bool | None:
-    """Whether the volume that holds `path` can be written; None where no volume does."""
+    """Return if the volume that holds `path` is writable; None if no volume holds it."""
     here = PurePosixPath(path)
     around = [(PurePosixPath(mount), writable) for mount, writable in mounts(config).items()]
     inside = [(len(mount.parts), writable) for mount, writable in around if here.is_relative_to(mount)]
     return max(inside)[1] if inside else None
 
 
-def _workspace(config: RunConfig) -> Iterator[str]:
-    workspace = str(local_path(config.run.workspace))
+def _workspace(config: RunConfig) -> Iterator[InputError]:
+    key, workspace = "run.workspace", str(local_path(config.run.workspace))
     if not workspace.startswith("/"):
-        yield (
-            f"run.workspace {config.run.workspace} is relative: give the path in the pods at which a volume is "
-            "mounted, such as /workspace"
-        )
+        hint = "Give the path in the pods at which a volume is mounted, such as /workspace"
+        yield InputError("relative", field=key, got=config.run.workspace, hint=hint)
         return
     writable = _mounted(workspace, config)
     if writable is None:
-        yield (
-            f"run.workspace {workspace}: no volume is mounted there; name a PersistentVolumeClaim with "
-            "launch.cluster.workspace_claim, or a volume of launch.cluster.volumes with that path"
+        yield InputError(
+            "no volume is mounted there",
+            field=key,
+            got=workspace,
+            hint="Name a PersistentVolumeClaim with launch.cluster.workspace_claim, or a volume of "
+            "launch.cluster.volumes with that path.",
         )
     elif not writable:
-        yield f"run.workspace {workspace}: the volume there is read-only; a run writes its directory into it"
+        hint = "A run writes its directory into the workspace: mount a volume that can be written."
+        yield InputError("the volume there is read-only", field=key, got=workspace, hint=hint)
     if config.launch.cluster.workspace_claim and any(
         PurePosixPath(volume.path) == PurePosixPath(workspace) for volume in config.launch.cluster.volumes
     ):
-        yield f"launch.cluster.volumes has {workspace} too, where workspace_claim is mounted; leave one of them out"
-
-
-def _places(config: RunConfig, stage: str, shard_set: str) -> Iterator[str]:
-    """What the pods read must be on a volume."""
-    source = config.data.source
-    if stage == "shard" and source != "digits" and "://" not in source and _mounted(source, config) is None:
-        yield (
-            f"data.source {source}: no volume is mounted there; name one with launch.cluster.volumes, or give a gs:// "
-            "or s3:// URL"
+        yield InputError(
+            "launch.cluster.workspace_claim is mounted at this path too",
+            field="launch.cluster.volumes",
+            got=workspace,
+            hint="Leave one of them out.",
         )
+
+
+def _places(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
+    """Yield what the pods read and no volume holds."""
+    problem, source = "no volume is mounted there", config.data.source
+    if stage == "shard" and source != "digits" and "://" not in source and _mounted(source, config) is None:
+        hint = "Name one with launch.cluster.volumes, or give a gs:// or s3:// URL."
+        yield InputError(problem, field="data.source", got=source, hint=hint)
     local = shard_set.removeprefix("file://")
     if stage != "shard" and local.startswith("/") and "://" not in local and _mounted(local, config) is None:
-        yield f"shard set {shard_set}: no volume is mounted there; name one with launch.cluster.volumes"
+        yield InputError(problem, field="shard set", got=shard_set, hint="Name one with launch.cluster.volumes.")
 
 
-def _machine(config: RunConfig, stage: str, hardware: Hardware, demand: Demand) -> Iterator[str]:
+def _machine(config: RunConfig, stage: str, hardware: Hardware, demand: Demand) -> Iterator[InputError]:
     if hardware.cpus and demand.cpus >= hardware.cpus:
-        yield (
-            f"launch.resources.cpus {demand.cpus:g}: a {hardware.machine} has {hardware.cpus} and needs some itself; "
-            f"lower it, or set it to 0 for {hardware.cpus_to_ask:g}"
+        yield InputError(
+            f"a {hardware.machine} has {hardware.cpus} and needs some itself",
+            field="launch.resources.cpus",
+            got=demand.cpus,
+            hint=f"Lower it, or set it to 0 for {hardware.cpus_to_ask:g}.",
         )
     if hardware.memory_gib and demand.memory >= hardware.memory_gib:
-        yield (
-            f"launch.resources.memory_gib {demand.memory:g}: a {hardware.machine} has {hardware.memory_gib:g} and "
-            f"needs some itself; lower it, or set it to 0 for {hardware.memory_to_ask:g}"
+        yield InputError(
+            f"a {hardware.machine} has {hardware.memory_gib:g} GiB and needs some itself",
+            field="launch.resources.memory_gib",
+            got=demand.memory,
+            hint=f"Lower it, or set it to 0 for {hardware.memory_to_ask:g}.",
         )
     if demand.memory and demand.shm >= demand.memory:
-        yield (
-            f"launch.resources.memory_gib {demand.memory:g}: shared memory for the batches in flight is part of it and "
-            f"takes {demand.shm:g}; raise it, or lower input.prefetch, input.workers or launch.processes"
+        yield InputError(
+            f"shared memory for the batches in flight is part of it and takes {demand.shm:g}",
+            field="launch.resources.memory_gib",
+            got=demand.memory,
+            hint="Raise it, or lower input.prefetch, input.workers or launch.processes.",
         )
 
 
-def _caches(config: RunConfig, processes: int, demand: Demand) -> Iterator[str]:
+def _caches(config: RunConfig, processes: int, demand: Demand) -> Iterator[InputError]:
     caches = cache_memory(config, processes) / GIB
     if caches and demand.memory and caches + demand.shm >= demand.memory:
-        yield (
-            f"launch.resources.memory_gib {demand.memory:g}: input.record_cache_bytes and input.decoded_cache_bytes "
-            f"of {count(processes, 'process')} take {caches:.3g} of it; raise it, or lower them"
+        yield InputError(
+            f"input.record_cache_bytes and input.decoded_cache_bytes of {count(processes, 'process')} take "
+            f"{caches:.3g} of it",
+            field="launch.resources.memory_gib",
+            got=demand.memory,
+            hint="Raise it, or lower them.",
         )
 
 
-def _accelerators(config: RunConfig, hardware: Hardware, nodes: int, processes: int) -> Iterator[str]:
+def _accelerators(config: RunConfig, hardware: Hardware, nodes: int, processes: int) -> Iterator[InputError]:
     launch = config.launch
     if hardware.kind == "gpu" and processes > hardware.accelerators:
-        yield (
-            f"launch.processes {processes}: {hardware.name} gives each pod {hardware.accelerators}; set it to "
-            f"{hardware.accelerators}, or 0"
+        yield InputError(
+            f"{hardware.name} gives each pod {hardware.accelerators}",
+            field="launch.processes",
+            got=processes,
+            hint=f"Set it to {hardware.accelerators}, or 0.",
         )
     if hardware.kind == "tpu" and processes > 1:
-        yield f"launch.processes {processes}: one process drives all chips of a TPU machine; set launch.processes to 1"
+        problem = "one process drives all chips of a TPU machine"
+        yield InputError(problem, field="launch.processes", got=processes, hint="Set it to 1.")
     if hardware.hosts > 1 and launch.nodes not in (1, nodes):
-        yield (
-            f"launch.nodes {launch.nodes}: {launch.cluster.slices} x {hardware.name} are {nodes} machines; leave "
-            "launch.nodes out"
-        )
+        problem = f"{launch.cluster.slices} x {hardware.name} are {nodes} machines"
+        yield InputError(problem, field="launch.nodes", got=launch.nodes, hint="Leave it out.")
     if launch.cluster.slices > 1 and hardware.hosts == 1:
-        yield f"launch.cluster.slices {launch.cluster.slices}: only TPU slices of several machines go together"
+        problem = "only TPU slices of several machines go together"
+        yield InputError(problem, field="launch.cluster.slices", got=launch.cluster.slices)
     if launch.cluster.min_nodes is not None and hardware.kind == "tpu":
-        yield "launch.cluster.min_nodes: a TPU slice runs whole or not at all; leave it out"
+        problem = "a TPU slice runs whole or not at all"
+        yield InputError(problem, field="launch.cluster.min_nodes", got=launch.cluster.min_nodes, hint="Leave it out.")
 
 
-def _security(config: RunConfig, hardware: Hardware) -> Iterator[str]:
+def _security(config: RunConfig, hardware: Hardware) -> Iterator[InputError]:
     cluster = config.launch.cluster
     if cluster.network == "gpudirect" and hardware.direct is None:
-        yield (
-            f"launch.cluster.network gpudirect: {hardware.name} has none; it comes with whole machines of eight H100, "
-            "H200 or B200. Set network to plain, or another launch.hardware"
+        yield InputError(
+            f"{hardware.name} has none: it comes with whole machines of eight H100, H200 or B200",
+            field="launch.cluster.network",
+            got=cluster.network,
+            hint="Set it to plain, or set another launch.hardware.",
         )
     if cluster.security != "privileged":
         for volume in cluster.volumes:
             if volume.nfs is not None:
-                yield (
-                    f"launch.cluster.volumes {volume.path}: restricted Pod Security allows no NFS volume in a pod; "
-                    "make it a PersistentVolume and give its claim"
+                yield InputError(
+                    "restricted Pod Security allows no NFS volume in a pod",
+                    field="launch.cluster.volumes",
+                    got=volume.path,
+                    hint="Make it a PersistentVolume and give its claim.",
                 )
 
 
-def _worlds(config: RunConfig, nodes: int, devices: int) -> Iterator[str]:
-    """Every number of nodes that the job may run on must fit the global batch, and all of them the groups of shards.
+def _worlds(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
+    """Yield what does not fit on one of the numbers of nodes that the job may run on.
 
-    devices: of each of them.
+    Args:
+        devices: number on each node.
     """
     least = config.launch.cluster.min_nodes or nodes
     for number in range(least, nodes + 1):
         try:
             check_ranks(config, number * devices)
         except PydanticCustomError as error:
-            yield error.message() + (f" (with {number} of launch.nodes={nodes} nodes)" if number < nodes else "")
+            misfit = refusal(error)
+            if number < nodes:
+                problem = f"{misfit.problem} (with {number} of launch.nodes={nodes} nodes)"
+                misfit = InputError(problem, field=misfit.field, got=misfit.got, hint=misfit.hint)
+            yield misfit
     try:
         check_groups(config, nodes)
     except InputError as error:
-        yield str(error)
+        yield error

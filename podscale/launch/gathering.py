@@ -6,7 +6,7 @@ that are no more. It is known by having come there before.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from podscale.launch.rendezvous import Rendezvous
 from podscale.store import FAILED, Store, StoreError, StoreTimeout
@@ -20,7 +20,11 @@ NEVER = "never"
 
 
 class NotGathered(Exception):
-    """The pods have not come together; the message says who is missing."""
+    """The pods have not come together; `missing` has the numbers of those that did not come."""
+
+    def __init__(self, text: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.missing = tuple(missing)
 
 
 def gather(
@@ -49,7 +53,8 @@ def gather(
             absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
             told = ranks_text(absent).replace("rank", "pod", 1)
             raise NotGathered(
-                f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why"
+                f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why",
+                missing=absent,
             ) from None
         except StoreError as error:  # it may have ended in the middle of a question, and the next one be about to begin
             if time.monotonic() >= deadline:

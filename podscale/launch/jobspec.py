@@ -218,8 +218,10 @@ def _document(config: RunConfig, nodes: int, processes: int, cache_path: str | N
     text = documents.dumps(documents.loads(json.dumps(values), "the document of the pods"))
     if len(text.encode()) > MAX_DOCUMENT:
         raise InputError(
-            f"the document has {len(text.encode())} bytes, and pods take at most {MAX_DOCUMENT}, inline; shorten it: "
-            "leave out data.classes, which is the longest part of most"
+            f"longer than the {MAX_DOCUMENT} bytes that pods take inline",
+            field="run document",
+            got=len(text.encode()),
+            hint="Shorten it: leave out data.classes, which is the longest part of most.",
         )
     return text
 

@@ -66,9 +66,11 @@ def pod_task(
     if rendezvous is None:
         if config.launch.nodes > 1:
             raise InputError(
-                f"launch.nodes is {config.launch.nodes}, but nothing here says how the nodes meet: PET_NNODES, "
-                "PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are not set. A launcher sets them in each pod; "
-                "on one machine use launch.nodes=1"
+                "PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are not set, which a launcher sets in "
+                "each pod",
+                field="launch.nodes",
+                got=config.launch.nodes,
+                hint="On one machine use launch.nodes=1",
             )
         rendezvous = Rendezvous()
     processes = _processes(config, environment, gpus)

@@ -79,7 +79,7 @@ def _torchrun(environment: Environment) -> Rendezvous:
         each = _number_of(_group(environment, "several slices", SLICE, SLICE_NODES), SLICE_NODES)
         node_rank += _number_of(environment, SLICE) * each
         if each < 1 or nodes % each:
-            raise InputError(f"{nodes} pods are no slices of {each} each: check {SLICE_NODES}")
+            raise InputError(f"does not divide the {nodes} pods of PET_NNODES", field=SLICE_NODES, got=each)
         slices = nodes // each
     address, port = environment.get("PET_MASTER_ADDR", ""), environment.get("PET_MASTER_PORT", "0")
     return Rendezvous(nodes, 0 if nodes == 1 else node_rank, address, number("PET_MASTER_PORT", port), slices)
@@ -112,7 +112,7 @@ def _tpu(environment: Environment) -> Rendezvous:
     hosts = [host.strip() for host in found[hosts_of].split(",")]
     worker, address = _number_of(found, "TPU_WORKER_ID"), hosts[0].partition(":")[0]
     if not 0 <= worker < len(hosts):
-        raise InputError(f"TPU_WORKER_ID={worker}, but {hosts_of} names {len(hosts)} hosts: {found[hosts_of]}")
+        raise InputError(f"{hosts_of} names {len(hosts)} hosts: {found[hosts_of]}", field="TPU_WORKER_ID", got=worker)
     slices = slice_ = 0
     multislice = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
     if any(name in environment for name in multislice):
@@ -120,7 +120,7 @@ def _tpu(environment: Environment) -> Rendezvous:
         slices, slice_ = _number_of(found, multislice[1]), _number_of(found, multislice[2])
         address = found[multislice[0]].partition(":")[0]
         if not 0 <= slice_ < slices:
-            raise InputError(f"the launcher says slice {slice_} of {slices}: check {multislice[2]} and {multislice[1]}")
+            raise InputError(f"not a slice of {multislice[1]}={slices}", field=multislice[2], got=slice_)
     nodes = len(hosts) * max(1, slices)
     return Rendezvous(nodes, slice_ * len(hosts) + worker, address if nodes > 1 else "", TPU_PORT, max(1, slices))
 
@@ -134,8 +134,10 @@ def _older(environment: Environment) -> Rendezvous:
 def _checked(found: Rendezvous) -> Rendezvous:
     if found.nodes < 1 or (found.node_rank is not None and not 0 <= found.node_rank < found.nodes):
         raise InputError(
-            f"the launcher says node {found.node_rank} of {found.nodes}: check its variables (PET_NODE_RANK and "
-            "PET_NNODES, or those of its kind)"
+            f"not a node of {found.nodes}",
+            field="node rank",
+            got=found.node_rank,
+            hint="Check the variables of the launcher (PET_NODE_RANK and PET_NNODES, or those of its kind).",
         )
     return found
 
@@ -147,33 +149,31 @@ def _check_against_tpu(found: Rendezvous, environment: Environment) -> None:
     tpu = _tpu(environment)
     if (tpu.nodes, tpu.node_rank) != (found.nodes, found.node_rank):
         raise InputError(
-            f"the launcher says node {found.node_rank} of {found.nodes}, and the variables of the TPU slice say "
-            f"{tpu.node_rank} of {tpu.nodes} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES): the pods of a slice must be as "
-            "many as its hosts and numbered alike; use launch.backend=jobset"
+            f"the launcher says {found.node_rank} of {found.nodes}, and the variables of the TPU slice say "
+            f"{tpu.node_rank} of {tpu.nodes} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES)",
+            field="node rank",
+            got=(found.node_rank, found.nodes),
+            hint="The pods of a slice must be as many as its hosts and numbered alike: use launch.backend=jobset",
         )
 
 
 def _group(environment: Environment, launcher: str, *names: str) -> dict[str, str]:
-    """The variables of one launcher, which sets all or none of them."""
+    """Return the variables of one launcher, which sets all or none of them."""
     missing = [name for name in names if not environment.get(name)]
     if missing:
-        there = [name for name in names if name not in missing]
-        also = f"{', '.join(there)} {'are' if len(there) > 1 else 'is'} set, but " if there else ""
+        there = ", ".join(name for name in names if name not in missing)
         raise InputError(
-            f"the environment of {launcher} is half set: {also}{', '.join(missing)} {_are(missing)} not; start the "
-            "pods by their launcher, or unset what is left over from another"
+            f"missing from the environment of {launcher}" + (f", which has {there}" if there else ""),
+            field=", ".join(missing),
+            hint="Start the pods by their launcher, or unset what is left over from another.",
         )
     return {name: environment[name] for name in names}
-
-
-def _are(names: list[str]) -> str:
-    return "are" if len(names) > 1 else "is"
 
 
 def _address(name: str, text: str) -> tuple[str, int]:
     address, colon, port = text.rpartition(":")
     if not colon or not address:
-        raise InputError(f"{name}={text}: the launcher must give a host and a port, as in first-pod:29500")
+        raise InputError("not a host and a port, such as first-pod:29500", field=name, got=text)
     return address, number(name, port)
 
 
@@ -182,8 +182,8 @@ def _number_of(environment: Environment, name: str) -> int:
 
 
 def number(name: str, text: str) -> int:
-    """The number that a variable says; InputError for anything else."""
+    """Return a variable as a number; raise InputError if it is none."""
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{name}={text}: the launcher must give a whole number") from None
+        raise InputError("not a whole number", field=name, got=text) from None

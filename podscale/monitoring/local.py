@@ -77,7 +77,8 @@ class LocalPrometheus:
     def check(self) -> None:
         """Raises PodscaleError with Prometheus' own words where it has ended."""
         if self._child.poll() is not None:
-            raise PodscaleError(f"{PROGRAM} ended with {self._child.returncode}: {_last_words(self._runs)}")
+            code = self._child.returncode
+            raise PodscaleError(f"exited: {_last_words(self._runs)}", field=PROGRAM, got=code)
 
     def _ready(self) -> bool:
         try:
@@ -92,7 +93,7 @@ class LocalPrometheus:
         while not self._ready():
             self.check()
             if time.monotonic() > deadline:
-                raise PodscaleError(f"{PROGRAM} does not answer at {self.url} after {START_SECONDS:.0f} s")
+                raise PodscaleError(f"does not answer after {START_SECONDS:.0f} s", field=f"{PROGRAM} at {self.url}")
             time.sleep(0.1)
 
 
@@ -114,8 +115,10 @@ def running(
     program = shutil.which(PROGRAM)
     if program is None:
         raise InputError(
-            f"there is no program `{PROGRAM}` here. Debian and Ubuntu: apt-get install prometheus; macOS: brew install "
-            "prometheus; else unpack a release of the Prometheus project and put it on the PATH"
+            "not on the PATH",
+            field=PROGRAM,
+            hint="Debian and Ubuntu: apt-get install prometheus; macOS: brew install prometheus; else unpack a release "
+            "of the Prometheus project and put it on the PATH.",
         )
     port = free_port(port)
     folder = runs / FOLDER
@@ -158,7 +161,8 @@ def prepare(runs: Path, settings: Settings = AS_SHIPPED, cadence: Cadence = CADE
         write_atomically(folder / "rules.yml", yaml.safe_dump(rule_file(settings), sort_keys=False))
         write_configuration(runs, [], cadence)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}; choose another folder of runs") from error
+        problem = f"cannot be written: {error.strerror}"
+        raise InputError(problem, field=str(folder), hint="Choose another folder of runs.") from error
     return lock
 
 
@@ -168,7 +172,8 @@ def _locked(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise InputError(f"{path.parent}: `podscale monitor` works there already; use that one, or end it") from None
+        problem = "`podscale monitor` works there already"
+        raise InputError(problem, field=str(path.parent), hint="Use that one, or end it.") from None
     return lock
 
 
@@ -187,7 +192,10 @@ def free_port(port: int) -> int:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise InputError(
-                f"--port {port}: {error.strerror}; a Prometheus may be there already. Choose another, or 0 for any"
+                str(error.strerror),
+                field="--port",
+                got=port,
+                hint="A Prometheus may be there already. Choose another port, or 0 for any.",
             ) from error
         return int(probe.getsockname()[1])
 

@@ -29,7 +29,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.shorten < math.inf:
-            raise InputError(f"shorten: {self.shorten:g} makes nothing shorter; give a number of 1 or more")
+            raise InputError("not a number of 1 or more", field="shorten", got=self.shorten)
         _known("threshold", self.thresholds.keys(), DEFAULTS)
         _known("alert", self.without, [alert.name for alert in ALERTS])
 
@@ -103,4 +103,4 @@ def _rule(rule: Recording | Alert, fill: Fill, shorten: float) -> dict[str, Any]
 def _known(what: str, given: Iterable[str], there: Iterable[str]) -> None:
     unknown = sorted(set(given) - set(there))
     if unknown:
-        raise InputError(f"no {what} is called {unknown[0]}: choose from {', '.join(there)}")
+        raise InputError("unknown name", field=what, got=unknown[0], hint=f"Choose from {', '.join(there)}.")

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from podscale.config import RunConfig
-from podscale.errors import InputError
+from podscale.errors import InputError, InputErrors
 from podscale.study.document import BATCH, RATE, RateSection, Settings, StudyDocument, Variant
 from podscale.study.records import Get, Record, cell_key
 
@@ -70,8 +70,11 @@ class Grid:
         chain = next(found, None)
         if chain is None:
             raise InputError(
-                f"study {self.study.name}: a learning rate follows {variant} at "
-                f"{', '.join(f'{name}={value}' for name, value in place)}, which is not in the grid"
+                f"a learning rate follows {variant} at {', '.join(f'{name}={value}' for name, value in place)}, which "
+                "is not in the grid",
+                field="learning_rate.at",
+                got=variant,
+                place=f"study {self.study.name}",
             )
         return chain
 
@@ -82,7 +85,7 @@ class Grid:
             try:
                 config = self.study.config({**settings, "run.seed": seed})
             except InputError as error:
-                raise InputError(f"study {self.study.name}, cell {settings}:\n{error}") from None
+                raise _of_cell(error, f"study {self.study.name}, cell {settings}") from None
             run = config.run.model_copy(update={"id": cell_key(config)})
             self._configs[known] = config.model_copy(update={"run": run})
         return self._configs[known]
@@ -183,17 +186,22 @@ class Chain:
         section, batch = self.section, self.batch
         if section is not None and section.table and batch not in section.table:
             raise InputError(
-                f"study {self.grid.study.name}: learning_rate of {self.variant.name}: the table has no batch "
-                f"{batch} (it has {', '.join(map(str, section.table))})"
+                f"no rate for this batch of {self.variant.name}; it has {', '.join(map(str, section.table))}",
+                field="learning_rate.table",
+                got=batch,
+                place=f"study {self.grid.study.name}",
             )
         if section is not None and section.sweep is not None and section.sweep.seeds > len(self.grid.study.seeds):
             raise InputError(
-                f"study {self.grid.study.name}: learning_rate of {self.variant.name}: the sweep asks for "
-                f"{section.sweep.seeds} seeds and the study has {len(self.grid.study.seeds)}"
+                f"more than the {len(self.grid.study.seeds)} seeds of the study, for {self.variant.name}",
+                field="learning_rate.sweep.seeds",
+                got=section.sweep.seeds,
+                place=f"study {self.grid.study.name}",
             )
         for name, _ in self.place:
             if name in self.variant.set:
-                raise InputError(f"study {self.grid.study.name}: {name} is in the grid and in {self.variant.name}")
+                problem = f"in the grid and in {self.variant.name}"
+                raise InputError(problem, field=name, place=f"study {self.grid.study.name}")
         _ = self.followed
 
     def ruled(self, get: Get) -> float | None:
@@ -309,3 +317,10 @@ def _short(option: str) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _of_cell(error: InputError, place: str) -> InputError:
+    """Return an error of the document of one cell, with the cell named."""
+    if isinstance(error, InputErrors):
+        return InputErrors(error.errors, f"{place}:")
+    return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, place=place)

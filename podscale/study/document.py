@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from podscale.config import RunConfig, loads, options
+from podscale.config.conflict import conflict
 from podscale.config.document import overrides_of, read_as, read_text
 from podscale.config.section import Section
 from podscale.errors import InputError
@@ -28,7 +29,7 @@ class SweepSection(Section):
     @classmethod
     def _rise(cls, factors: tuple[float, ...]) -> tuple[float, ...]:
         if list(factors) != sorted(set(factors)) or factors[0] <= 0:
-            raise ValueError(f"must be positive and rising, got {list(factors)}")
+            raise ValueError("not positive and rising")
         return factors
 
 
@@ -48,12 +49,12 @@ class RateSection(Section):
     @model_validator(mode="after")
     def _one_way(self) -> "RateSection":
         if (self.at is None) == (not self.table):
-            raise ValueError("give either `at` or `table`")
+            raise conflict("at", "give either `at` or `table`")
         if self.rule != "none" and (self.at is None or self.batch is None):
-            raise ValueError(f"rule {self.rule}: needs `at` and the `batch` that it is for")
+            raise conflict("rule", "needs `at` and the `batch` that it is for", got=self.rule)
         rates = [*self.table.values(), *([self.at] if isinstance(self.at, float) else [])]
         if any(rate <= 0 for rate in rates):
-            raise ValueError("rates are positive")
+            raise conflict("at" if self.table == {} else "table", "rates are positive", got=min(rates))
         return self
 
 
@@ -92,19 +93,19 @@ class StudyDocument(Section):
     def _whole(self) -> "StudyDocument":
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
-            raise ValueError("variants: two have the same name")
+            raise conflict("variants", "two have the same name")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds: one is given twice")
+            raise conflict("seeds", "one is given twice", got=self.seeds)
         for field, values in self.grid.items():
             if not values or len(set(map(repr, values))) < len(values):
-                raise ValueError(f"grid: {field} needs values, each once")
+                raise conflict(f"grid.{field}", "needs values, each once", got=values)
         for name in [*self.grid, *self.set, *(name for variant in self.variants for name in variant.set)]:
             if name in ("run.id", "run.seed"):
-                raise ValueError(f"{name} is the study's to give")
+                raise conflict(name, "set by the study itself")
         if self.x is not None and self.x not in self.grid:
-            raise ValueError(f"x: {self.x} is not in the grid ({', '.join(self.grid) or 'which is empty'})")
+            raise conflict("x", f"not in the grid ({', '.join(self.grid) or 'which is empty'})", got=self.x)
         if self.choose == "updates" and self.target is None:
-            raise ValueError("choose: updates needs a target")
+            raise conflict("target", "missing, and choose=updates needs it")
         self._check_rates(names)
         return self
 
@@ -114,13 +115,14 @@ class StudyDocument(Section):
             seen, rate = [variant.name], self.rate_of(variant)
             while rate is not None and isinstance(rate.at, str):
                 if rate.at not in names:
-                    raise ValueError(f"learning_rate of {seen[-1]}: there is no variant {rate.at}")
+                    raise conflict("learning_rate.at", f"no variant, for {seen[-1]}", got=rate.at)
                 if rate.at in seen:
-                    raise ValueError(f"learning_rate: {' -> '.join([*seen, rate.at])} go round in a circle")
+                    circle = " -> ".join([*seen, rate.at])
+                    raise conflict("learning_rate.at", f"{circle} is a circle", got=rate.at)
                 seen.append(rate.at)
                 rate = self.rate_of(self.variant(rate.at))
             if len(seen) > 1 and rate is None:
-                raise ValueError(f"learning_rate of {seen[-2]}: {seen[-1]} has none to follow")
+                raise conflict("learning_rate.at", f"{seen[-1]} has no rate for {seen[-2]} to follow", got=seen[-1])
 
     @property
     def axis(self) -> str | None:
@@ -156,7 +158,9 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     known = set(options())
     for name in study.grid:
         if name not in known:
-            raise InputError(f"{path}: grid: unknown option {name} (docs/options.md lists them)")
+            raise InputError(
+                "unknown option", field="grid", got=name, hint="docs/options.md lists them.", place=str(path)
+            )
     return study
 
 

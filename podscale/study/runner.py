@@ -154,9 +154,9 @@ class Runner:
         self._in_a_row += 1
         self.told(cell, None, self.failures[cell.name])
         if code == ExitCode.BAD_INPUT:
-            raise InputError(f"{cell.name}: {error}")
+            raise InputError(error, field=cell.name)
         if self._in_a_row >= ACCIDENTS:
-            raise PodscaleError(f"{ACCIDENTS} cells in a row failed; the last: {cell.name}: {error}")
+            raise PodscaleError(f"{ACCIDENTS} cells in a row failed, the last with: {error}", field=cell.name)
         return None
 
     def _stop(self) -> None:

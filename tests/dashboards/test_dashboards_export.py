@@ -8,6 +8,7 @@ import pytest
 from podscale.cli import main
 from podscale.errors import ExitCode
 from tests.support.helm import CHART
+from tests.support.outcomes import assert_error
 
 
 def test_the_files_are_those_of_the_chart_with_the_address_filled_in(
@@ -27,8 +28,8 @@ def test_a_folder_that_cannot_be_and_an_address_that_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["dashboards", "export", str(tmp_path / "file" / "folder")]) == ExitCode.BAD_INPUT
-    assert "cannot write the dashboards into" in capsys.readouterr().err
-    assert main(["dashboards", "export", str(tmp_path), "--runbooks", 'a "page"']) == ExitCode.BAD_INPUT
-    assert "is no address" in capsys.readouterr().err
+    folder = tmp_path / "file" / "folder"
+    assert_error(main(["dashboards", "export", str(folder)]), capsys.readouterr().err, field=folder)
+    code = main(["dashboards", "export", str(tmp_path), "--runbooks", 'a "page"'])
+    assert_error(code, capsys.readouterr().err, 'a "page"', field="--runbooks")
     assert not list(tmp_path.glob("*.json"))

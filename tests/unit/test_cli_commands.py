@@ -20,6 +20,7 @@ from podscale.config import loads
 from podscale.errors import ExitCode
 from podscale.launch.environment import COMMAND
 from podscale.version import VERSION
+from tests.support.outcomes import assert_error
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +36,7 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
-    assert "Exit codes: 0 done" in done.stdout
+    assert re.search(r"Exit codes: 0 ", done.stdout)
 
 
 def test_every_exit_code_is_in_the_help_and_in_the_documentation(capsys):
@@ -68,35 +69,32 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "field", "says"),
     [
-        (["config", "--set", "train.epoch=3"], "unknown key train.epoch; did you mean train.epochs?"),
-        (["config", "imagenete"], "neither a file nor a preset; did you mean imagenette?"),
-        (["run", "missing.yaml"], "missing.yaml: cannot read the run document"),
-        (["compile", "-o", "pipeline.txt"], "a pipeline package ends in .yaml"),
-        (["compile", "-o", "no/such/folder/pipeline.yaml"], "the folder does not exist"),
-        (["shard", "--index", "2", "--of", "2"], "parts are counted from 0 to 1"),
-        (["shard", "--inspect", "nowhere"], "no complete shard set"),
-        (["evaluate", "."], "an ensemble of one is a single model; name two models or more"),
-        (["evaluate", "a", "b"], "a: there is no such directory; models are named by theirs"),
-        (["evaluate", ".", "."], "name them with --shard-set"),
-        (["evaluate", ".", ".", "--shard-set", "s"], "there is no model here"),
-        (["train", "--set", "data.source=/no/such/folder"], "no complete shard set here; run `podscale shard`"),
-        (["shard", "--set", "data.source=/no/such/folder"], "data.source /no/such/folder"),
-        (["run", "imagefolder"], "data.source /path/to/photos: does not exist"),
+        (["config", "--set", "train.epoch=3"], "--set train.epoch=3", ["train.epochs"]),
+        (["config", "imagenete"], "imagenete", ["imagenette"]),
+        (["run", "missing.yaml"], "missing.yaml", []),
+        (["compile", "-o", "pipeline.txt"], "pipeline.txt", [".yaml"]),
+        (["compile", "-o", "no/such/folder/pipeline.yaml"], "no/such/folder/pipeline.yaml", ["folder"]),
+        (["shard", "--index", "2", "--of", "2"], "--index", ["from 0 to 1"]),
+        (["shard", "--inspect", "nowhere"], "nowhere", []),
+        (["evaluate", "."], ".", ["two models"]),
+        (["evaluate", "a", "b"], "a", ["directory"]),
+        (["evaluate", ".", "."], ".", ["--shard-set"]),
+        (["evaluate", ".", ".", "--shard-set", "s"], ".", ["podscale collapse"]),
+        (["train", "--set", "data.source=/no/such/folder"], "", ["datasets/", "podscale shard"]),
+        (["shard", "--set", "data.source=/no/such/folder"], "", ["data.source", "/no/such/folder"]),
+        (["run", "imagefolder"], "", ["data.source", "/path/to/photos"]),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_message_and_exit_code_2(arguments, field, says, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    told = capsys.readouterr()
-    assert message in told.err
-    assert "Traceback" not in told.err
+    assert_error(main(arguments), capsys.readouterr().err, *says, field=field)
 
 
 def test_wrong_usage_is_exit_code_2(capsys):
     assert main(["run", "--no-such-option"]) == 2
-    assert "No such option" in capsys.readouterr().err
+    assert "--no-such-option" in capsys.readouterr().err
 
 
 def test_config_prints_the_resolved_document(capsys):
@@ -134,14 +132,14 @@ def test_config_draws_what_changes(capsys, tmp_path):
     assert "Weight decay\n    0.001 |" in told
     decay = told.partition("Weight decay\n")[2].splitlines()
     assert decay[0].count("█") == pytest.approx(decay[7].count("█") / 2, abs=1), "from the middle of the run on"
-    assert main(["config", "digits", "--svg", str(tmp_path / "no" / "where.svg")]) == ExitCode.BAD_INPUT
-    assert "cannot write the drawing" in capsys.readouterr().err
+    nowhere = tmp_path / "no" / "where.svg"
+    assert_error(main(["config", "digits", "--svg", str(nowhere)]), capsys.readouterr().err, field=nowhere)
 
 
 def test_a_recipe_is_told_and_written(capsys):
     recipe = ["--set", "train.recipe=mlperf-lars", "--set", "train.global_batch=6000"]
-    assert main(["config", "imagefolder", *recipe]) == ExitCode.BAD_INPUT
-    assert "is for lars, not for sgd" in capsys.readouterr().err
+    code = main(["config", "imagefolder", *recipe])
+    assert_error(code, capsys.readouterr().err, "train.recipe", "mlperf-lars", "sgd")
     assert main(["config", "jia2018-64k", "--set", "train.global_batch=40960"]) == 0
     streams = capsys.readouterr()
     assert streams.err.startswith("recipe mlperf-lars for batch 40,960: between 35,840 (NVIDIA, v2.0) and 55,296")
@@ -150,7 +148,7 @@ def test_a_recipe_is_told_and_written(capsys):
 
 def test_compile_notes_what_a_cluster_would_miss(capsys, tmp_path):
     assert main(["compile", "-o", str(tmp_path / "p.yaml")]) == 0
-    assert "note: run.workspace . is relative" in capsys.readouterr().err
+    assert "note: run.workspace: " in capsys.readouterr().err
     package = next(yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
     assert package["pipelineInfo"]["name"] == "podscale-training"
 
@@ -168,7 +166,9 @@ def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, mo
         assert part in told
     assert list(tmp_path.iterdir()) == []
     assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
-    assert "This run could not start:\n  - data.source /no/such" in capsys.readouterr().out
+    (problem,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  - ")]
+    assert "data.source" in problem
+    assert "/no/such" in problem
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_contact_sheets_and_damage(digits_run, capsys, tmp_path):
     assert [path.read_bytes()[1:4] for path in sorted(folder.iterdir())] == [b"PNG", b"PNG"]
     assert str(folder / "train.png") in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert main(["shard", "--inspect", str(digits_run.shard_set), "--contact-sheet", str(tmp_path / "file")]) == 2
-    assert "cannot write the contact sheet" in capsys.readouterr().err
+    code = main(["shard", "--inspect", str(digits_run.shard_set), "--contact-sheet", str(tmp_path / "file")])
+    assert_error(code, capsys.readouterr().err, field=tmp_path / "file")
     assert main(["shard", "--contact-sheet", str(folder)]) == 2
     copy = tmp_path / "copy"
     shutil.copytree(digits_run.shard_set, copy)
     next(copy.glob("train/*.tar")).write_bytes(b"")
-    assert main(["shard", "--inspect", str(copy), "--verify"]) == 1
-    assert "damaged file" in capsys.readouterr().err
+    code = main(["shard", "--inspect", str(copy), "--verify"])
+    assert_error(code, capsys.readouterr().err, "1 damaged", field=copy, exit_code=ExitCode.FAILED)
 
 
 def test_the_command_as_typed_reaches_the_stages(monkeypatch):

@@ -7,16 +7,17 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.errors import ExitCode, InputError
 from podscale.monitoring import local, scraping
+from tests.support.outcomes import assert_error
+from tests.support.refusals import refused
 
 
 def test_without_the_program_people_learn_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["monitor", str(tmp_path), "--port", "0"]) == ExitCode.BAD_INPUT
-    assert "apt-get install prometheus" in capsys.readouterr().err
+    code = main(["monitor", str(tmp_path), "--port", "0"])
+    assert_error(code, capsys.readouterr().err, "apt-get install prometheus", field="prometheus")
 
 
 def test_only_runs_that_serve_are_scraped(tmp_path: Path) -> None:
@@ -37,5 +38,5 @@ def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, mo
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with refused(field=tmp_path / "file" / ".prometheus"):
         local.prepare(tmp_path / "file")

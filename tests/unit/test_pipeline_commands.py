@@ -11,6 +11,7 @@ from podscale.commands.pipeline import _six_fields
 from podscale.errors import InputError
 from podscale.pipelines.backend import Backend
 from tests.support.kfp_api import KfpApi, kfp_api
+from tests.support.outcomes import assert_error
 
 ON_CLUSTER = ("digits", "--set", "run.workspace=/workspace")
 
@@ -61,7 +62,7 @@ def test_a_run_is_uploaded_started_and_followed(api, capsys):
 def test_a_run_that_fails_fails_the_command(api, capsys):
     api.store.script = [("FAILED", {"train": "FAILED"})]
     assert podscale("run", *ON_CLUSTER, "--wait") == 1
-    assert "run digits ended FAILED; its summary task says how each stage ended" in capsys.readouterr().err
+    assert "run digits ended FAILED" in capsys.readouterr().err
 
 
 def test_uploading_prints_the_version_for_machines(api, capsys):
@@ -82,17 +83,16 @@ def test_a_schedule_names_each_run_by_its_time(api, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "field", "says"),
     [
-        (["run", "digits"], "run.workspace . is relative"),
-        (["run", *ON_CLUSTER, "--kfp", "1.8"], "--kfp 1.8: one of 2.15, 2.16"),
-        (["schedule", *ON_CLUSTER, "--cron", "daily"], "five fields (minute hour day month weekday)"),
-        (["schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--set", f"run.id={'a' * 26}"], "may have 25 characters"),
+        (["run", "digits"], "run.workspace", ["/workspace"]),
+        (["run", *ON_CLUSTER, "--kfp", "1.8"], "--kfp", ["1.8", "2.15, 2.16"]),
+        (["schedule", *ON_CLUSTER, "--cron", "daily"], "--cron", ["daily"]),
+        (["schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--set", f"run.id={'a' * 26}"], "run.id", ["25 characters"]),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_sent(api, capsys, arguments, says):
-    assert podscale(*arguments) == 2
-    assert says in capsys.readouterr().err
+def test_what_cannot_be_is_refused_before_anything_is_sent(api, capsys, arguments, field, says):
+    assert_error(podscale(*arguments), capsys.readouterr().err, *says, field=field)
     assert not api.store.packages
 
 

@@ -16,10 +16,10 @@ from podscale.config.engines import wants_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
 from podscale.config.spans import batch_norm_span
-from podscale.errors import InputError
 from podscale.hardware import choose, find_topology
 from podscale.pipelines import presets
 from podscale.pipelines.presets import DIRECTORY, claim_line, names, resolve
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize("name", names())
@@ -81,9 +81,9 @@ def test_names_and_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").write_text("run: {id: own}\n")
     assert resolve("digits") == Path("digits"), "a file of that name in this folder wins"
-    with pytest.raises(InputError, match=r"did you mean imagenette\?"):
+    with refused("imagenette", field="imagenete"):
         resolve("imagenete")
-    with pytest.raises(InputError, match="presets: adya2018-65k, adya2018-cifar100-16k, akiba"):
+    with refused("adya2018-65k, adya2018-cifar100-16k, akiba", field="zzz"):
         resolve("zzz")
 
 

@@ -1,6 +1,7 @@
 """`podscale study` from outside: what it says before it starts, and the package it compiles for KFP."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,36 @@ from podscale.errors import ExitCode
 from podscale.study import StudyDocument
 from podscale.study.cells import Grid
 from tests.support.kfp_api import check_package
+from tests.support.outcomes import assert_error
 
 
 def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", f"run.workspace={tmp_path}", "--dry-run", "--jobs", "1"]
     assert main(["study", "digits-large-batch", *options]) == ExitCode.DONE
     said = capsys.readouterr().out
-    assert "study digits-large-batch: 0 cells done, 26 to run, and up to 1 more" in said
+    assert re.search(r"digits-large-batch: 0 cells done, 26 to run, \D*1 more", said)
     assert "LEFT OUT" not in said
     assert main(["study", "digits-large-batch", *options, "--time-box", "2"]) == ExitCode.DONE
     said = capsys.readouterr().out
-    assert "estimate: 2:00 (by the document's guess), 1 job at a time" in said
-    assert "LEFT OUT for the time box: 16 cells" in said
-    assert "of the further seeds 2, 3" in said
+    assert re.search(r"estimate: 2:00 .*\b1 job\b", said)
+    assert re.search(r"LEFT OUT .*\b16 cells", said)
+    assert re.search(r"seeds 2, 3\b", said)
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "field", "says"),
     [
-        (["digits-larg-batch"], "did you mean digits-large-batch? (studies: "),
-        (["digits-nlcg", "--backend", "kpf"], "--backend kpf: cells run `here`"),
-        (["digits-nlcg", "--out", "/not/there"], "--out /not/there: the folder does not exist"),
-        (["digits-nlcg", "--set", "train.epochs"], "write it as section.key=value"),
-        (["digits-nlcg", "--dry-run", "--set", "train.epoch=1"], "did you mean train.epochs?"),
-        (["digits-nlcg", "--backend", "kfp", "-o", "study.json"], "a pipeline package ends in .yaml"),
+        (["digits-larg-batch"], "digits-larg-batch", ["digits-large-batch"]),
+        (["digits-nlcg", "--backend", "kpf"], "--backend", ["kpf", "here", "kfp"]),
+        (["digits-nlcg", "--out", "/not/there"], "--out", ["/not/there"]),
+        (["digits-nlcg", "--set", "train.epochs"], "--set train.epochs", ["section.key=value"]),
+        (["digits-nlcg", "--dry-run", "--set", "train.epoch=1"], "", ["train.epoch", "train.epochs"]),
+        (["digits-nlcg", "--backend", "kfp", "-o", "study.json"], "study.json", [".yaml"]),
     ],
 )
-def test_bad_input_is_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", *words]) == ExitCode.BAD_INPUT
-    assert told in capsys.readouterr().err
+def test_bad_input_is_told(words: list[str], field: str, says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert_error(main(["study", *words]), capsys.readouterr().err, *says, field=field)
 
 
 class TestPackage:

@@ -1,6 +1,7 @@
 """How a stage in a pod tells its end: the file that Kubernetes puts into the pod's status."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,10 @@ def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytes
 
 def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(termination.VARIABLE, "/proc/no/such/file")
-    with pytest.raises(InputError, match="the reason"), termination.told("train"):
-        raise InputError("the reason")
+    error = InputError("the reason")
+    with pytest.raises(InputError) as caught, termination.told("train"):
+        raise error
+    assert caught.value is error
 
 
 @pytest.mark.parametrize("error", ["x" * 10_000, "\u00e9" * 4096, '"\\\n' * 3000, "\U0001f600" * 2000, "x" * 4040])
@@ -81,7 +84,8 @@ def test_a_command_tells_even_what_is_wrong_with_its_document(
     found = termination.read(log.read_text())
     assert found is not None
     assert found["exit_code"] == 2
-    assert found["error"] == "PODSCALE_RUN_DOCUMENT:1: unknown key launch.nodez; did you mean launch.nodes?"
+    assert found["error"].startswith("PODSCALE_RUN_DOCUMENT:1: ")
+    assert {"launch.nodez", "launch.nodes"} <= set(re.findall(r"[\w.]+", found["error"]))
 
 
 def test_a_stage_reads_its_document_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

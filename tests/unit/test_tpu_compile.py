@@ -3,7 +3,6 @@
 import gzip
 import importlib.util
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from podscale.jax.ahead.report import report, sweep_report
 from podscale.jax.ahead.request import Compiled, Request, compile_ahead
 from podscale.jax.ahead.shortage import Shortage, find_shortage
 from podscale.jax.ahead.sweep import Measured, batches_of, largest_batch, with_batch
+from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
 
 GIB = 2**30
@@ -450,35 +450,31 @@ def test_the_command_tells_what_is_kept(
     short = {**FOUND, "mesh": mesh, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
     (tmp_path / f"{request.key}.json").write_text(json.dumps(short))
     (tmp_path / f"{larger.key}.json").unlink()
-    assert main([*arguments, "--json"]) == 2
-    said = capsys.readouterr()
+    code, said = main([*arguments, "--json"]), capsys.readouterr()
     assert json.loads(said.out)["memory"]["over"] == 3 * GIB
-    assert (
-        "the step does not fit a device of v5e:4x4 x2: 3.0 GiB too much; lower train.global_batch, now 64, to"
-        in said.err
-    )
+    assert_error(code, said.err, "3.0 GiB", "v5e:4x4 x2", field="train.global_batch")
     assert not child.exists(), "nothing was compiled"
 
 
 @pytest.mark.parametrize(
-    ("preset", "said"),
+    ("preset", "field"),
     [
         ("kumar2019-32k", None),  # its loader and its graph are how PyTorch goes about it
-        ("rsb-a2", "train.loss: the JAX engine has cross entropy. Set train.loss=cross_ent"),
-        ("torchvision-v2", "train.ema.decay: the JAX engine keeps no running average of the weights. Set train.ema"),
-        ("adya2018-65k", "train.optimizer.name: the JAX engine has sgd, lars"),
+        ("rsb-a2", "train.loss"),
+        ("torchvision-v2", "train.ema.decay"),
+        ("adya2018-65k", "train.optimizer.name"),
     ],
 )
-def test_a_step_that_the_jax_engine_does_not_have_is_not_compiled_as_another(preset: str, said: str | None) -> None:
+def test_a_step_that_the_jax_engine_does_not_have_is_not_compiled_as_another(preset: str, field: str | None) -> None:
     from podscale import config
     from podscale.commands.tpu_compile import request_of
     from podscale.pipelines import presets
 
-    document = config.load(presets.resolve(preset), [] if said else ["train.all_reduce.overlap=false"])
-    if said is None:
+    document = config.load(presets.resolve(preset), [] if field else ["train.all_reduce.overlap=false"])
+    if field is None:
         assert request_of(document, V5E).config.train.engine == "jax"
         return
-    with pytest.raises(InputError, match=re.escape(said)):
+    with refused(f"{field}=", field=field):
         request_of(document, V5E)
 
 

@@ -50,5 +50,6 @@ def render(spec: JobSpec, backend: str) -> Manifests:
     Raises InputError where that kind of job cannot do what is asked.
     """
     if backend not in RENDERERS:
-        raise InputError(f"launch.backend {backend}: no kind of job; choose one of {', '.join(RENDERERS)}")
+        hint = f"Choose one of {', '.join(RENDERERS)}."
+        raise InputError("no kind of job", field="launch.backend", got=backend, hint=hint)
     return RENDERERS[backend](spec)

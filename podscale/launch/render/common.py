@@ -89,9 +89,11 @@ def keep_seconds(spec: JobSpec) -> dict[str, int]:
 
 
 def refuse_elastic(spec: JobSpec, backend: str) -> None:
-    """Raises InputError where the job should go on with fewer pods, which only a PyTorchJob can."""
+    """Raise InputError if the job shall go on with fewer pods, which only a PyTorchJob can."""
     if spec.min_nodes is not None:
         raise InputError(
-            f"launch.cluster.min_nodes: a {BACKENDS[backend].kind} cannot lose pods and go on; leave it out (a loss "
-            "then restarts all from the newest checkpoint), or set launch.backend=pytorchjob"
+            f"a {BACKENDS[backend].kind} cannot lose pods and go on",
+            field="launch.cluster.min_nodes",
+            got=spec.min_nodes,
+            hint="Leave it out (a loss then restarts all from the newest checkpoint), or set launch.backend=pytorchjob",
         )

@@ -15,7 +15,8 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 def render(spec: JobSpec) -> common.Manifests:
     """Raises InputError for ranks on several pods: a job does not restart them together."""
     if spec.nodes > 1 and spec.stage != "shard":
-        raise InputError(f"launch.backend job: {spec.nodes} pods of {spec.stage} need a job that keeps them together")
+        problem = f"{spec.nodes} pods of {spec.stage} need a job that keeps them together"
+        raise InputError(problem, field="launch.backend", got="job")
     alone = [pod.value("PET_NNODES", 1), pod.value("PET_NODE_RANK", 0)] if spec.accelerated else []
     body = {
         **common.keep_seconds(spec),

@@ -23,7 +23,8 @@ def render(spec: JobSpec) -> common.Manifests:
     """Raises InputError for elastic jobs and for several TPU slices."""
     common.refuse_elastic(spec, "trainjob")
     if spec.slices > 1:
-        raise InputError("launch.backend trainjob: Trainer knows no slices; set launch.backend=jobset")
+        hint = "Set launch.backend=jobset"
+        raise InputError("Trainer knows no slices", field="launch.backend", got="trainjob", hint=hint)
     template = pod.pod_template(spec, CONTAINER, restart="Never")
     (container,) = template["spec"]["containers"]
     trainer = {

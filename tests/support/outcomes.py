@@ -1,0 +1,21 @@
+"""How a command ended, by what a program reads of it: exit code and the field that its error is about."""
+
+from podscale.errors import ExitCode
+
+
+def assert_error(code: int, err: str, *says: object, field: object = "", exit_code: int = ExitCode.BAD_INPUT) -> None:
+    """Check exit code and error of a command.
+
+    Args:
+        code: exit code of the command.
+        err: its standard error.
+        says: numbers, keys, paths and commands that it must contain; no sentences.
+        field: what the error must be about; "" if there is nothing to name.
+        exit_code: expected exit code.
+    """
+    assert code == exit_code, err
+    assert "Traceback" not in err, err
+    start = f"podscale: {field}: " if field else "podscale: "
+    assert any(line.startswith(start) for line in err.splitlines()), f"no error about {field!s} in: {err}"
+    for said in says:
+        assert str(said) in err, f"{said} is not in: {err}"
