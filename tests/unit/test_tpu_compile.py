@@ -405,17 +405,17 @@ def test_without_the_tpu_compiler_the_message_names_what_to_install(capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "field", "said"),
     [
-        ([], "which TPU? launch.hardware is not set; give --topology, such as v5e:4x4, or launch.hardware"),
-        (["--set", "launch.hardware=h100"], "which TPU? launch.hardware is h100; give --topology"),
-        (["--topology", "v5e:5x5"], "v5e has no such slice"),
-        (["--topology", "v5e:4x4", "--sweep", "layers"], "--sweep layers: there is one, --sweep batch"),
+        ([], "launch.hardware", "(got None). Give --topology"),
+        (["--set", "launch.hardware=h100"], "launch.hardware", "(got 'h100'). Give --topology"),
+        (["--topology", "v5e:5x5"], "--topology", "(got 'v5e:5x5')"),
+        (["--topology", "v5e:4x4", "--sweep", "layers"], "--sweep", "batch (got 'layers')"),
     ],
 )
-def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tpu", "compile", "digits", *arguments]) == 2
-    assert said in capsys.readouterr().err
+def test_wrong_options(arguments: list[str], field: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["tpu", "compile", "digits", *arguments])
+    assert_error(code, capsys.readouterr().err, said, field=field)
 
 
 def test_the_command_tells_what_is_kept(
