@@ -5,7 +5,7 @@ from contextlib import closing
 
 from podscale.launch.cluster import patience as waiting
 from podscale.launch.cluster.connection import ClusterChoice, Target, find_target, open_client
-from podscale.launch.cluster.errors import NotFound, Refused, Request, Unreachable, missing_kind, refusal
+from podscale.launch.cluster.errors import Missing, NotFound, Refused, Request, Unreachable, missing_kind, refusal
 from podscale.launch.cluster.patience import Patience, Tell
 from podscale.launch.cluster.resources import ACCESS_REVIEWS, PODS, Object, Resource
 from podscale.launch.cluster.transport import BUSY, Interrupted, Transport, lines, parsed
@@ -194,8 +194,8 @@ class Api:
             raise
         return any(entry.get("name") == resource.plural for entry in answer.get("resources") or ())
 
-    def why_missing(self, resource: Resource) -> str:
-        """What to do about a kind that this cluster lacks."""
+    def missing(self, resource: Resource) -> Missing:
+        """Return the error of a kind that this cluster lacks."""
         return missing_kind(resource, self.served(resource.group) if resource.group else ())
 
     def allowed(self, verb: str, group: str, resource: str, *, name: str = "") -> bool:

@@ -20,6 +20,8 @@ def choose(api: Api, spec: JobSpec, backend: str) -> str:
         return found
     provider = PROVIDERS[JOB_KINDS[kinds[0]].group]
     raise InputError(
-        f"this cluster has none of {', '.join(JOB_KINDS[name].kind for name in kinds)}, and {spec.name} needs one: "
-        f"install {provider.name} {provider.version} or newer: {provider.install}"
+        f"this cluster has none of {', '.join(JOB_KINDS[name].kind for name in kinds)}, of which {spec.name} needs one",
+        field="launch.backend",
+        got=backend,
+        hint=f"Install {provider.name} {provider.version} or newer: {provider.install}",
     )

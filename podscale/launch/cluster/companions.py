@@ -86,7 +86,7 @@ def _create(api: Api, companion: Object) -> bool:
     except AlreadyExists:
         return False
     except Missing:
-        raise InputError(api.why_missing(resource)) from None
+        raise api.missing(resource) from None
     return True
 
 
@@ -95,8 +95,9 @@ def _refuse_foreign(found: Object, companion: Object) -> None:
     labels, wanted = found["metadata"].get("labels") or {}, companion["metadata"]["labels"]
     if any(labels.get(name) != wanted[name] for name in OURS):
         raise InputError(
-            f"{companion['kind']} {name_of(companion)} exists and was not made for this job, which needs one of that "
-            "name: choose another run.id, or delete it"
+            "exists and was not made for this job, which needs one of that name",
+            field=f"{companion['kind']} {name_of(companion)}",
+            hint="Choose another run.id, or delete it.",
         )
 
 

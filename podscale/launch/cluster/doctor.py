@@ -194,7 +194,7 @@ def _queue(api: Api, config: RunConfig, backend: str) -> Iterator[Finding]:
     try:
         found = api.get(LOCAL_QUEUES, name)
     except Missing:
-        yield Finding(subject, "missing", "this cluster has no Kueue", api.why_missing(LOCAL_QUEUES))
+        yield Finding(subject, "missing", "this cluster has no Kueue", str(api.missing(LOCAL_QUEUES)))
         return
     except NotFound:
         advice = f"kubectl get localqueues -n {api.namespace}"

@@ -1,10 +1,10 @@
-"""What an API server refuses, told for people: what, why, and what to do next."""
+"""Errors of an API server: the object, the reason, and what to do next."""
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import ABSENT, InputError, PodscaleError
 from podscale.launch.cluster.resources import PROVIDERS, Resource
 
 
@@ -17,10 +17,21 @@ WEBHOOK_SILENT = "failed calling webhook"
 
 
 class Refused(InputError):
-    """The API server answered and will answer the same again; `status` is the HTTP status, `reason` the API's own."""
+    """The API server answered and will answer the same again.
 
-    def __init__(self, text: str, status: int, reason: str = "") -> None:
-        super().__init__(text)
+    Args:
+        problem: what is wrong and why.
+        status: HTTP status.
+        reason: reason of the API's Status object.
+        field: object that was asked for, such as `PyTorchJob r1`, or document key that mends it.
+        got: offending value.
+        hint: what to do next.
+    """
+
+    def __init__(
+        self, problem: str, status: int, reason: str = "", *, field: str = "", got: Any = ABSENT, hint: str = ""
+    ) -> None:
+        super().__init__(problem, field=field, got=got, hint=hint)
         self.status = status
         self.reason = reason
 
@@ -57,115 +68,140 @@ class Request:
     def __str__(self) -> str:
         if self.resource is None:
             return f"{self.verb} {self.name}"
-        where = f" in namespace {self.namespace}" if self.resource.namespaced else ""
-        return f"{self.verb} {self.resource.kind} {self.name}".rstrip() + where
+        return f"{self.verb} {self.target}" + self._where
+
+    @property
+    def target(self) -> str:
+        """Object that was asked for, such as `PyTorchJob r1`."""
+        return f"{self.resource.kind if self.resource else ''} {self.name}".strip()
+
+    @property
+    def cannot(self) -> str:
+        """Beginning of an error whose field is the target."""
+        return f"cannot {self.verb} it{self._where}"
+
+    @property
+    def _where(self) -> str:
+        return f" in namespace {self.namespace}" if self.resource and self.resource.namespaced else ""
 
 
 def refusal(request: Request, status: int, answer: dict[str, Any]) -> Refused:
-    """The error of an answer that is no success. answer: the API's Status object, or {'message': text}."""
+    """Return the error of an answer that is no success.
+
+    Args:
+        status: HTTP status.
+        answer: the API's Status object, or {'message': text}.
+    """
     message = str(answer.get("message", ""))
     reason = str(answer.get("reason", ""))
     details = answer.get("details") or {}
     if status == 401:
-        return Refused(_unauthorized(request), status, reason)
+        return _unauthorized(request, status, reason)
     if status == 403:
-        return Refused(_forbidden(request, message), status, reason)
+        return _forbidden(request, message, reason)
     if status == 404:
         return _not_found(request, message, details)
     if status == 409 and reason == "AlreadyExists":
-        return AlreadyExists(f"{request}: it exists already", status, reason)
+        return AlreadyExists(f"{request.cannot}: it exists already", status, reason, field=request.target)
     if status == 409:
-        return Conflict(f"{request}: {message}; try the same command again", status, reason)
+        hint = "Try the same command again."
+        return Conflict(f"{request.cannot}: {message}", status, reason, field=request.target, hint=hint)
     if status == 410 or reason == "Expired":
-        return Expired(f"{request}: {message}", status, reason)
-    return Refused(_invalid(request, message, status), status, reason)
+        return Expired(f"{request.cannot}: {message}", status, reason, field=request.target)
+    return _invalid(request, message, status, reason)
 
 
-def _unauthorized(request: Request) -> str:
-    return (
-        f"cannot {request}: the API server does not accept these credentials (HTTP 401): the token has expired, or it "
-        "belongs to another cluster. Log in again (GKE: `gcloud container clusters get-credentials CLUSTER`), check "
-        "with `kubectl auth whoami`, or name another context with launch.cluster.context"
+def _unauthorized(request: Request, status: int, reason: str) -> Refused:
+    return Refused(
+        f"{request.cannot}: the API server does not accept these credentials (HTTP 401): the token has expired, or it "
+        "belongs to another cluster",
+        status,
+        reason,
+        field=request.target,
+        hint="Log in again (GKE: `gcloud container clusters get-credentials CLUSTER`), check with "
+        "`kubectl auth whoami`, or name another context with launch.cluster.context",
     )
 
 
-def _forbidden(request: Request, message: str) -> str:
+def _forbidden(request: Request, message: str, reason: str) -> Refused:
     if "exceeded quota" in message:
-        quota = message[message.index("exceeded quota") :]
-        return (
-            f"cannot {request}: {quota}. Ask for less, wait for other jobs to end, or have the quota raised: "
+        problem = message[message.index("exceeded quota") :]
+        hint = (
+            "Ask for less, wait for other jobs to end, or have the quota raised: "
             f"`kubectl describe quota -n {request.namespace}`"
         )
-    if "being terminated" in message:
-        return f"cannot {request}: the namespace is being deleted; wait until it is gone, or use another one"
-    if "violates PodSecurity" in message:
-        return (
-            f"cannot {request}: {message}. The namespace's Pod Security level does not allow it: set "
-            "launch.cluster.security=restricted, or use a namespace that allows what this hardware needs"
-        )
-    if "blockOwnerDeletion" in message:
-        return (
-            f"cannot {request}: {message}. This cluster asks for the right to update finalizers of jobs: have the "
-            "chart's launcher role bound to this account; `podscale doctor --cluster` lists everything that is needed"
-        )
-    if "denied the request" in message or "is forbidden: User" not in message:
-        return f"cannot {request}: refused on admission: {message}. Change the document or ask who runs this cluster"
-    if "system:anonymous" in message:
-        return _unauthorized(request)
-    user = re.search(r'User "([^"]*)"', message)
-    resource = request.resource.full_name if request.resource else "this"
-    who = user.group(1) if user else "this account"
-    return (
-        f"{who} may not {request.verb} {resource} in namespace {request.namespace} (RBAC): have the chart's launcher "
-        "role bound to it; `podscale doctor --cluster` lists everything that is needed"
-    )
+    elif "being terminated" in message:
+        problem = f"namespace {request.namespace} is being deleted"
+        hint = "Wait until it is gone, or use another one with launch.cluster.namespace"
+    elif "violates PodSecurity" in message:
+        problem = f"{message}. The namespace's Pod Security level does not allow it"
+        hint = "Set launch.cluster.security=restricted, or use a namespace that allows what this hardware needs."
+    elif "blockOwnerDeletion" in message:
+        problem = f"{message}. This cluster asks for the right to update finalizers of jobs"
+        hint = f"Have the chart's launcher role bound to this account; {_DOCTOR}"
+    elif "denied the request" in message or "is forbidden: User" not in message:
+        problem = f"refused on admission: {message}"
+        hint = "Change the document or ask who runs this cluster."
+    elif "system:anonymous" in message:
+        return _unauthorized(request, 403, reason)
+    else:
+        user = re.search(r'User "([^"]*)"', message)
+        resource = request.resource.full_name if request.resource else "this"
+        problem = f"{user.group(1) if user else 'this account'} may not {request.verb} {resource} (RBAC)"
+        hint = f"Have the chart's launcher role bound to it; {_DOCTOR}"
+    return Refused(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
+
+
+_DOCTOR = "`podscale doctor --cluster` lists everything that is needed."
 
 
 def _not_found(request: Request, message: str, details: dict[str, Any]) -> Refused:
     resource = request.resource
     if details.get("kind") == "namespaces":
         return NotFound(
-            f"cannot {request}: there is no namespace {request.namespace}: `kubectl create namespace "
-            f"{request.namespace}`, or set launch.cluster.namespace",
+            f"{request.cannot}: there is no namespace {request.namespace}",
             404,
             "NotFound",
+            field=request.target,
+            hint=f"`kubectl create namespace {request.namespace}`, or set launch.cluster.namespace",
         )
     if resource is not None and (not details.get("name") and not re.search(r'"[^"]+" not found', message)):
-        return Missing(missing_kind(resource), 404, "NotFound")
-    return NotFound(f"cannot {request}: there is none", 404, "NotFound")
+        return missing_kind(resource)
+    return NotFound(f"{request.cannot}: there is none", 404, "NotFound", field=request.target)
 
 
-def missing_kind(resource: Resource, served: tuple[str, ...] = ()) -> str:
-    """What to do where a cluster lacks a kind. served: versions of its API group that the cluster does have."""
+def missing_kind(resource: Resource, served: tuple[str, ...] = ()) -> Missing:
+    """Return the error of a kind that a cluster lacks.
+
+    Args:
+        served: versions of its API group that the cluster has.
+    """
     provider = PROVIDERS.get(resource.group)
     if served and resource.version not in served:
         name = f"{provider.name} {provider.version} or newer" if provider else "a newer version"
-        return (
-            f"this cluster has {resource.group} in version {', '.join(served)} only, and {resource.kind} needs "
-            f"{resource.api_version}: install {name}" + (f": {provider.install}" if provider else "")
+        problem = f"needs {resource.api_version}, and this cluster has version {', '.join(served)} only"
+        hint = f"Install {name}" + (f": {provider.install}" if provider else "")
+    elif provider is None:
+        problem, hint = f"this cluster does not have {resource.api_version}", ""
+    else:
+        problem = f"this cluster does not have {resource.api_version}"
+        hint = (
+            f"Install {provider.name} {provider.version} or newer ({provider.install}), or choose another "
+            "launch.backend"
         )
-    if provider is None:
-        return f"this cluster knows no {resource.kind} ({resource.api_version})"
-    return (
-        f"this cluster knows no {resource.kind} ({resource.api_version}): install {provider.name} {provider.version} "
-        f"or newer ({provider.install}), or choose another launch.backend"
-    )
+    return Missing(problem, 404, "NotFound", field=resource.kind, hint=hint)
 
 
-def _invalid(request: Request, message: str, status: int) -> str:
+def _invalid(request: Request, message: str, status: int, reason: str) -> Refused:
+    problem, hint = message or f"HTTP {status}", ""
     unknown = re.findall(r'unknown field "([^"]+)"', message)
     if unknown and request.resource is not None:
         provider = PROVIDERS.get(request.resource.group)
-        newer = f"{provider.name} {provider.version} or newer" if provider else "a newer version"
-        return (
-            f"cannot {request}: the cluster's {request.resource.kind} has no field {', '.join(unknown)}: it is older "
-            f"than what is needed; install {newer}"
-        )
-    if "no more than 63 characters" in message or "must be no more than" in message:
-        return f"cannot {request}: {message}. Choose a shorter run.id"
-    if WEBHOOK_SILENT in message:
-        return (
-            f"cannot {request}: {message}. The operator that checks these objects does not answer: "
-            "`podscale doctor --cluster` tells whether it is up"
-        )
-    return f"cannot {request}: {message or f'HTTP {status}'}"
+        problem = f"the cluster's {request.resource.kind} is too old for {', '.join(unknown)}"
+        hint = f"Install {provider.name} {provider.version} or newer." if provider else "Install a newer version."
+    elif "no more than 63 characters" in message or "must be no more than" in message:
+        hint = "Choose a shorter run.id"
+    elif WEBHOOK_SILENT in message:
+        problem = f"{message}. The operator that checks these objects does not answer"
+        hint = "`podscale doctor --cluster` tells whether it is up."
+    return Refused(f"{request.cannot}: {problem}", status, reason, field=request.target, hint=hint)

@@ -26,7 +26,9 @@ def wait_until_gone(api: Api, resource: Resource, name: str, uid: str) -> None:
     while (found := api.find(resource, name)) is not None and found["metadata"]["uid"] == uid:
         if time.monotonic() > until:
             raise PodscaleError(
-                f"{resource.kind} {name} is being deleted for {ENDING_SECONDS / 60:.0f} minutes: look at its pods and "
-                f"finalizers with `kubectl get {resource.full_name},pods -n {api.namespace} -o wide`"
+                f"is being deleted for {ENDING_SECONDS / 60:.0f} minutes",
+                field=f"{resource.kind} {name}",
+                hint="Look at its pods and finalizers with "
+                f"`kubectl get {resource.full_name},pods -n {api.namespace} -o wide`",
             )
         time.sleep(1.0)

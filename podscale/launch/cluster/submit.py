@@ -55,7 +55,8 @@ def submit(api: Api, manifests: Manifests, tell: Tell) -> Submission:
             return Submission("created", create(api, manifests), resource)
         except AlreadyExists:
             continue  # another submitter was faster
-    raise PodscaleError(f"{resource.kind} {name_of(manifests.job)} appears and vanishes: does somebody else manage it?")
+    name = f"{resource.kind} {name_of(manifests.job)}"
+    raise PodscaleError("appears and vanishes", field=name, hint="Another program may manage it.")
 
 
 def create(api: Api, manifests: Manifests) -> Object:
@@ -72,7 +73,7 @@ def create(api: Api, manifests: Manifests) -> Object:
         raise
     except Missing:
         companions.remove(api, made)
-        raise InputError(api.why_missing(resource)) from None
+        raise api.missing(resource) from None
     except PodscaleError:
         companions.remove(api, made)
         raise
@@ -95,11 +96,11 @@ def check(api: Api, manifests: Manifests) -> None:
         if manifests.job["kind"] != "TrainJob" or not manifests.companions:  # its runtime must exist first
             api.create(resource, manifests.job, dry_run=True)
         elif not api.has(resource):
-            raise InputError(api.why_missing(resource))
+            raise api.missing(resource)
     except AlreadyExists:
         refuse_other_document(api.get(resource, name_of(manifests.job)), manifests.job)
     except Missing:
-        raise InputError(api.why_missing(resource)) from None
+        raise api.missing(resource) from None
 
 
 def stop_command(job: Object) -> str:
@@ -117,15 +118,15 @@ def identity_of(job: Object) -> str | None:
 
 def refuse_other_document(found: Object, wanted: Object) -> None:
     """Raises InputError where the job that is there is not of the document that is to be carried out."""
-    name, identity = name_of(found), identity_of(found)
+    name, identity = f"{found['kind']} {name_of(found)}", identity_of(found)
     if identity is None:
-        raise InputError(
-            f"{found['kind']} {name} exists and was not made by Podscale: choose another run.id, or delete it"
-        )
+        raise InputError("exists and was not made by Podscale", field=name, hint="Choose another run.id, or delete it.")
     if identity != wanted["metadata"]["annotations"][IDENTITY]:
         raise InputError(
-            f"{found['kind']} {name} belongs to another document: options that change the result, or the shard set, "
-            f"differ. Choose another run.id, or remove that one with `{stop_command(found)} --delete`"
+            "belongs to another document: options that change the result, or the shard set, differ",
+            field=name,
+            got=identity,
+            hint=f"Choose another run.id, or remove that one with `{stop_command(found)} --delete`",
         )
 
 
@@ -143,8 +144,9 @@ def refuse_other_kinds(api: Api, wanted: Object, resource: Resource) -> None:
             continue
         if found is not None and not states.read(found).ended:
             raise InputError(
-                f"{found['kind']} {name_of(found)} already carries this out: adopt it with the same launch.backend, or "
-                f"end it with `{stop_command(found)}`"
+                "already carries this out",
+                field=f"{found['kind']} {name_of(found)}",
+                hint=f"Adopt it with the same launch.backend, or end it with `{stop_command(found)}`",
             )
 
 
@@ -152,7 +154,7 @@ def _find(api: Api, resource: Resource, name: str) -> Object | None:
     try:
         return api.find(resource, name)
     except Missing:
-        raise InputError(api.why_missing(resource)) from None
+        raise api.missing(resource) from None
 
 
 def _clear(api: Api, resource: Resource, job: Object, phase: str, tell: Tell) -> bool:

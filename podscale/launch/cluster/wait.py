@@ -34,7 +34,15 @@ class Limits:
 
 
 class JobVanished(PodscaleError):
-    """The job was deleted while somebody waited for it."""
+    """The job was deleted during the wait for it; the field is the job."""
+
+
+class JobReplaced(JobVanished):
+    """Another job of its name was submitted."""
+
+
+class NamespaceGone(JobVanished):
+    """Its namespace was deleted; the field is the namespace."""
 
 
 def wait(
@@ -76,7 +84,7 @@ class _Vigil:
             self._observer.changed.clear()
             state = self._observer.state()
             if state.phase == "gone":
-                raise JobVanished(self._why_gone())
+                raise self._vanished()
             self._report(state)
             if state.ended:
                 return state
@@ -107,18 +115,19 @@ class _Vigil:
         delete(self._api, self._resource, self._name, self._uid)
         return replace(state, phase="failed", reason=why)
 
-    def _why_gone(self) -> str:
-        what = f"{self._resource.kind} {self._name}"
+    def _vanished(self) -> JobVanished:
+        job = f"{self._resource.kind} {self._name}"
         if self._observer.replaced():
-            return f"{what} was deleted and submitted anew by somebody else; this command no longer waits for it"
+            problem = "was deleted and submitted anew by another client; this command no longer waits for it"
+            return JobReplaced(problem, field=job)
         if _namespace_is_going(self._api):
-            return (
-                f"{what} is gone because namespace {self._api.namespace} was deleted. What is on volumes outside it "
-                "is kept; make the namespace again and submit again: training goes on from the newest checkpoint"
+            return NamespaceGone(
+                f"was deleted, and {job} with it; what is on volumes outside of it is kept",
+                field=f"namespace {self._api.namespace}",
+                hint="Make the namespace again and submit again: training goes on from the newest checkpoint.",
             )
-        return (
-            f"{what} was deleted by somebody, or by `podscale stop`. Submit again to go on from the newest checkpoint"
-        )
+        hint = "Submit again to go on from the newest checkpoint."
+        return JobVanished("was deleted by another client, or by `podscale stop`", field=job, hint=hint)
 
 
 def _namespace_is_going(api: Api) -> bool:

@@ -19,8 +19,10 @@ def render(spec: JobSpec) -> common.Manifests:
     common.refuse_elastic(spec, "jaxjob")
     if spec.hardware.hosts > 1:
         raise InputError(
-            f"launch.backend jaxjob: the training operator does not tell the {spec.nodes} machines of "
-            f"{spec.hardware.name} about their slice; set launch.backend=jobset"
+            f"the training operator does not tell the {spec.nodes} machines of {spec.hardware.name} about their slice",
+            field="launch.backend",
+            got="jaxjob",
+            hint="Set launch.backend=jobset",
         )
     template = pod.pod_template(spec, BACKENDS["jaxjob"].container, ports={"jaxjob-port": PORT})
     worker = {"replicas": spec.nodes, "restartPolicy": "OnFailure", "template": template}

@@ -22,7 +22,9 @@ from tests.support.cluster_objects import condition, job, pod, terminated, unsch
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer
 from tests.support.kfp_api import kfp_api
+from tests.support.outcomes import assert_error
 from tests.support.polling import until
+from tests.support.refusals import refused
 
 SET = [
     *("--set", "run.id=r1", "--set", "run.workspace=/work", "--set", "launch.cluster.workspace_claim=w"),
@@ -63,8 +65,7 @@ def test_a_dry_run_asks_for_every_stage_and_makes_nothing(
 
 
 def test_all_stages_need_waiting(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", *SET, "--no-wait"]) == 2
-    assert "submit one: --stage shard" in capsys.readouterr().err
+    assert_error(main(["submit", *SET, "--no-wait"]), capsys.readouterr().err, "--stage shard", field="--no-wait")
 
 
 def test_the_cluster_s_defaults_stand_below_the_document(cluster: FakeCluster) -> None:
@@ -89,10 +90,10 @@ def test_hardware_without_an_engine_is_refused_before_anything_is_made(
     tpu = ["--set", "launch.hardware=tpu-v5e-2x2", "--set", "launch.processes=1", "--set", "launch.nodes=1"]
     counted = [word for option in COUNTED_TPUS for word in ("--set", option)]
     for hardware in (tpu, counted):
-        assert main(["submit", *SET, *hardware, "--stage", "train", "--no-wait"]) == 2
-        assert "the PyTorch engine trains on GPUs and CPUs" in capsys.readouterr().err
+        code = main(["submit", *SET, *hardware, "--stage", "train", "--no-wait"])
+        assert_error(code, capsys.readouterr().err, "train.engine=jax", field="launch.hardware")
         assert main(["doctor", "--cluster", *SET, *hardware]) == 2
-        assert "the PyTorch engine trains on GPUs and CPUs" in " ".join(capsys.readouterr().out.split())
+        assert "launch.hardware: " in capsys.readouterr().out
     assert cluster.all("jobsets") == cluster.all("networkpolicies") == []
 
 
@@ -129,8 +130,9 @@ def test_an_unknown_option_in_the_defaults_names_where_it_stands(
 ) -> None:
     content = {"defaults.yaml": "launch: {imaeg: x}"}
     cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
-    assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 2
-    assert "ConfigMap podscale-defaults of namespace train:1: unknown key launch.imaeg" in capsys.readouterr().err
+    code = main(["submit", *SET, "--stage", "train", "--no-wait"])
+    field = "ConfigMap podscale-defaults of namespace train:1: launch.imaeg"
+    assert_error(code, capsys.readouterr().err, "launch.image", field=field)
 
 
 def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) -> None:
@@ -170,7 +172,7 @@ def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
 def test_several_nodes_without_an_operator_are_refused_with_what_to_install(api: Api, cluster: FakeCluster) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
-    with pytest.raises(ValueError, match=r"none of PyTorchJob, TrainJob, JobSet, .*install Kubeflow Training"):
+    with refused("PyTorchJob, TrainJob, JobSet", "Kubeflow Training Operator", field="launch.backend", got="local"):
         choose(api, job_spec(documents.load(None, ("launch.nodes=4",)), "train", mounted=False), "local")
 
 
@@ -186,7 +188,7 @@ def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
 ) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
-    with pytest.raises(ValueError, match=f"none of {kind}, and run needs one"):
+    with refused(f"none of {kind}, ", field="launch.backend", got="auto"):
         choose(api, job_spec(documents.load(None, options), "train", mounted=False), "auto")
 
 
@@ -281,14 +283,14 @@ def test_doctor_finds_an_api_server_that_is_down(
     cluster.down()
     findings = examined(capsys)
     assert [finding["verdict"] for finding in findings.values()] == ["missing"]
-    assert "does not answer" in findings["API server"]["found"]
+    assert set(findings) == {"API server"}
 
 
 def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     content = {"defaults.yaml": "launch: {imaeg: x}"}
     cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
     findings = examined(capsys)
-    assert "unknown key launch.imaeg" in findings["defaults"]["found"]
+    assert "launch.imaeg" in findings["defaults"]["found"]
     assert findings["API server"]["verdict"] == "ok"
 
 
@@ -311,7 +313,7 @@ def test_stopping_a_pipelines_job_by_hand_says_that_it_comes_back(
         made["metadata"]["annotations"]["podscale.dev/launcher"] = launcher
         cluster.put("pytorchjobs", made)
         assert main(["stop", "r1"]) == 0
-        assert ("terminate the pipeline's run in Kubeflow Pipelines" in capsys.readouterr().out) is expected
+        assert ("Kubeflow Pipelines" in capsys.readouterr().out) is expected
 
 
 def test_jobs_that_may_not_be_seen_are_not_said_to_be_absent(
@@ -319,8 +321,7 @@ def test_jobs_that_may_not_be_seen_are_not_said_to_be_absent(
 ) -> None:
     cluster.denied.add(("list", "pytorchjobs"))
     for command in (["list"], ["status", "r1"], ["stop", "r1"], ["logs", "r1"]):
-        assert main(command) == 2
-        assert "me may not list pytorchjobs.kubeflow.org" in capsys.readouterr().err
+        assert_error(main(command), capsys.readouterr().err, "me may not list pytorchjobs.kubeflow.org")
     cluster.kinds["kubeflow.org/v1"].discard("pytorchjobs")  # nothing can be hidden of what is not there
     assert main(["list"]) == 0
     cluster.put("jobs", job("Job"))
@@ -340,10 +341,9 @@ def test_no_cluster_is_one_line_for_every_command(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     for command in (["submit", *SET], ["status", "r1"], ["logs", "r1"], ["stop", "r1"], ["list"]):
-        assert main(command) == 2
-        told = capsys.readouterr().err
-        assert told.startswith("podscale: no Kubernetes cluster to talk to")
-        assert "Traceback" not in told
+        code, told = main(command), capsys.readouterr().err
+        assert_error(code, told, "KUBECONFIG", "launch.backend=local")
+        assert told.count("\n") == 1
     assert main(["doctor", "--cluster"]) == 2
 
 
@@ -367,7 +367,5 @@ def test_a_webhooks_refusal_is_printed_without_a_traceback(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.admission.append(lambda *_: Answer(403, "Forbidden", 'admission webhook "w" denied the request: no'))
-    assert main(["submit", *SET, "--stage", "train"]) == 2
-    told = capsys.readouterr().err
-    assert 'admission webhook "w" denied the request: no' in told
-    assert "Traceback" not in told
+    code = main(["submit", *SET, "--stage", "train"])
+    assert_error(code, capsys.readouterr().err, 'admission webhook "w" denied the request: no')

@@ -60,7 +60,8 @@ def test_credentials_that_are_refused_are_one_line(healthy: FakeCluster) -> None
     healthy.tokens.clear()
     (finding,) = found().values()
     assert finding.verdict == "missing"
-    assert "token has expired" in finding.found
+    assert finding.subject == "API server"
+    assert "HTTP 401" in finding.found
 
 
 def remove_kind(cluster: FakeCluster) -> None:

@@ -5,17 +5,19 @@ from typing import Any
 
 import pytest
 
-from podscale.errors import InputError
+from podscale.errors import ABSENT
 from podscale.launch.cluster import companions
 from podscale.launch.cluster import submit as submitting
 from podscale.launch.cluster.api import Api, connect
 from podscale.launch.cluster.connection import Choice
+from podscale.launch.cluster.errors import Missing, Refused
 from podscale.launch.cluster.patience import Patience
 from podscale.launch.cluster.submit import Submission, check, submit
 from podscale.launch.render import Manifests
 from tests.support.cluster_objects import LABELS, condition, job
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer, Seen
+from tests.support.refusals import refused
 
 POLICY: dict[str, Any] = {
     "apiVersion": "networking.k8s.io/v1",
@@ -62,7 +64,7 @@ def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(a
         return Answer(403, "Forbidden", f'networkpolicies.networking.k8s.io "r1" is forbidden: {why}: , <nil>')
 
     cluster.faults.append(guard)
-    with pytest.raises(InputError, match=r"right to update finalizers of jobs: have the chart's launcher role"):
+    with refused("finalizers", "podscale doctor --cluster", field="NetworkPolicy r1", kind=Refused):
         submit(api, MANIFESTS, print)
     assert submit(api, MANIFESTS, print).action == "adopted"  # with the right, the same command goes on
     (policy,) = cluster.all("networkpolicies")
@@ -77,7 +79,7 @@ def test_an_object_of_somebody_else_is_neither_used_nor_taken_over(
     foreign = cluster.put("networkpolicies", {**POLICY, "metadata": {"name": "r1", "labels": labels}})
     if running:
         cluster.put("pytorchjobs", job())
-    with pytest.raises(InputError, match=r"NetworkPolicy r1 exists and was not made for this job.*another run\.id"):
+    with refused("run.id", field="NetworkPolicy r1"):
         submit(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == [foreign]
     assert len(jobs(cluster)) == running
@@ -145,7 +147,7 @@ def test_a_job_that_failed_is_replaced(api: Api, cluster: FakeCluster, told: lis
     assert submit(api, MANIFESTS, told.append).action == "created"
     assert len(jobs(cluster)) == 1
     assert jobs(cluster) != before
-    assert "goes on from the newest checkpoint" in told[0]
+    assert "PyTorchJob r1" in told[0]
 
 
 def test_a_job_that_is_being_deleted_is_waited_for(api: Api, cluster: FakeCluster) -> None:
@@ -162,7 +164,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(api: Api, cluster: FakeCluste
 
 def test_another_document_under_the_same_id_is_refused(api: Api, cluster: FakeCluster) -> None:
     submit(api, MANIFESTS, print)
-    with pytest.raises(InputError, match=r"belongs to another document.*podscale stop r1"):
+    with refused("podscale stop r1 --delete", field="PyTorchJob r1", got="same"):
         submit(api, Manifests(job(identity="other")), print)
 
 
@@ -170,13 +172,13 @@ def test_a_job_of_somebody_else_is_refused(api: Api, cluster: FakeCluster) -> No
     foreign = job()
     foreign["metadata"]["annotations"] = {}
     cluster.put("pytorchjobs", foreign)
-    with pytest.raises(InputError, match="not made by Podscale"):
+    with refused(field="PyTorchJob r1", got=ABSENT):
         submit(api, MANIFESTS, print)
 
 
 def test_the_same_run_as_another_kind_of_job_is_refused(api: Api, cluster: FakeCluster) -> None:
     cluster.put("jobsets", job("JobSet"))
-    with pytest.raises(InputError, match="JobSet r1 already carries this out"):
+    with refused("podscale stop r1", "launch.backend", field="JobSet r1"):
         submit(api, MANIFESTS, print)
     assert jobs(cluster) == []
 
@@ -222,7 +224,7 @@ def test_a_refused_job_leaves_nothing_behind(api: Api, cluster: FakeCluster, sta
     cluster.admission.append(
         lambda plural, body: Answer(status, "Invalid", "denied the request") if plural == "pytorchjobs" else None
     )
-    with pytest.raises(InputError, match="denied the request"):
+    with refused("denied the request", field="PyTorchJob r1", kind=Refused):
         submit(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == []
     assert jobs(cluster) == []
@@ -230,7 +232,7 @@ def test_a_refused_job_leaves_nothing_behind(api: Api, cluster: FakeCluster, sta
 
 def test_a_missing_operator_is_told_and_leaves_nothing_behind(api: Api, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].clear()
-    with pytest.raises(InputError, match="install Kubeflow Training Operator"):
+    with refused("Kubeflow Training Operator", field="PyTorchJob", kind=Missing):
         submit(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == []
 
@@ -240,5 +242,5 @@ def test_checking_makes_nothing(api: Api, cluster: FakeCluster) -> None:
     check(api, Manifests(job("TrainJob"), (RUNTIME,)))
     assert [seen.query.get("dryRun") for seen in cluster.seen if seen.method == "POST"] == ["All"] * 3
     cluster.admission.append(lambda *_: Answer(403, "Forbidden", "exceeded quota: few"))
-    with pytest.raises(InputError, match="exceeded quota"):
+    with refused("exceeded quota", field="NetworkPolicy r1", kind=Refused):
         check(api, MANIFESTS)
