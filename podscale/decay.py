@@ -24,8 +24,10 @@ def treatments(section: OptimizerSection, spec: ModelSpec) -> dict[str, Treatmen
     for pattern in section.skip:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
-                f"train.optimizer.skip: no parameter of {spec.name} is called {pattern!r}; names are such as "
-                f"{', '.join(names[-2:])}, and * stands for any text"
+                f"no parameter of {spec.name} has this name",
+                field="train.optimizer.skip",
+                got=pattern,
+                hint=f"Names are such as {', '.join(names[-2:])}, and * stands for any text.",
             )
     found = {}
     for parameter in spec.parameters:

@@ -67,6 +67,21 @@ def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str 
     return f"{text}. {hint}" if hint else text
 
 
+def fields_of(error: PodscaleError) -> dict[str, Any]:
+    """Return the arguments that make an equal error, as JSON holds them, for another process to raise it."""
+    fields: dict[str, Any] = {
+        "problem": error.problem,
+        "field": error.field,
+        "hint": error.hint,
+        "place": error.place,
+    }
+    if isinstance(error.got, str | int | float | None):  # a bool is an int
+        fields["got"] = error.got
+    elif error.got is not ABSENT:
+        fields["got"] = repr(error.got)
+    return fields
+
+
 class InputError(PodscaleError, ValueError):
     """The run document, the data or the machine is not usable; nothing was started."""
 

@@ -122,7 +122,10 @@ class SampleOrder:
         if world % self.hosts:
             fitting = [hosts for hosts in range(1, world + 1) if world % hosts == self._group_count % hosts == 0]
             raise InputError(
-                f"{self.hosts} hosts (launch.nodes) cannot have equally many of the {world} ranks; {_choose(fitting)}"
+                f"cannot have equally many of the {world} ranks",
+                field="launch.nodes",
+                got=self.hosts,
+                hint=_choose(fitting),
             )
         return world // self.hosts
 
@@ -149,7 +152,7 @@ def build_order(config: RunConfig, split: Samples) -> SampleOrder:
     """
     count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
     if count == 0:
-        raise InputError("the training split holds no images; look at rejects.jsonl of the shard set")
+        raise InputError("the training split holds no images", hint="Look at rejects.jsonl of the shard set.")
     if config.input.order == "global":
         return SampleOrder(seed, count, batch, repeats=repeats)
     hosts, shard_of_row = config.launch.nodes, split.column("shard")
@@ -167,16 +170,18 @@ def check_groups(config: RunConfig, hosts: int, shards: int | None = None) -> No
         return
     most = batch if shards is None else min(batch, shards)
     fitting = [groups for groups in range(hosts, most + 1, hosts) if batch % groups == 0]
-    advice = f"no multiple of {hosts} up to {most} divides train.global_batch {batch}; change launch.nodes or the batch"
+    none = f"Change launch.nodes or the batch: no multiple of {hosts} up to {most} divides train.global_batch {batch}."
     raise InputError(
-        f"input.groups {number}: {hosts} hosts (launch.nodes) cannot have equally many of them; "
-        f"{_choose(fitting) if fitting else advice}"
+        f"{hosts} hosts (launch.nodes) cannot have equally many of them",
+        field="input.groups",
+        got=number,
+        hint=_choose(fitting) if fitting else none,
     )
 
 
 def _choose(numbers: Sequence[int]) -> str:
-    """[2, 4, 8] -> 'choose 2, 4 or 8'."""
-    return f"choose {listed([str(number) for number in numbers], 'or')}"
+    """[2, 4, 8] -> 'Choose 2, 4 or 8.'"""
+    return f"Choose {listed([str(number) for number in numbers], 'or')}."
 
 
 def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:
@@ -189,7 +194,10 @@ def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:
     shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
     if len(shards) < number:
         raise InputError(
-            f"{len(shards)} shards cannot make {number} groups: set data.min_shards to a multiple of input.groups"
+            f"more than the {len(shards)} shards",
+            field="input.groups",
+            got=number,
+            hint="Set data.min_shards to a multiple of input.groups.",
         )
     totals = np.zeros(number, dtype=np.int64)
     group_of_shard = np.full(len(sizes), -1)
@@ -199,8 +207,11 @@ def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:
         totals[group] += sizes[shard]
     if totals.max() > MAX_IMBALANCE * totals.min():
         raise InputError(
-            f"the {number} groups of shards hold from {totals.min()} to {totals.max()} images, so some images would be "
-            "trained on more often than others: set data.min_shards to a multiple of input.groups"
+            f"the groups of shards hold from {totals.min()} to {totals.max()} images, so that some images would be "
+            "trained on more often than others",
+            field="input.groups",
+            got=number,
+            hint="Set data.min_shards to a multiple of input.groups.",
         )
     groups = group_of_shard[shard_of_row]
     return tuple(np.flatnonzero(groups == group) for group in range(number))

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from podscale.errors import format_error
-
 NAMES: Sequence[str] = ("mlperf-lars",)
 
 
@@ -33,7 +31,7 @@ class RecipeError(ValueError):
     """The recipe does not exist, or has nothing for this batch; `key` is the option to change."""
 
     def __init__(self, key: str, problem: str, *, got: object, hint: str) -> None:
-        super().__init__(format_error(problem, field=key, got=got, hint=hint))
+        super().__init__(problem)
         self.key, self.problem, self.got, self.hint = key, problem, got, hint
 
 

@@ -30,9 +30,10 @@ def refuse_other_document(config: RunConfig) -> RunDirectory:
     if changed:
         listing = "\n".join(f"  {change}" for change in changed)
         raise InputError(
-            f"{run.path}: holds the run of another document. These options change the numbers and differ:\n{listing}\n"
-            "Choose another name with --set run.id=..., or move the former run aside with --fresh, or go back to "
-            f"the former values (they are in {run.config})."
+            f"holds the run of another document. These options change the numbers and differ:\n{listing}\n",
+            field=str(run.path),
+            hint="Choose another name with --set run.id=..., or move the former run aside with --fresh, or go back to "
+            f"the former values (they are in {run.config}).",
         )
     return run
 
@@ -43,7 +44,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     try:
         write_atomically(run.config, dumps(config))
     except OSError as error:
-        raise InputError(f"{run.path}: cannot write the run directory: {error.strerror}") from error
+        raise InputError(f"cannot write the run directory: {error.strerror}", field=str(run.path)) from error
     return run
 
 
@@ -62,7 +63,7 @@ def set_aside(config: RunConfig) -> Path | None:
         run.path.mkdir()
         (moved / run.lease.name).rename(run.lease)
     except OSError as error:
-        raise InputError(f"{run.path}: cannot be moved aside: {error.strerror}") from error
+        raise InputError(f"cannot be moved aside: {error.strerror}", field=str(run.path)) from error
     return moved
 
 

@@ -23,9 +23,9 @@ def read_weights(path: Path, shapes: Mapping[str, Shape]) -> dict[str, npt.NDArr
     try:
         arrays: dict[str, npt.NDArray[Any]] = load_file(path)
     except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no trained model; run `podscale train` first") from error
+        raise InputError("there is no trained model", field=str(path), hint="Run `podscale train` first.") from error
     except Exception as error:
-        raise InputError(f"{path}: cannot read the trained model: {error}") from error
+        raise InputError(f"cannot read the trained model: {error}", field=str(path)) from error
     if dict(shapes) != {name: array.shape for name, array in arrays.items()}:
-        raise InputError(f"{path}: these weights belong to another architecture than the document's model section")
+        raise InputError("these weights belong to another architecture than the model section's", field=str(path))
     return arrays

@@ -147,8 +147,10 @@ class Checkpoints:
         if resume == "never":
             if self.entries():
                 raise InputError(
-                    f"{self.directory}: this run already has checkpoints and checkpoint.resume is never; "
-                    "choose another run.id, remove them, or set checkpoint.resume=auto"
+                    f"{self.directory} already has checkpoints",
+                    field="checkpoint.resume",
+                    got="never",
+                    hint="Choose another run.id, remove them, or set checkpoint.resume=auto.",
                 )
             return None
         if resume == "auto":
@@ -229,8 +231,10 @@ class Checkpoints:
         later = [entry.path.name for entry in self.entries() if entry.step > snapshot.step]
         if later:
             raise InputError(
-                f"checkpoint.resume={path}: this run has later checkpoints ({', '.join(later)}); remove them to go "
-                "back, or start a new run (another run.id) from this one"
+                f"this run has later checkpoints ({', '.join(later)})",
+                field="checkpoint.resume",
+                got=str(path),
+                hint="Remove them to go back, or start a new run (another run.id) from this one.",
             )
         return snapshot
 
@@ -240,7 +244,9 @@ class Checkpoints:
             return self._read_named(start)
         snapshot = self._newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
         if snapshot is None:
-            raise InputError(f"checkpoint.resume={start}: there is no complete checkpoint in this directory")
+            raise InputError(
+                "there is no complete checkpoint in this directory", field="checkpoint.resume", got=str(start)
+            )
         return snapshot
 
     def _read_named(self, path: Path) -> Snapshot:
@@ -249,7 +255,9 @@ class Checkpoints:
         except InputError:
             raise
         except ValueError as error:
-            raise InputError(f"checkpoint.resume={path}: this checkpoint cannot be used: {error}") from None
+            raise InputError(
+                f"this checkpoint cannot be used: {error}", field="checkpoint.resume", got=str(path)
+            ) from None
 
     def _read(self, path: Path) -> Snapshot:
         """Raises ValueError where it is not whole and InputError where it belongs to another run."""
@@ -257,9 +265,9 @@ class Checkpoints:
         conflicts = self._identity.conflicts(entry.manifest.identity)
         if conflicts:
             raise InputError(
-                f"{path}: this checkpoint belongs to another run:\n"
-                + "".join(f"  {line}\n" for line in conflicts)
-                + "restore these values to continue it, or start a new run (another run.id)"
+                "this checkpoint belongs to another run:\n" + "".join(f"  {line}\n" for line in conflicts),
+                field=str(path),
+                hint="Restore these values to continue it, or start a new run (another run.id).",
             )
         snapshot = read_snapshot(entry)
         if path.parent == self.directory:

@@ -47,7 +47,7 @@ def write_checkpoint(
         sync_directory(root)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise PodscaleError(_explain(directory, snapshot, error)) from error
+        raise _explain(directory, snapshot, error) from error
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -73,10 +73,11 @@ def _groups(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDAr
     return dict(groups)
 
 
-def _explain(directory: Path, snapshot: Snapshot, error: OSError) -> str:
+def _explain(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
     reason = os.strerror(error.errno) if error.errno else str(error)
-    text = f"{directory}: the checkpoint of step {snapshot.step} could not be written: {reason}"
+    hint = "Earlier checkpoints are untouched: the same command continues from the newest."
     if error.errno in FULL:
         need = sum(array.nbytes for array in snapshot.arrays.values())
-        text += f"; it needs {need / 2**20:.1f} MiB: free space or lower checkpoint.keep_last"
-    return text + ". Earlier checkpoints are untouched; the same command continues from the newest"
+        hint = f"Free {need / 2**20:.1f} MiB or lower checkpoint.keep_last. {hint}"
+    problem = f"the checkpoint of step {snapshot.step} could not be written: {reason}"
+    return PodscaleError(problem, field=str(directory), hint=hint)

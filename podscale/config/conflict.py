@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from podscale.errors import ABSENT, InputError, format_error
@@ -26,3 +27,12 @@ def refusal(error: PydanticCustomError) -> InputError:
     """Return a conflict as the error that a user gets, for checks that are made after the document was read."""
     context: Any = error.context
     return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
+
+
+def first_error(error: ValidationError) -> InputError:
+    """Return the first problem of a section that was made by a program."""
+    first: Any = error.errors()[0]
+    if first["type"] == "conflict":
+        context = first["ctx"]
+        return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
+    return InputError(first["msg"], field=".".join(map(str, first["loc"])), got=first["input"])

@@ -456,6 +456,6 @@ def _data_problems(document: RunConfig, counts: dict[str, int]) -> Iterator[Inpu
         yield InputError(
             f"{ranks} ranks, but only {train} training and {validation} validation images",
             field="launch.processes",
-            got=ranks,
+            got=processes_per_node(document),
             hint=f"Lower it to {max(1, min(train, validation))} or less, or give more images.",
         )

@@ -110,7 +110,7 @@ def agree(meeting: Meeting, collect: Callable[[], Facts]) -> None:
     if own is not None and not isinstance(own, InputError):
         raise own  # a bug keeps its traceback
     if verdict is not None:
-        raise verdict
+        raise own if own is not None and str(own) == str(verdict) else verdict
 
 
 def judge(posted: list[Facts]) -> PodscaleError | None:
@@ -129,8 +129,8 @@ def judge(posted: list[Facts]) -> PodscaleError | None:
     more = [f"  - and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listing = "\n".join([*lines[:SHOWN], *more])
     return InputError(
-        f"the ranks of this run are not about to do the same, so nothing was started:\n{listing}\n"
-        "Give every rank the same run document, image and shard set."
+        f"ranks disagree on their configuration, so nothing was started:\n{listing}\n",
+        hint="Give every rank the same run document, image and shard set.",
     )
 
 
@@ -144,8 +144,10 @@ def _decide(meeting: Meeting) -> PodscaleError | None:
     except StoreTimeout:
         absent = [rank for rank, key in enumerate(keys) if not meeting.store.check(key)]
         error = HangDetected(
-            f"{ranks_text(absent)} of {meeting.size} did not come to the start within {meeting.timeout_seconds:g} s "
-            "(launch.timeout_seconds); the outcome or log of its pod says why"
+            f"{ranks_text(absent)} of {meeting.size} did not come to the start",
+            field="launch.timeout_seconds",
+            got=meeting.timeout_seconds,
+            hint="The outcome or log of its pod says why.",
         )
     answer = {} if error is None else {"kind": type(error).__name__, "text": str(error)}
     meeting.store.set(ANSWER, json.dumps(answer))

@@ -29,5 +29,5 @@ def evaluation_of(sums: Sequence[float], count: int, seconds: float) -> Evaluati
     top1, top5, loss, images = sums
     assert images <= count, f"{images} of {count} validation images were seen"
     if images == 0:
-        raise PodscaleError("no validation image could be decoded; run `podscale shard --verify`")
+        raise PodscaleError("no validation image could be decoded", hint="Run `podscale shard --verify`")
     return Evaluation(top1 / images, top5 / images, loss / images, int(images), seconds)

@@ -40,8 +40,10 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
     entries = complete_entries(run.checkpoints)
     if not entries:
         raise InputError(
-            f"train.start_from.run={start.run}: there is no complete checkpoint in {run.checkpoints}; train that run "
-            "first"
+            f"there is no complete checkpoint in {run.checkpoints}",
+            field="train.start_from.run",
+            got=start.run,
+            hint="Train that run first.",
         )
     entry = entries[0] if start.epoch is None else _at(entries, start.epoch, start.run)
     saved = entry.manifest.identity
@@ -49,22 +51,23 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
     conflicts = differences(known, {name: value for name, value in wanted.items() if name in known})
     if conflicts:
         listing = "\n".join(f"  {conflict}" for conflict in conflicts)
-        raise InputError(f"{entry.path}: these weights belong to another model:\n{listing}")
+        raise InputError(f"these weights belong to another model:\n{listing}", field=str(entry.path))
     if saved.classes_sha256 != shard_set.manifest.classes_sha256:
         raise InputError(
-            f"{entry.path}: these weights tell other classes apart, or have them in another order, than the shard set "
-            f"{shard_set.directory}; start from a run on the same classes"
+            f"these weights have other classes, or another order of them, than the shard set {shard_set.directory}",
+            field=str(entry.path),
+            hint="Start from a run on the same classes.",
         )
     try:
         snapshot = read_snapshot(entry)
     except ValueError as error:
-        raise InputError(f"{entry.path}: this checkpoint cannot be used: {error}") from None
+        raise InputError(f"this checkpoint cannot be used: {error}", field=str(entry.path)) from None
     arrays = {name.removeprefix(MODEL): a for name, a in snapshot.arrays.items() if name.startswith(MODEL)}
     # Names and shapes too, because an option that the saving version did not know may change them.
     spec = models.spec(config.model, len(shard_set.classes))
     wants = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
     if {name: array.shape for name, array in arrays.items()} != wants:
-        raise InputError(f"{entry.path}: these weights belong to another model: they have other names or shapes")
+        raise InputError("these weights have other names or shapes than this model", field=str(entry.path))
     return Origin(arrays, _told(start.run, snapshot))
 
 
@@ -76,8 +79,10 @@ def _at(entries: list[Entry], epoch: float, run: str) -> Entry:
             return entry
     kept = ", ".join(f"{at:g}" for at, _ in sorted(known, key=lambda pair: pair[0]))
     raise InputError(
-        f"train.start_from.epoch={epoch:g}: run {run} keeps no checkpoint of it (it has those of epochs "
-        f"{kept or 'unknown'}); name one of these, or train it with that epoch in checkpoint.snapshots"
+        f"run {run} keeps no checkpoint of it, only those of epochs {kept or 'unknown'}",
+        field="train.start_from.epoch",
+        got=epoch,
+        hint="Name one of these, or train it with that epoch in checkpoint.snapshots.",
     )
 
 

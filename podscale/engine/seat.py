@@ -44,8 +44,9 @@ def read_seat(environment: Mapping[str, str] = os.environ) -> Seat:
         missing.append(SLICE)
     if missing:
         raise InputError(
-            f"the environment of this rank is half set: {', '.join(missing)} "
-            f"{'are' if len(missing) > 1 else 'is'} missing; `podscale train` starts ranks with all of it"
+            f"incomplete rank environment: {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
+            field=missing[0],
+            hint="`podscale train` starts ranks with all of it.",
         )
     rank, size, local_rank, local_size = (number(name, environment[name]) for name in NUMBERS)
     address, _, port = environment[STORE].rpartition(":")
@@ -54,5 +55,5 @@ def read_seat(environment: Mapping[str, str] = os.environ) -> Seat:
         slice_, slices = number(SLICE, environment[SLICE]), number(SLICES, environment[SLICES])
     seat = Seat(rank, size, local_rank, local_size, address, number(STORE, port), slice_, slices)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size and 0 <= slice_ < slices):
-        raise InputError(f"the environment of this rank makes no sense: {seat}")
+        raise InputError(f"the numbers of this rank contradict each other: {seat}", field="RANK", got=rank)
     return seat

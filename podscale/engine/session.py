@@ -184,9 +184,11 @@ class Session(ABC):
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
-                    f"{progress.skipped_in_a_row} updates in a row (up to update {word.step}) {DIVERGED} "
-                    f"(train.max_nonfinite is {limit}). They were masked, so the weights are "
-                    "those from before. Lower train.schedule.learning_rate, lengthen the warm-up, or look at the data."
+                    f"{progress.skipped_in_a_row} steps in a row (up to step {word.step}) {DIVERGED}",
+                    field="train.max_nonfinite",
+                    got=limit,
+                    hint="They were masked, so the weights are those from before. Lower train.schedule.learning_rate, "
+                    "lengthen the warm-up, or look at the data.",
                 )
             self.stopping = self.stopping or word.stop
         return self.stopping
@@ -264,8 +266,8 @@ class Session(ABC):
         if self.stopping:
             self.save(wait=True)
             raise Preempted(
-                f"stopped on request after update {self.progress.step} of {self.steps}; the state is saved: "
-                "the same command continues"
+                f"stopped on request after step {self.progress.step} of {self.steps}, the state is saved",
+                hint="The same command continues.",
             )
         if self.saves_after(self.progress.step):
             self.save()

@@ -29,7 +29,7 @@ def carry_out(
             whereabouts.enter("evaluation")
             evaluation()
         case _:
-            raise InputError(f"PODSCALE_STAGE={place.stage}: this engine has the stages train and evaluate")
+            raise InputError("this engine has the stages train and evaluate", field="PODSCALE_STAGE", got=place.stage)
 
 
 def train_run(

@@ -64,8 +64,10 @@ def choose(name: str) -> Hardware:
         if tpu is not None:
             return _tpu(tpu, match["topology"])
     if bare := next((kind for kind in TPUS if kind.name == text), None):
-        raise InputError(f"launch.hardware {name}: which topology? {bare.name} has {bare.rule}")
-    raise InputError(f"launch.hardware {name}: no such hardware{_hint(text)}; there is {', '.join(names())}")
+        raise InputError("needs a topology", field="launch.hardware", got=name, hint=f"{bare.name} has {bare.rule}")
+    raise InputError(
+        "no such hardware", field="launch.hardware", got=name, hint=f"{_hint(text)}There is {', '.join(names())}"
+    )
 
 
 def names() -> list[str]:
@@ -78,7 +80,12 @@ def _gpu(kind: GpuKind, count: int) -> Hardware:
     machine: GpuMachine | None = next((machine for machine in kind.machines if machine.gpus == count), None)
     if machine is None:
         offered = " or ".join(f"{kind.name} x{number}" for number in kind.counts)
-        raise InputError(f"launch.hardware {kind.name} x{count}: no machine has {count} of them; choose {offered}")
+        raise InputError(
+            f"no machine has {count} of them",
+            field="launch.hardware",
+            got=f"{kind.name} x{count}",
+            hint=f"Choose {offered}",
+        )
     return Hardware(
         name=f"{kind.name} x{count}",
         kind="gpu",
@@ -94,7 +101,12 @@ def _gpu(kind: GpuKind, count: int) -> Hardware:
 
 def _tpu(kind: TpuKind, topology: str) -> Hardware:
     if not kind.offers(topology):
-        raise InputError(f"launch.hardware {kind.name}-{topology}: {kind.name} has no such slice; it has {kind.rule}")
+        raise InputError(
+            f"{kind.name} has no such slice",
+            field="launch.hardware",
+            got=f"{kind.name}-{topology}",
+            hint=f"It has {kind.rule}",
+        )
     return Hardware(
         name=f"{kind.name}-{topology}",
         kind="tpu",
@@ -115,4 +127,4 @@ def _hint(text: str) -> str:
     known = ["cpu", *(kind.name for kind in (*GPUS, *TPUS))]
     begins = [name for name in known if first and name.startswith(first)]
     close = begins or difflib.get_close_matches(first, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f"Did you mean {close[0]}? " if close else ""

@@ -116,12 +116,17 @@ def find_topology(name: str, slices: int = 1) -> Topology:
     Raises InputError, listing what there is, for one that does not exist.
     """
     if slices < 1:
-        raise InputError(f"--slices {slices}: a job has at least one slice")
+        raise InputError("a job has at least one slice", field="--slices", got=slices)
     match = _NAME.match(name.strip().lower())
     chip = next((chip for chip in TPU_CHIPS if match and chip.name == match["chip"]), None)
     if match is None or chip is None:
         listed = "; ".join(f"{chip.name}: {chip.shapes}" for chip in TPU_CHIPS)
-        raise InputError(f"--topology {name}: no such TPU; write GENERATION:SIDES, such as v5e:4x4, out of {listed}")
+        raise InputError(
+            "no such TPU",
+            field="--topology",
+            got=name,
+            hint=f"Write GENERATION:SIDES, such as v5e:4x4, out of {listed}",
+        )
     if not chip.offers(match["sides"]):
-        raise InputError(f"--topology {name}: {chip.name} has no such slice; it has {chip.shapes}")
+        raise InputError(f"{chip.name} has no such slice", field="--topology", got=name, hint=f"It has {chip.shapes}")
     return Topology(chip, match["sides"], slices)

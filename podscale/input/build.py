@@ -50,7 +50,12 @@ def resolve_loader(name: str, device: str, *, augments: bool = False) -> str:
             return "torchvision"
         return "dali" if dali_installed() else "nvjpeg" if _nvjpeg_works(device) else "torchvision"
     if name == "dali" and not dali_installed():
-        raise InputError("input.loader=dali, but DALI is not installed: pip install 'podscale[gpu]', or loader=auto")
+        raise InputError(
+            "DALI is not installed",
+            field="input.loader",
+            got="dali",
+            hint="Run `pip install 'podscale[gpu]'`, or set input.loader=auto.",
+        )
     return name
 
 
@@ -88,8 +93,10 @@ def _build(config: RunConfig, requests: Requests, guard: Guard, device: str, *, 
     name = resolve_loader(settings.loader, device, augments=requests.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
-            f"input.decoded_cache_bytes: the loader {name}, which auto takes here, keeps no decoded images; set "
-            "input.loader=torchvision, or decoded_cache_bytes=0"
+            f"the loader {name}, which auto takes here, keeps no decoded images",
+            field="input.decoded_cache_bytes",
+            got=decoded_bytes,
+            hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
         )
     if name == "synthetic":
         from podscale.input.loaders.synthetic import SyntheticLoader

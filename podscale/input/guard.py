@@ -50,8 +50,9 @@ class Guard:
             if (other, epoch) not in self._bad:
                 return int(other)
         raise PodscaleError(
-            f"split {self._split.name}: no record of shard {self._split.shard_names[int(shard[row])]} can be decoded; "
-            "run `podscale shard --inspect` with verification, then shard the source again"
+            f"no record of this shard of the {self._split.name} split can be decoded",
+            field=self._split.shard_names[int(shard[row])],
+            hint="Run `podscale shard --inspect` with verification, then shard the source again.",
         )
 
     def report(self, row: int, epoch: int, reason: str) -> None:
@@ -80,7 +81,9 @@ class Guard:
             limit = max(limit, TOLERATED)
         if self.bad_records > limit:
             raise PodscaleError(
-                f"split {self._split.name}: {self.bad_records} of {self._seen} records could not be decoded, more than "
-                f"input.max_bad_rate {self._max_bad_rate:g} allows; verify the shard set with `podscale shard "
-                "--inspect` and shard the source again, or raise input.max_bad_rate"
+                f"{self.bad_records} of {self._seen} records of the {self._split.name} split could not be decoded, "
+                "which is more than this allows",
+                field="input.max_bad_rate",
+                got=self._max_bad_rate,
+                hint="Verify the shard set with `podscale shard --inspect` and shard the source again, or raise it.",
             )

@@ -18,7 +18,7 @@ from podscale.config import RunConfig
 from podscale.engine.origin import Origin
 from podscale.engine.progress import Progress
 from podscale.engine.waits import CHECKPOINT, waiting_for
-from podscale.errors import InputError
+from podscale.errors import InputError, fields_of
 from podscale.jax.gradients import Buckets
 from podscale.jax.mesh import REPLICATED
 from podscale.jax.models import initialise
@@ -64,8 +64,10 @@ class State:
         different = sorted((wanted | self._fresh().keys()) ^ snapshot.arrays.keys())
         if different:
             raise InputError(
-                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
-                f"(first difference: {different[0]}); it was written by another version of Podscale: start a new run"
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
+                "Podscale wrote it",
+                field=different[0],
+                hint="Start a new run.",
             )
 
     def first_of(self, origin: Origin) -> Snapshot:
@@ -156,7 +158,7 @@ def restore_or_start(
     first: Snapshot | None = None
     answer: Any = None
     if state.world.first:
-        refusal = ""
+        refusal = None
         try:
             snapshot = checkpoints.restore(resume)
             if snapshot is not None:
@@ -164,11 +166,11 @@ def restore_or_start(
             elif (begun := origin()) is not None:
                 first = state.first_of(begun)
         except InputError as error:
-            refusal = str(error)
+            refusal = fields_of(error)
         answer = {"found": snapshot is not None, "refusal": refusal}
         snapshot = snapshot or first
     answer = state.world.broadcast(answer)
     if answer["refusal"]:
-        raise InputError(answer["refusal"])
+        raise InputError(**answer["refusal"])
     state.begin(snapshot)
     return bool(answer["found"])

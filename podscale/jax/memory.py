@@ -13,10 +13,13 @@ from podscale.text import human_bytes
 
 
 @contextmanager
-def fits(what: str, advice: Callable[[Shortage], str]) -> Iterator[None]:
+def fits(what: str, field: str, advice: Callable[[Shortage], str]) -> Iterator[None]:
     """Around what compiles and calls a program: raises InputError, the same on every host, where memory is short.
 
-    what: the program, for people. advice: what to do about it.
+    Args:
+        what: the program, for people.
+        field: option that decides how much memory it needs.
+        advice: what to do about it.
     """
     try:
         yield
@@ -26,8 +29,9 @@ def fits(what: str, advice: Callable[[Shortage], str]) -> Iterator[None]:
         needed, available = shortage
         raise InputError(
             f"{what} does not fit the memory of a device: it needs {human_bytes(needed)} of the "
-            f"{human_bytes(available)} that a program may use, {human_bytes(needed - available)} too much; "
-            f"{advice(shortage)}"
+            f"{human_bytes(available)} that a program may use, {human_bytes(needed - available)} too much",
+            field=field,
+            hint=advice(shortage),
         ) from error
 
 
@@ -39,16 +43,16 @@ def update_fits(config: RunConfig, devices: int) -> AbstractContextManager[None]
         fitting = _fitting(shortage, config, devices)
         lower = f"train.global_batch, now {train.global_batch}, to about {fitting}" if fitting else "train.global_batch"
         return (
-            f"lower {lower}, or raise train.accumulation, now {train.accumulation}; `podscale tpu compile RUN --sweep "
-            "batch` finds the largest batch that fits"
+            f"Lower {lower}, or raise train.accumulation, now {train.accumulation}: `podscale tpu compile RUN --sweep "
+            "batch` finds the largest batch that fits."
         )
 
-    return fits("the update", advice)
+    return fits("the update", "train.global_batch", advice)
 
 
 def evaluation_fits() -> AbstractContextManager[None]:
     """Around a batch of an evaluation."""
-    return fits("the evaluation", lambda shortage: "lower evaluate.batch")
+    return fits("the evaluation", "evaluate.batch", lambda shortage: "Lower evaluate.batch.")
 
 
 def _fitting(shortage: Shortage, config: RunConfig, devices: int) -> int:

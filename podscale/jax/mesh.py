@@ -85,18 +85,23 @@ def plan_grid(places: Sequence[Place], row: int | None = None) -> Grid:
     lines = _sizes((place.slice, place.y, place.z) for place in places)
     if len(set(slices)) > 1:
         raise InputError(
-            f"the slices of this job have unequal numbers of devices ({_listed(slices)}), so they make no mesh"
+            f"the slices of this job have unequal numbers of devices ({_listed(slices)}), so they make no mesh",
+            field="launch.cluster.slices",
         )
     if row is None and len(set(lines)) > 1:
         raise InputError(
-            f"the nodes of this job have unequal numbers of devices ({_listed(lines)}), so they make no grid; start "
-            f"equally many on each, or give train.all_reduce.row (a divisor of {slices[0]})"
+            f"the nodes of this job have unequal numbers of devices ({_listed(lines)}), so they make no grid",
+            field="train.all_reduce.row",
+            got=None,
+            hint=f"Start equally many on each, or give a divisor of {slices[0]}.",
         )
     length = row or lines[0]
     if slices[0] % length:
         raise InputError(
-            f"train.all_reduce.row {length}: rows of {length} devices do not divide the {slices[0]} devices of a "
-            f"slice; choose a divisor of {slices[0]}"
+            f"rows do not divide the {slices[0]} devices of a slice",
+            field="train.all_reduce.row",
+            got=length,
+            hint=f"Choose a divisor of {slices[0]}.",
         )
     return np.array(line).reshape(len(slices), -1, length)
 
@@ -111,9 +116,11 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
         raise InputError(
-            f"model.batch_norm: groups of {group} ranks (group, or span over the images of a rank) do not tile the "
-            f"{columns} x {row} ranks of a slice; choose another size, such as {_nearest(columns, row, group)}, or "
-            "another train.all_reduce.row"
+            f"groups of so many ranks (group, or span over the images of a rank) do not tile the {columns} x {row} "
+            "ranks of a slice",
+            field="model.batch_norm",
+            got=group,
+            hint=f"Choose another size, such as {_nearest(columns, row, group)}, or another train.all_reduce.row.",
         )
     wanted = (1, group) if group <= 4 else (2, group // 2)
     return wanted if wanted in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))
@@ -130,8 +137,10 @@ def plan_partition(columns: int, row: int, parts: tuple[int, int]) -> tuple[int,
         if columns % a == row % b == 0:
             return a, b
     raise InputError(
-        f"train.spatial_partitions: {count} devices that share images do not tile the {columns} x {row} devices of a "
-        "slice; choose fewer, or another train.all_reduce.row"
+        f"devices that share an image do not tile the {columns} x {row} devices of a slice",
+        field="train.spatial_partitions",
+        got=count,
+        hint="Choose fewer, or another train.all_reduce.row.",
     )
 
 

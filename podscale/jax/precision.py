@@ -20,8 +20,10 @@ def compute_dtype(train: TrainSection) -> DTypeLike:
     """What a document's network computes in. Raises InputError for a policy that this engine does not have."""
     if train.precision not in DTYPES:
         raise InputError(
-            f"train.precision {train.precision}: the JAX engine has {' and '.join(DTYPES)}; choose bf16, which TPUs "
-            "multiply in"
+            f"the JAX engine has {' and '.join(DTYPES)}",
+            field="train.precision",
+            got=train.precision,
+            hint="Choose bf16, which TPUs multiply in.",
         )
     return DTYPES[train.precision]
 

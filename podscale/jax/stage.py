@@ -45,8 +45,10 @@ def run_evaluation(place: Place, world: World, shard_set: ShardSet, run: RunDire
     config = place.config
     if evaluated_together(config):
         raise InputError(
-            "the JAX engine evaluates one model, and this document has several evaluated together; set "
-            "train.engine=pytorch for the evaluation: models do not depend on the engine that trained them"
+            "the JAX engine evaluates one model, and this document has several evaluated together",
+            field="train.engine",
+            got="jax",
+            hint="Set train.engine=pytorch for the evaluation: models do not depend on the engine that trained them.",
         )
     keep_programs(programs_directory(config.run.workspace))
     mesh = mesh_of(config, world.devices)

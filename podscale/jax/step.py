@@ -305,4 +305,9 @@ def _check(config: RunConfig, mesh: Mesh) -> None:
     train = config.train
     assert size_of(mesh, GROUP) == batch_norm_span(config, mesh.size).ranks, "see mesh.mesh_of"
     if train.weight_gather != "fp32":
-        raise InputError("train.weight_gather: the JAX engine gathers weights in fp32; set train.weight_gather=fp32")
+        raise InputError(
+            "the JAX engine gathers weights in fp32",
+            field="train.weight_gather",
+            got=train.weight_gather,
+            hint="Set train.weight_gather=fp32",
+        )

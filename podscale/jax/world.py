@@ -144,7 +144,7 @@ def _meet_in_jax(meeting: Meeting, seat: Seat) -> None:
         within(seconds, lambda: _initialize(meeting, seat))
     except TimeoutError as error:
         raise HangDetected(
-            f"JAX's processes did not find each other within {seconds:g} s (launch.timeout_seconds)"
+            "JAX's processes did not find each other", field="launch.timeout_seconds", got=seconds
         ) from error
 
 
@@ -183,6 +183,8 @@ def _check_slice(seat: Seat, mine: tuple[jax.Device, ...]) -> None:
     found = getattr(mine[0], "slice_index", None) or 0
     if mine[0].platform == "tpu" and seat.slices > 1 and found != seat.slice_:
         raise InputError(
-            f"this pod is in slice {seat.slice_} of {seat.slices}, but its TPUs say slice {found}: MEGASCALE_SLICE_ID "
-            "and MEGASCALE_NUM_SLICES, which GKE sets in the pods of a JobSet, did not reach it"
+            f"this pod is in slice {seat.slice_} of {seat.slices}, but its TPUs are in slice {found}: "
+            "MEGASCALE_SLICE_ID and MEGASCALE_NUM_SLICES, which GKE sets in the pods of a JobSet, did not reach it",
+            field="MEGASCALE_SLICE_ID",
+            got=found,
         )

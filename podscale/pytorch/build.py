@@ -219,4 +219,6 @@ def check_world(config: RunConfig, world: World, samples: int) -> None:
     """Raises InputError where the run does not fit this many ranks or this many training images."""
     check_fit(config, world.size, samples)
     if config.train.cuda_graph and not world.on_gpu:
-        raise InputError("train.cuda_graph: torch sees no CUDA device here; set train.cuda_graph=false")
+        raise InputError(
+            "torch sees no CUDA device here", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false"
+        )

@@ -151,8 +151,10 @@ class State:
         missing = sorted(tensors.keys() ^ snapshot.arrays.keys())
         if missing:
             raise InputError(
-                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model "
-                f"(first difference: {missing[0]}); it was written by another version of Podscale: start a new run"
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
+                "Podscale wrote it",
+                field=missing[0],
+                hint="Start a new run.",
             )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
@@ -187,18 +189,18 @@ def restore_or_start(
     """
     snapshot: Snapshot | None = None
     begun: Origin | None = None
-    refusal = ""
+    refusal: InputError | None = None
     if world.first:
         try:
             snapshot = checkpoints.restore(resume)
             begun = origin() if snapshot is None else None
         except InputError as error:
-            refusal = str(error)
+            refusal = error
     answer: list[Any] = [(snapshot is not None, refusal)]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     found, refusal = answer[0]
-    if refusal:
-        raise InputError(refusal)
+    if refusal is not None:
+        raise refusal
     state.share(snapshot, world, begun)
     return bool(found)
 

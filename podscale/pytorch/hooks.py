@@ -20,6 +20,7 @@ from torch import distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from podscale.config.conflict import first_error
 from podscale.config.model import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch import world as worlds
@@ -42,11 +43,13 @@ def register(ddp: DistributedDataParallel, *, timeout_seconds: float = WAIT_SECO
     try:
         section = AllReduceSection(**{"algorithm": "torus2d", **options})
     except ValidationError as error:
-        raise InputError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())) from None
+        raise first_error(error) from None
     if not 0 < timeout_seconds < math.inf:
-        raise InputError(f"timeout_seconds {timeout_seconds:g} is no wait for peers; give seconds above 0")
+        raise InputError("must be above 0 seconds", field="timeout_seconds", got=timeout_seconds)
     if section.algorithm == "ddp":
-        raise InputError("algorithm ddp is what DistributedDataParallel does by itself; choose another one")
+        raise InputError(
+            "is what DistributedDataParallel does by itself", field="algorithm", got="ddp", hint="Choose another one."
+        )
     device = next(ddp.module.parameters()).device
     all_reduce = build_all_reduce(section, worlds.current(device, timeout_seconds))
     queue = _StreamQueue(all_reduce, device) if device.type == "cuda" else _ThreadQueue(all_reduce)

@@ -74,15 +74,19 @@ def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
     if row is None and len(lengths) > 1:
         counts = ", ".join(f"node {node}: {len(ranks)}" for node, ranks in sorted(by_node.items()))
         raise InputError(
-            f"the nodes of this job run unequal numbers of ranks ({counts}), so they make no grid; start equally many "
-            f"on each, give train.all_reduce.row (a divisor of {len(nodes)}), or set train.all_reduce.algorithm to "
-            "flat, ring or tree, which need no grid"
+            f"the nodes of this job run unequal numbers of ranks ({counts}), so they make no grid",
+            field="train.all_reduce.row",
+            got=None,
+            hint=f"Start equally many on each, give a divisor of {len(nodes)}, or set train.all_reduce.algorithm to "
+            "flat, ring or tree, which need no grid.",
         )
     length = row or lengths.pop()
     if len(nodes) % length:
         raise InputError(
-            f"train.all_reduce.row {length}: rows of {length} ranks do not divide the {len(nodes)} ranks of the run; "
-            f"choose a divisor of {len(nodes)}"
+            f"rows do not divide the {len(nodes)} ranks of the run",
+            field="train.all_reduce.row",
+            got=length,
+            hint=f"Choose a divisor of {len(nodes)}.",
         )
     line = [rank for ranks in by_node.values() for rank in ranks]
     return tuple(tuple(sorted(line[start : start + length])) for start in range(0, len(line), length))

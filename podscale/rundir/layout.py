@@ -17,8 +17,11 @@ def local_path(location: str) -> Path:
         return Path(location.removeprefix("file://"))
     if "://" in location:
         raise InputError(
-            f"run.workspace {location}: a run directory needs a local or mounted file system; mount the bucket "
-            "(gcsfuse, PVC) and give its path. Only data.source and shard sets may be object-store URLs."
+            "a run directory needs a local or mounted file system",
+            field="run.workspace",
+            got=location,
+            hint="Mount the bucket (gcsfuse, PVC) and give its path: only data.source and shard sets may be URLs of an "
+            "object store.",
         )
     return Path(location)
 
@@ -48,7 +51,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.path}: cannot make the run directory: {error.strerror}") from error
+            raise InputError(f"cannot make the run directory: {error.strerror}", field=str(self.path)) from error
         return self
 
     @property

@@ -87,18 +87,18 @@ class Lease:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise InputError(_unwritable(path, error)) from error
+            raise _unwritable(path, error) from error
         try:
             lock = _lock(descriptor)
             previous = _parse(os.pread(descriptor, RECORD_BYTES, 0))
             if lock == "taken" or (lock == "none" and previous and previous.alive_here):
-                raise LeaseTaken(_taken(path, previous))
+                raise _taken(path, previous)
             number = previous.number + 1 if previous else 1
             _write(descriptor, number)
             return cls(path, number, descriptor)
         except OSError as error:  # a full disk
             os.close(descriptor)
-            raise InputError(_unwritable(path, error)) from error
+            raise _unwritable(path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -145,7 +145,7 @@ def refuse_taken(path: Path, patience: float = 0.0) -> None:
     def look() -> None:
         held, holder = _look(path)
         if held:
-            raise LeaseTaken(_taken(path, holder))
+            raise _taken(path, holder)
 
     _patiently(look, patience)
 
@@ -160,7 +160,7 @@ def _patiently(attempt: Callable[[], T], seconds: float) -> T:
             if time.monotonic() >= until:
                 raise
             if not told:
-                logger.warning("%s. Waiting for its end, up to %.0f s", str(taken).partition(";")[0], seconds)
+                logger.warning("%s: %s. Waiting for its end, up to %.0f s", taken.field, taken.problem, seconds)
                 told = True
         time.sleep(LOOK_SECONDS)
 
@@ -197,8 +197,9 @@ def fence(path: Path, number: int) -> Callable[[], None]:
             holder = None
         if holder is None or holder.number != number:
             raise LeaseLost(
-                f"{path.parent}: another launch of this run has taken over ({holder or 'the lease file is gone'}); "
-                "this one stops without writing"
+                f"another launch of this run has taken over ({holder or 'the lease file is gone'})",
+                field=str(path.parent),
+                hint="This one stops without writing.",
             )
 
     return check
@@ -232,12 +233,14 @@ def _write(descriptor: int, number: int) -> None:
     os.fsync(descriptor)
 
 
-def _taken(path: Path, holder: Holder | None) -> str:
-    return (
-        f"{path.parent}: this run is being written by {holder or 'another process'}; wait for it, stop it, or choose "
-        "another run.id"
+def _taken(path: Path, holder: Holder | None) -> LeaseTaken:
+    return LeaseTaken(
+        f"this run is being written by {holder or 'another process'}",
+        field=str(path.parent),
+        hint="Wait for it, stop it, or choose another run.id.",
     )
 
 
-def _unwritable(path: Path, error: OSError) -> str:
-    return f"{path}: cannot write the run directory: {error.strerror}; choose another run.workspace"
+def _unwritable(path: Path, error: OSError) -> InputError:
+    problem = f"cannot write the run directory: {error.strerror}"
+    return InputError(problem, field=str(path), hint="Choose another run.workspace.")

@@ -140,7 +140,9 @@ def _complete(directory: Path, data: DataSection) -> Manifest | None:
         return None
     manifest = Manifest.parse(path.read_text(encoding="utf-8"), str(path))
     if manifest.data_fingerprint != data_fingerprint(data):
-        raise InputError(f"{directory}: holds the shard set of another data section; choose another directory")
+        raise InputError(
+            "holds the shard set of another data section", field=str(directory), hint="Choose another directory."
+        )
     return manifest
 
 
@@ -152,8 +154,11 @@ def _refuse_changed(directory: Path, plan: Plan, before: Manifest | None, data: 
     except InputError:
         what = "the listing is another"
     raise InputError(
-        f"{data.source}: changed since its shard set was made: {what}; restore it, or delete {directory} to shard it "
-        "again (runs that trained on the old set cannot be resumed with the new one)"
+        f"changed since its shard set was made: {what}",
+        field="data.source",
+        got=data.source,
+        hint=f"Restore it, or delete {directory} to shard it again (runs that trained on the old set cannot be resumed "
+        "with the new one).",
     )
 
 
@@ -189,6 +194,7 @@ def _check_room(directory: Path, plan: Plan, tasks: Sequence[Task]) -> None:
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise InputError(
-            f"{directory}: needs {needed / 2**20:.0f} MiB for {len(tasks)} shards, only {free / 2**20:.0f} MiB are "
-            "free; make room or choose another run.workspace (finished shards are kept)"
+            f"{needed / 2**20:.0f} MiB needed for {len(tasks)} shards, only {free / 2**20:.0f} MiB are free",
+            field=str(directory),
+            hint="Make room or choose another run.workspace (finished shards are kept).",
         )

@@ -63,7 +63,9 @@ class ShardCache:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.directory}: cannot hold the shard cache: {error}; set input.cache_dir") from error
+            raise InputError(
+                f"cannot hold the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
+            ) from error
 
     def open(self, location: str, memory: int = 0) -> ShardSet:
         """The shard set at a URL: its small files are brought here now, its shards when they are read.
@@ -83,9 +85,9 @@ class ShardCache:
                 _bring(remote, directory, f"{split}/sources")
             _bring(remote, directory, "classes.json")
         except FileNotFoundError as error:
-            raise InputError(f"{location}: no complete shard set ({error}); run `podscale shard`") from error
+            raise InputError(f"no complete shard set: {error}", field=location, hint="Run `podscale shard`") from error
         except (PermissionError, UnicodeDecodeError) as error:
-            raise InputError(f"{location}: cannot read the shard set: {error}") from error
+            raise InputError(f"cannot read the shard set: {error}", field=location) from error
         write_atomically(directory / NAME, text)
         shards = CachedShards(self, remote, directory, manifest)
         return ShardSet.open(directory, MemoryShards(shards, memory) if memory else shards)
@@ -120,7 +122,9 @@ class ShardCache:
                 os.fsync(file.fileno())
                 part.replace(path)
         except OSError as error:
-            raise PodscaleError(f"{part}: cannot write the shard: {error}; free space or lower cache_bytes") from error
+            raise PodscaleError(
+                f"cannot write the shard: {error}", field=str(part), hint="Free space or lower input.cache_bytes."
+            ) from error
         finally:
             part.unlink(missing_ok=True)
         return True
@@ -128,7 +132,9 @@ class ShardCache:
     def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
         """An empty locked part file of `size` bytes, counted from now on; waits where all shards are in use."""
         if size > self.limit:
-            raise InputError(f"one shard of {size} bytes is larger than input.cache_bytes {self.limit}; raise it")
+            raise InputError(
+                f"smaller than one shard of {size} bytes", field="input.cache_bytes", got=self.limit, hint="Raise it."
+            )
         end = time.monotonic() + self.patience.deadline
         while True:
             with locked(self.directory / "lock"):
@@ -141,8 +147,10 @@ class ShardCache:
                 return None
             if time.monotonic() > end:
                 raise PodscaleError(
-                    f"{self.directory}: all shards of the cache are in use and leave no room for {size} bytes more; "
-                    "raise input.cache_bytes, or set input.order=blocked so that a host reads its own shards only"
+                    f"all shards in {self.directory} are in use and leave no room for {size} bytes more",
+                    field="input.cache_bytes",
+                    got=self.limit,
+                    hint="Raise it, or set input.order=blocked so that a host reads its own shards only.",
                 )
             time.sleep(0.1)
 
@@ -257,7 +265,9 @@ def _bring(remote: RemoteFiles, directory: Path, name: str, sha256: str | None =
         if sha256 is None or hashlib.sha256(content).hexdigest() == sha256:
             write_atomically(path, content)
             return
-    raise PodscaleError(f"{remote.location}/{name}: its sha256 is not the manifest's; run `podscale shard` again")
+    raise PodscaleError(
+        "its sha256 is not the manifest's", field=f"{remote.location}/{name}", hint="Run `podscale shard` again."
+    )
 
 
 def _write_at(file: BinaryIO, offset: int, block: bytes) -> None:
@@ -301,5 +311,5 @@ def _default_directory() -> Path:
     directory = Path(tempfile.gettempdir()) / f"podscale-cache-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.is_symlink() or directory.stat().st_uid != os.getuid():
-        raise InputError(f"{directory}: belongs to somebody else; set input.cache_dir")
+        raise InputError("belongs to another user", field=str(directory), hint="Set input.cache_dir")
     return directory

@@ -59,7 +59,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
             columns[name] = raw[offset:end].view(dtype)
             offset = end
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise InputError(f"{path}: cannot be read ({error}); delete it and run `podscale shard` again") from error
+        raise InputError(
+            f"cannot be read: {error}", field=str(path), hint="Delete it and run `podscale shard` again."
+        ) from error
     return header, columns
 
 

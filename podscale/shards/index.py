@@ -81,19 +81,19 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot read the shard index: {error}") from error
+        raise InputError(f"cannot read the shard index: {error}", field=str(path)) from error
     if len(raw) < _HEADER.size:
-        raise InputError(f"{path}: no shard index (only {len(raw)} bytes); run `podscale shard` again")
+        raise InputError(f"no shard index, only {len(raw)} bytes", field=str(path), hint="Run `podscale shard` again.")
     magic, version, columns, rows = _HEADER.unpack(raw[: _HEADER.size].tobytes())
     if magic != MAGIC or version != VERSION or columns != len(COLUMNS):
-        raise InputError(f"{path}: no shard index of version {VERSION}; run `podscale shard` again")
+        raise InputError(f"no shard index of version {VERSION}", field=str(path), hint="Run `podscale shard` again.")
     found = {}
     offset = _HEADER.size
     for name, dtype in COLUMNS.items():
         offset += -offset % ALIGNMENT
         end = offset + rows * np.dtype(dtype).itemsize
         if end > len(raw):
-            raise InputError(f"{path}: the shard index is cut short; run `podscale shard --verify`")
+            raise InputError("the shard index is cut short", field=str(path), hint="Run `podscale shard --verify`")
         found[name] = raw[offset:end].view(dtype)
         offset = end
     return found

@@ -65,8 +65,10 @@ class Manifest:
             raw = json.loads(text)
             if raw["schema_version"] != SCHEMA_VERSION:
                 raise InputError(
-                    f"{where}: shard set of schema version {raw['schema_version']}; this Podscale reads version "
-                    f"{SCHEMA_VERSION}: shard the source again"
+                    f"this Podscale reads shard sets of schema version {SCHEMA_VERSION}",
+                    field=where,
+                    got=raw["schema_version"],
+                    hint="Shard the source again.",
                 )
             splits = {
                 name: SplitSummary(
@@ -82,7 +84,7 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{where}: not a shard manifest ({error})") from error
+            raise InputError(f"not a shard manifest: {error}", field=where) from error
 
 
 def classes_sha256(classes: list[str]) -> str:

@@ -76,8 +76,10 @@ class MemoryShards:
             chosen = [path for path in paths if path not in self._planned and self._reserve(path)]
             if paths and not self._planned:
                 raise InputError(
-                    f"input.record_cache_bytes {self._limit} holds not one shard of {self._below.size(paths[0])} "
-                    "bytes; raise it, or set it to 0"
+                    f"smaller than one shard of {self._below.size(paths[0])} bytes",
+                    field="input.record_cache_bytes",
+                    got=self._limit,
+                    hint="Raise it, or set it to 0.",
                 )
         rest = [path for path in paths if path not in self._planned]
         if rest:

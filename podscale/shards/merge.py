@@ -47,8 +47,10 @@ def merge(directory: Path, plan: Plan, data: DataSection, records: Records) -> M
         duplicates = _count_duplicates(columns, groups)
         if data.dedup == "fail" and groups:
             raise InputError(
-                f"{data.source}: {len(groups)} groups of byte-identical images, listed in {directory / DUPLICATES}; "
-                "remove them, or set data.dedup to report or drop"
+                f"{len(groups)} groups of byte-identical images, listed in {directory / DUPLICATES}",
+                field="data.source",
+                got=data.source,
+                hint="Remove them, or set data.dedup to report or drop.",
             )
         _check_classes(columns, plan, data)
         splits = {split: _split(directory, split, plan, columns[split], records[split]) for split in SPLITS}
@@ -96,9 +98,11 @@ def check_rejects(directory: Path, plan: Plan, data: DataSection, reasons: Count
     if rejected > data.max_reject_rate * len(plan):
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         raise InputError(
-            f"{data.source}: {rejected} of {len(plan)} images are unusable ({listed}), more than the "
-            f"{data.max_reject_rate:.3g} of data.max_reject_rate; they are listed in {directory / REJECTS}: mend or "
-            "remove them, set data.policy=convert, or allow more"
+            f"{rejected} of {len(plan)} images of {data.source} are unusable ({listed}), listed in "
+            f"{directory / REJECTS}",
+            field="data.max_reject_rate",
+            got=data.max_reject_rate,
+            hint="Mend or remove them, set data.policy=convert, or allow more.",
         )
 
 
@@ -188,8 +192,11 @@ def _check_classes(columns: dict[str, dict[str, npt.NDArray[Any]]], plan: Plan, 
         empty = np.flatnonzero(_counts(columns[split], len(plan.classes)) == 0)
         if len(empty):
             raise InputError(
-                f"{data.source}: class {plan.classes[empty[0]]!r} has no usable image left in the {split} split "
-                f"(see {REJECTS} and {DUPLICATES}); add images or remove the class"
+                f"class {plan.classes[empty[0]]!r} has no usable image left in the {split} split "
+                f"(see {REJECTS} and {DUPLICATES})",
+                field="data.source",
+                got=data.source,
+                hint="Add images or remove the class.",
             )
 
 

@@ -32,7 +32,7 @@ from podscale.shards.index import JPEG
 from podscale.shards.plan import NAME, SPLITS, Entry, Plan
 from podscale.shards.record import UNREADABLE, Record, Reject, Rows, path_of
 from podscale.shards.sources import Source, open_source
-from podscale.shards.sources.base import class_name
+from podscale.shards.sources.base import Where
 from podscale.shards.validate import Unusable
 from podscale.shards.watch import UNWATCHED, Progress, Watch
 
@@ -101,9 +101,10 @@ class Packer:
                 content, image = admit(entry.item.name, original, self.rules)
             except Unusable as problem:
                 if self.data.policy == "fail":
-                    raise InputError(
-                        f"{self.data.source}: {class_name(entry.item.name)}: {problem}; mend or remove it, or set "
-                        "data.policy to quarantine"
+                    raise (
+                        Where(self.data.source)
+                        .below(entry.item.name)
+                        .refusal(str(problem), "Mend or remove it, or set data.policy to quarantine.")
                     ) from None
                 rejects.append(Reject(entry.key, problem.reason, problem.detail))
                 count(Progress(1, 0, 1, len(original)))
@@ -129,9 +130,10 @@ class Packer:
         except OSError as error:
             raise Unusable(UNREADABLE, error.strerror or str(error)) from error
         if len(content) != entry.item.size:
-            raise InputError(
-                f"{self.data.source}: {class_name(entry.item.name)} changed while it was packed (listed with "
-                f"{entry.item.size} bytes, has {len(content)}); run again when nothing writes to the source"
+            where = Where(self.data.source).below(entry.item.name)
+            raise where.refusal(
+                f"changed while it was packed, from {entry.item.size} bytes to {len(content)}",
+                "Run again when nothing writes to the source.",
             )
         return content
 
@@ -222,8 +224,9 @@ def writing(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{directory}: cannot write the shard set: {error.strerror or error}; give a writable place with enough "
-            "room (run.workspace) and run again: finished shards are kept"
+            f"cannot write the shard set: {error.strerror or error}",
+            field=str(directory),
+            hint="Give a writable place with enough room (run.workspace) and run again: finished shards are kept.",
         ) from error
 
 
@@ -287,8 +290,10 @@ def _pack_in_processes(
             yield from (future.result() for future in done)
     except BrokenProcessPool as error:
         raise InputError(
-            "a packing process was killed (often: out of memory); run again with fewer launch.shard_workers: "
-            "finished shards are kept"
+            "a packing process was killed, often for want of memory",
+            field="launch.shard_workers",
+            got=workers,
+            hint="Run again with fewer of them: finished shards are kept.",
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -112,8 +112,8 @@ def make_plan(source: Source, data: DataSection, progress: Report = silent) -> P
     """
     listing = _Listing.of(source, Ticker("list", progress))
     if not listing.names:
-        raise InputError(f"data.source {data.source}: no images found (jpg, png, ... in class folders); check the path")
-    listing.refuse_duplicates(data.source)
+        raise _refusal(data, "no images found (jpg, png, ... in class folders)", "Check the path.")
+    listing.refuse_duplicates(data)
     classes = _classes(listing.classes, data)
     labels = np.asarray([classes.index(name) for name in listing.classes])[np.asarray(listing.labels)]
     names_hash = _hashes(listing.names, _SPLIT_SALT, data.seed)
@@ -165,13 +165,11 @@ class _Listing:
         rank[order] = np.arange(len(order))
         return rank
 
-    def refuse_duplicates(self, where: str) -> None:
+    def refuse_duplicates(self, data: DataSection) -> None:
         if len(set(self.names)) < len(self.names):
             seen: set[bytes] = set()
             twice = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise InputError(
-                f"data.source {where}: {class_name(twice)} is listed twice; every image needs a name of its own"
-            )
+            raise _refusal(data, f"{class_name(twice)} is listed twice", "Every image needs a name of its own.")
 
     def columns(self, order: Ints) -> dict[str, npt.NDArray[Any]]:
         columns: dict[str, npt.NDArray[Any]] = {"size": np.asarray(self.sizes)[order].astype("<u8")}
@@ -203,18 +201,23 @@ def _hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[np.ui
 def _classes(found: Sequence[str], data: DataSection) -> list[str]:
     """The class map: the expected names where the document gives them, else the sorted names found."""
     if len(found) < 2:
-        raise InputError(f"data.source {data.source}: has only the class {found[0]!r}; a classifier needs at least two")
+        raise _refusal(data, f"only the class {found[0]!r}", "A classifier needs at least two.")
     if data.classes is None:
         return sorted(found, key=lambda name: name.encode())
     if len(set(data.classes)) < len(data.classes):
-        raise InputError("data.classes: names a class twice")
+        raise InputError("a class is named twice", field="data.classes", got=list(data.classes))
     missing, extra = sorted(set(data.classes) - set(found)), sorted(set(found) - set(data.classes))
     if missing or extra:
-        raise InputError(
-            f"data.source {data.source}: its classes are not those of data.classes: "
-            f"missing {_some(missing)}, unexpected {_some(extra)}; correct the source or the document"
+        raise _refusal(
+            data,
+            f"its classes are not those of data.classes: missing {_some(missing)}, unexpected {_some(extra)}",
+            "Correct the source or the document.",
         )
     return list(data.classes)
+
+
+def _refusal(data: DataSection, problem: str, hint: str) -> InputError:
+    return InputError(problem, field="data.source", got=data.source, hint=hint)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -231,7 +234,7 @@ def _validation(
     """
     if (given == SPLITS.index(VALIDATION)).any():
         if (given < 0).any():
-            raise InputError(f"data.source {data.source}: says the split of some images only; say it of all or of none")
+            raise _refusal(data, "gives the split of some images only", "Give it for all or for none.")
         return np.equal(given, SPLITS.index(VALIDATION))
     if not data.stratify:
         return np.less(hashes, np.uint64(int(data.validation_fraction * 2**64)))
@@ -249,9 +252,10 @@ def _check_classes(labels: Ints, validation: npt.NDArray[np.bool_], classes: lis
         counts = np.bincount(labels[chosen], minlength=len(classes))
         absent = [classes[label] for label in np.flatnonzero(counts == 0)]
         if absent:
-            raise InputError(
-                f"data.source {data.source}: {_some(absent)} without an image in the {split} split; every class needs "
-                "images in both: add some, remove the class, or see data.stratify and data.validation_fraction"
+            raise _refusal(
+                data,
+                f"{_some(absent)} without an image in the {split} split, and every class needs images in both",
+                "Add some, remove the class, or see data.stratify and data.validation_fraction.",
             )
 
 
@@ -261,7 +265,10 @@ def _shard_bounds(weights: Ints, data: DataSection, split: str) -> Ints:
     shards = max(data.min_shards, -(-int(total[-1]) // data.shard_bytes))
     if len(weights) < data.min_shards:
         raise InputError(
-            f"data.min_shards {data.min_shards}: the {split} split has only {len(weights)} images; ask for fewer shards"
+            f"the {split} split has only {len(weights)} images",
+            field="data.min_shards",
+            got=data.min_shards,
+            hint="Ask for fewer shards.",
         )
     shards = min(shards, len(weights))
     inner = np.searchsorted(total, np.arange(1, shards) * (total[-1] / shards)) + 1

@@ -40,7 +40,7 @@ class RemoteFiles:
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.location)
         except (ValueError, ImportError) as error:
-            raise InputError(f"{location}: cannot open this kind of location: {error}") from error
+            raise InputError(f"cannot open this kind of location: {error}", field=location) from error
 
     def read(self, name: str) -> bytes:
         """A whole small file; FileNotFoundError where there is none."""
@@ -65,21 +65,24 @@ class RemoteFiles:
                     write(offset, block)
                     offset += len(block)
             except FileNotFoundError as error:
-                raise InputError(f"{self.location}/{name}: the shard is missing; run `podscale shard`") from error
+                raise InputError(
+                    "the shard is missing", field=f"{self.location}/{name}", hint="Run `podscale shard`"
+                ) from error
             except PermissionError as error:
-                raise InputError(f"{self.location}/{name}: cannot read the shard: {error}") from error
+                raise InputError(f"cannot read the shard: {error}", field=f"{self.location}/{name}") from error
             if digest.hexdigest() == sha256:
                 return
             log.warning("%s/%s: sha256 differs from the manifest's; trying again (%d)", self.location, name, attempt)
         raise PodscaleError(
-            f"{self.location}/{name}: came {self.patience.attempts} times with another sha256 than the manifest "
-            "states; run `podscale shard --verify` on the set"
+            f"sha256 differed {self.patience.attempts} times from the manifest's",
+            field=f"{self.location}/{name}",
+            hint="Run `podscale shard --verify` on the set.",
         )
 
     def _range(self, name: str, begin: int, end: int) -> bytes:
         data: bytes = self._files.cat_file(self._path(name), start=begin, end=end)
         if len(data) > end - begin:
-            raise InputError(f"{self.location}: the server ignores range requests, which shards are read by")
+            raise InputError("the server ignores range requests, which shards are read by", field=self.location)
         if len(data) < end - begin:
             raise OSError(f"cut short: {len(data)} of {end - begin} bytes")
         return data
@@ -97,8 +100,9 @@ class RemoteFiles:
                 reason = f"{type(error).__name__}: {error}"
                 if attempt == self.patience.attempts:
                     raise PodscaleError(
-                        f"{self.location}/{name}: could not be read in {attempt} tries, at last {reason}; check the "
-                        "store and the network, then start the same command again"
+                        f"could not be read in {attempt} tries, at last {reason}",
+                        field=f"{self.location}/{name}",
+                        hint="Check the store and the network, then start the same command again.",
                     ) from error
                 log.warning("%s/%s: %s; trying again (%d)", self.location, name, reason, attempt)
             time.sleep(self.patience.pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))

@@ -73,7 +73,7 @@ class LocalShards:
         except OSError as error:
             raise _unreadable(path, error) from error
         if filled < len(view):
-            raise InputError(f"{path}: the shard is cut short; run `podscale shard --verify`")
+            raise InputError("the shard is cut short", field=str(path), hint="Run `podscale shard --verify`")
         return content
 
 
@@ -85,7 +85,7 @@ def _size(path: Path) -> int:
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path}: cannot read the shard: {error}; run `podscale shard --verify`")
+    return InputError(f"cannot read the shard: {error}", field=str(path), hint="Run `podscale shard --verify`")
 
 
 def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
@@ -168,20 +168,24 @@ class ShardSet:
         except FileNotFoundError as error:
             missing = Path(error.filename).name
             raise InputError(
-                f"{directory}: no complete shard set ({missing} is missing); run `podscale shard`"
+                f"no complete shard set: {missing} is missing", field=str(directory), hint="Run `podscale shard`"
             ) from error
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{directory}: cannot read the shard set: {error}") from error
+            raise InputError(f"cannot read the shard set: {error}", field=str(directory)) from error
         if classes_sha256(classes) != manifest.classes_sha256:
-            raise InputError(f"{directory}/classes.json: does not belong to the manifest beside it; shard again")
+            raise InputError(
+                "does not belong to the manifest beside it", field=f"{directory}/classes.json", hint="Shard again."
+            )
         return cls(directory, manifest, classes, shards)
 
     def split(self, name: str) -> Split:
         """The split `train` or `validation`."""
         if name not in self.manifest.splits:
-            raise InputError(f"{self.directory}: has no split {name!r}, only {', '.join(self.manifest.splits)}")
+            raise InputError(
+                f"has only the splits {', '.join(self.manifest.splits)}", field=str(self.directory), got=name
+            )
         if name not in self._splits:
             shards = [shard.name for shard in self.manifest.splits[name].shards]
             self._splits[name] = Split(self.directory, name, shards, self._shards)

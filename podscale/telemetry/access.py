@@ -52,8 +52,10 @@ def _tls(section: TelemetrySection) -> ssl.SSLContext | None:
         context.load_cert_chain(section.tls_certificate, section.tls_key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise InputError(
-            f"telemetry.tls_key {section.tls_key}: cannot be used with the certificate {section.tls_certificate}: "
-            f"{_reason(error)}; give the PEM files of a certificate and of its own key, without a password"
+            f"cannot be used with the certificate {section.tls_certificate}: {_reason(error)}",
+            field="telemetry.tls_key",
+            got=section.tls_key,
+            hint="Give the PEM files of a certificate and of its own key, without a password.",
         ) from error
     if section.tls_client_ca is not None:
         _readable("telemetry.tls_client_ca", section.tls_client_ca)
@@ -61,8 +63,10 @@ def _tls(section: TelemetrySection) -> ssl.SSLContext | None:
             context.load_verify_locations(section.tls_client_ca)
         except ssl.SSLError as error:
             raise InputError(
-                f"telemetry.tls_client_ca {section.tls_client_ca}: {_reason(error)}; give the PEM file of the "
-                "authority that signed the scraper's certificate"
+                _reason(error),
+                field="telemetry.tls_client_ca",
+                got=section.tls_client_ca,
+                hint="Give the PEM file of the authority that signed the scraper's certificate.",
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -73,7 +77,7 @@ def _token(file: str | None) -> bytes | None:
         return None
     token = _readable("telemetry.bearer_token_file", file).strip()
     if not token or b"\n" in token:
-        raise InputError(f"telemetry.bearer_token_file {file}: must hold one token, on one line")
+        raise InputError("must hold one token, on one line", field="telemetry.bearer_token_file", got=file)
     return token
 
 
@@ -81,7 +85,9 @@ def _readable(option: str, file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise InputError(f"{option} {file}: {error.strerror}; give the path of a file that can be read") from error
+        raise InputError(
+            f"{error.strerror}", field=option, got=file, hint="Give the path of a file that can be read."
+        ) from error
 
 
 def _reason(error: Exception) -> str:

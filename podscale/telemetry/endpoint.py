@@ -33,14 +33,20 @@ class Client:
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
-            raise InputError("--client-certificate and --client-key belong together: give both, or neither")
+            raise InputError(
+                "--client-certificate and --client-key belong together",
+                field="--client-key" if key is None else "--client-certificate",
+                hint="Give both, or neither.",
+            )
         try:
             ssl.create_default_context().load_cert_chain(certificate, key)
         except OSError as error:  # SSLError is one
             reason = getattr(error, "reason", None) or error.strerror
             raise InputError(
-                f"--client-certificate {certificate}, --client-key {key}: {reason}; give the PEM files of a "
-                "certificate and of its own key"
+                f"{reason} (with --client-key {key})",
+                field="--client-certificate",
+                got=str(certificate),
+                hint="Give the PEM files of a certificate and of its own key.",
             ) from error
         return cls(certificate.absolute(), key.absolute())
 

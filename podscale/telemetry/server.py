@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from podscale.errors import InputError
 from podscale.telemetry.access import OPEN, Access
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,8 +29,8 @@ EVICTION_SECONDS = 2.0
 """A connection that was closed has ended its thread long before."""
 
 
-class CannotListen(Exception):
-    """Why an address cannot be listened on, and what to do."""
+class CannotListen(InputError):
+    """The address of the metrics cannot be listened on."""
 
 
 class MetricsServer:
@@ -51,7 +52,7 @@ class MetricsServer:
         try:
             self._server = _Server(address, port, render, access, request_seconds)
         except (OSError, UnicodeError) as error:
-            raise CannotListen(_explain(address, port, error)) from error
+            raise _explain(address, port, error) from error
         self.address = address
         self.port: int = self._server.server_address[1]
         self._scheme = "https" if access.tls is not None else "http"
@@ -217,12 +218,14 @@ class _Handler(socketserver.BaseRequestHandler):
         connection.sendall(head.encode() + (b"" if head_only else body))
 
 
-def _explain(address: str, port: int, error: Exception) -> str:
+def _explain(address: str, port: int, error: Exception) -> CannotListen:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return (
-            f"telemetry.port {port} on {address} is in use by another process; choose another port, or 0 for any "
-            "free one"
+        return CannotListen(
+            f"in use by another process on {address}",
+            field="telemetry.port",
+            got=port,
+            hint="Choose another port, or 0 for any free one.",
         )
     reason = os.strerror(number) if number is not None and number > 0 else str(error)
-    return f"telemetry.address {address}, port {port}: cannot listen there: {reason}"
+    return CannotListen(f"cannot listen on port {port} there: {reason}", field="telemetry.address", got=address)

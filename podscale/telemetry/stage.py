@@ -119,7 +119,12 @@ class StageTelemetry:
             return MetricsServer(self._section.address, self._section.port, self._merged, access=access)
         except CannotListen as error:
             if self._section.required:
-                raise InputError(f"{error} (or set telemetry.required=false to go on without metrics)") from error
+                raise InputError(
+                    error.problem,
+                    field=error.field,
+                    got=error.got,
+                    hint=f"{error.hint} Or set telemetry.required=false to go on without metrics.".strip(),
+                ) from error
             logger.warning("no metrics are served: %s", error)
             return None
 

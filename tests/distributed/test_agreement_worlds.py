@@ -122,9 +122,8 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
             agreement.agree(meet(1.0), lambda: {"x": "1"})
         return str(caught.value)
 
-    assert [text[:45] for text in run_world(4, body)] == [
-        "rank 1 of 4 did not come to the start within " if rank != 1 else "" for rank in range(4)
-    ]
+    for rank, text in enumerate(run_world(4, body)):
+        assert ("rank 1 of 4 " in text and "launch.timeout_seconds" in text) if rank != 1 else text == ""
 
 
 def test_the_options_of_each_machine_may_differ() -> None:

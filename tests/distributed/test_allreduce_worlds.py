@@ -198,7 +198,7 @@ def test_rows_follow_the_nodes(run_world: Any) -> None:
         assert (mean - exact).abs().max() < 1e-6
 
 
-def refused(world: World) -> list[str]:
+def misfits(world: World) -> list[tuple[str, object, str]]:
     uneven = replace(world, node=0 if world.rank < 3 else 1)
     messages = []
     for place, section in (
@@ -208,7 +208,7 @@ def refused(world: World) -> list[str]:
     ):
         with pytest.raises(InputError) as error:
             build_all_reduce(section, place)
-        messages.append(str(error.value))
+        messages.append((error.value.field, error.value.got, error.value.problem))
     bucket = torch.full((5,), float(world.rank))
     build_all_reduce(AllReduceSection(algorithm="torus2d", row=2), uneven)(bucket)
     assert bucket.tolist() == [1.5] * 5
@@ -216,9 +216,11 @@ def refused(world: World) -> list[str]:
 
 
 def test_what_does_not_fit_is_refused_alike_on_every_rank(run_world: Any) -> None:
-    found = run_world(4, refused)
+    found = run_world(4, misfits)
     assert found == [found[0]] * 4
     row, uneven, nccl = found[0]
-    assert "rows of 3 ranks do not divide the 4 ranks" in row
-    assert "node 0: 3, node 1: 1" in uneven
-    assert "this rank has none" in nccl
+    assert row[:2] == ("train.all_reduce.row", 3)
+    assert "4 ranks" in row[2]
+    assert uneven[:2] == ("train.all_reduce.row", None)
+    assert "node 0: 3, node 1: 1" in uneven[2]
+    assert nccl[:2] == ("train.all_reduce.backend", "nccl")

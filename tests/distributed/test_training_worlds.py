@@ -12,6 +12,7 @@ from torch import nn
 
 from podscale.config import RunConfig
 from podscale.engine.phase import untimed
+from podscale.engine.session import DIVERGED
 from podscale.engine.trainer import TrainResult
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
@@ -25,6 +26,7 @@ from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import read_records, undisturbed
 from tests.support.engines import small as document
 from tests.support.engines import train_session
+from tests.support.refusals import refused
 
 Prepare = Callable[[Session], None]
 
@@ -262,11 +264,11 @@ def test_too_many_masked_updates_end_the_run(run_world: Any, make_shard_set: Any
     config = document(tmp_path, train__max_nonfinite=3)
 
     def body(world: World) -> str:
-        with pytest.raises(PodscaleError, match="4 updates in a row") as caught:
+        with refused("4 steps", field="train.max_nonfinite", got=3, kind=PodscaleError) as refusal:
             run_training(config, shards, world, poison(range(2, 12), 0))
-        return str(caught.value)
+        return refusal.text
 
-    assert "train.max_nonfinite is 3" in run_world(2, body)[1]
+    assert all(DIVERGED in text for text in run_world(2, body))
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_all(run_world: Any, make_shar
 def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
 
-    def body(world: World) -> list[str]:
+    def body(world: World) -> list[tuple[str, object, str]]:
         messages = []
         for changes in (
             {"train__global_batch": 15},
@@ -295,14 +297,19 @@ def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: An
         ):
             with pytest.raises(InputError) as caught:
                 run_training(document(tmp_path, **changes), shards, world)
-            messages.append(str(caught.value))
+            messages.append((caught.value.field, caught.value.got, caught.value.problem))
         return messages
 
     odd, large, small, group = run_world(2, body)[0]
-    assert "not divisible by ranks" in odd
-    assert "larger than the training split of 48 images" in large
-    assert "batch norm has no variance" in small
-    assert "groups of 4 ranks" in group
+    assert [about[:2] for about in (odd, large, small, group)] == [
+        ("train.global_batch", 15),
+        ("train.global_batch", 64),
+        ("train.global_batch", 2),
+        ("model.batch_norm.group", 4),
+    ]
+    assert "= 2 x 1" in odd[2]
+    assert "48 images" in large[2]
+    assert "variance" in small[2]
 
 
 def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

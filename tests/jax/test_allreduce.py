@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from podscale.config.model import AllReduceSection
-from podscale.errors import InputError
 from podscale.jax.allreduce import build_all_reduce
 from podscale.jax.mesh import RANKS, arrange
+from tests.support.refusals import refused
 
 DEVICES = 8
 GRIDS = {"one row": (1, 1, 8), "two rows": (1, 2, 4), "two slices": (2, 2, 2), "one column": (1, 8, 1)}
@@ -106,7 +106,7 @@ def test_the_collectives_that_are_emitted() -> None:
 
 def test_what_this_engine_does_not_have() -> None:
     mesh = mesh_of((1, 1, 8))
-    with pytest.raises(InputError, match=r"algorithm tree: the JAX engine has flat \(XLA's own\) and torus2d"):
+    with refused("torus2d", field="train.all_reduce.algorithm", got="tree"):
         build_all_reduce(AllReduceSection(algorithm="tree"), mesh)
-    with pytest.raises(InputError, match="the JAX engine averages gradients in fp32"):
+    with refused("fp32", field="train.all_reduce.wire_row"):
         build_all_reduce(AllReduceSection(algorithm="torus2d", wire_row="bf16"), mesh)

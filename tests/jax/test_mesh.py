@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from jax.sharding import Mesh
 
 from podscale.engine.seat import Seat
-from podscale.errors import InputError
 from podscale.jax.mesh import (
     DEVICES,
     GROUP,
@@ -25,6 +23,7 @@ from podscale.jax.mesh import (
     size_of,
 )
 from podscale.jax.world import _check_slice
+from tests.support.refusals import refused
 
 
 def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> list[Place]:
@@ -159,32 +158,23 @@ class Elsewhere:
     process_index: int
 
 
-def refused(call: Any) -> str:
-    with pytest.raises(InputError) as error:
-        call()
-    return str(error.value)
-
-
 def test_what_makes_no_mesh_is_refused() -> None:
     eight = [Place(0, x, 0) for x in range(8)]
-    assert "rows of 3 devices do not divide the 8 devices of a slice; choose a divisor of 8" in refused(
-        lambda: plan_grid(eight, 3)
-    )
+    with refused("8 devices", "divisor of 8", field="train.all_reduce.row", got=3):
+        plan_grid(eight, 3)
     uneven = [Place(0, 0, 0), Place(0, 1, 0), Place(0, 0, 1)]
-    assert "unequal numbers of devices (0: 2, 1: 1)" in refused(lambda: plan_grid(uneven))
+    with refused("(0: 2, 1: 1)", field="train.all_reduce.row", got=None):
+        plan_grid(uneven)
     assert plan_grid(uneven, 3).shape == (1, 1, 3)
-    assert "the slices of this job have unequal" in refused(lambda: plan_grid([*eight, Place(1, 0, 0)]))
-    text = refused(lambda: plan_tile(4, 4, 3))
-    assert (
-        "groups of 3 ranks (group, or span over the images of a rank) do not tile the 4 x 4 ranks of a slice; " in text
-    )
-    assert "choose another size, such as 4, or another train.all_reduce.row" in text
-    text = refused(lambda: plan_partition(3, 3, (2, 1)))
-    assert "train.spatial_partitions: 2 devices that share images do not tile the 3 x 3 devices of a slice" in text
+    with refused(field="launch.cluster.slices"):
+        plan_grid([*eight, Place(1, 0, 0)])
+    with refused("4 x 4 ranks", "such as 4", field="model.batch_norm", got=3):
+        plan_tile(4, 4, 3)
+    with refused("3 x 3 devices", field="train.spatial_partitions", got=2):
+        plan_partition(3, 3, (2, 1))
     processes = [Elsewhere(number, number // 2) for number in range(4)]
-    assert "some of them belong to several processes" in refused(
-        lambda: build_mesh(processes, row=4, parts=(4, 1))  # type: ignore[arg-type]
-    )
+    with refused("several processes", field="train.spatial_partitions", got=(4, 1)):
+        build_mesh(processes, row=4, parts=(4, 1))  # type: ignore[arg-type]
 
 
 def test_tpus_that_do_not_know_their_slice_are_refused() -> None:
@@ -193,7 +183,5 @@ def test_tpus_that_do_not_know_their_slice_are_refused() -> None:
     _check_slice(Seat(slice_=1, slices=2), (tpus[1],))  # type: ignore[arg-type]
     _check_slice(Seat(), (tpus[2],))  # type: ignore[arg-type]
     for lost in (tpus[0], tpus[2]):
-        text = refused(lambda lost=lost: _check_slice(Seat(slice_=1, slices=2), (lost,)))
-        assert text.startswith(
-            "this pod is in slice 1 of 2, but its TPUs say slice 0: MEGASCALE_SLICE_ID and MEGASCALE_"
-        )
+        with refused("slice 1 of 2", "MEGASCALE_NUM_SLICES", field="MEGASCALE_SLICE_ID", got=0):
+            _check_slice(Seat(slice_=1, slices=2), (lost,))

@@ -1,5 +1,6 @@
 """Checkpoints: complete or ignored, retained by rule, refused where they belong to another run."""
 
+import errno
 import json
 import os
 import resource
@@ -15,7 +16,8 @@ from safetensors.numpy import load_file
 
 from podscale.checkpoint import Checkpoints, Failed, Identity, Passed, Report, Restored, Saved, Snapshot
 from podscale.checkpoint.arrayfile import write_arrays
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import PodscaleError
+from tests.support.refusals import refused
 
 IDENTITY = Identity({"train.global_batch": 256, "run.seed": 1}, "c" * 64, "f" * 16)
 
@@ -216,20 +218,16 @@ def test_saving_the_same_step_again_only_adds_the_score(tmp_path: Path) -> None:
 def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) -> None:
     checkpoints(tmp_path).save(snapshot(1))
     other = Identity({"train.global_batch": 512, "run.seed": 1}, "d" * 64, "e" * 16)
-    with pytest.raises(InputError) as caught:
+    with refused("train.global_batch: was 256, is 512", "class map", "data fingerprint") as refusal:
         checkpoints(tmp_path, other).restore("auto")
-    text = str(caught.value)
-    assert "train.global_batch: was 256, is 512" in text
-    assert "class map" in text
-    assert "data fingerprint" in text
-    assert "run.seed" not in text
+    assert "run.seed" not in refusal.text
 
 
 def test_never_refuses_to_continue(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
     assert store.restore("never") is None
     store.save(snapshot(1))
-    with pytest.raises(InputError, match=r"already has checkpoints.*another run\.id"):
+    with refused("run.id", field="checkpoint.resume", got="never"):
         checkpoints(tmp_path).restore("never")
 
 
@@ -250,15 +248,15 @@ def test_starts_from_a_named_directory_until_the_run_has_its_own(tmp_path: Path)
 
 
 def test_a_named_checkpoint_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no complete checkpoint"):
+    with refused(field="checkpoint.resume", got=str(tmp_path / "nowhere")):
         checkpoints(tmp_path / "own").restore(str(tmp_path / "nowhere"))
     store = checkpoints(tmp_path / "own")
     for step in (1, 2):
         store.save(snapshot(step))
-    with pytest.raises(InputError, match="later checkpoints \\(step-2\\)"):
+    with refused("(step-2)", field="checkpoint.resume", got=str(tmp_path / "own" / "step-1")):
         checkpoints(tmp_path / "own").restore(str(tmp_path / "own" / "step-1"))
     flip_bit(tmp_path / "own" / "step-2")
-    with pytest.raises(InputError, match="does not match its sha256"):
+    with refused("sha256", field="checkpoint.resume", got=str(tmp_path / "own" / "step-2")):
         checkpoints(tmp_path / "own").restore(str(tmp_path / "own" / "step-2"))
 
 
@@ -301,7 +299,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
         store.save(large)
-        with pytest.raises(PodscaleError, match=r"step 2 could not be written: .*Earlier checkpoints are untouched"):
+        with refused("step 2", os.strerror(errno.EFBIG), kind=PodscaleError):
             store.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

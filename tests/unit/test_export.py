@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -14,10 +13,10 @@ from podscale.config import ModelSection, RunConfig
 from podscale.engine.export import Trained, export
 from podscale.engine.progress import Progress
 from podscale.ensemble import DESCRIPTION
-from podscale.errors import InputError
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.modelfile import load_weights
 from podscale.pytorch.models import build_model
+from tests.support.refusals import refused
 
 SECTION = ModelSection(name="resnet18")
 TRAINED = Trained(RunConfig(model=SECTION), ["ant", "bee", "cat"], Progress(step=7, evaluation={"top1": 0.5}))
@@ -56,11 +55,11 @@ def test_weights_come_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_missing_damaged_and_foreign_weights_are_refused(tmp_path: Path) -> None:
     model = build_model(SECTION, 3)
-    with pytest.raises(InputError, match="run `podscale train` first"):
+    with refused("`podscale train`", field=tmp_path / WEIGHTS):
         load_weights(model, tmp_path / WEIGHTS)
     (tmp_path / WEIGHTS).write_bytes(b"no weights")
-    with pytest.raises(InputError, match="cannot read"):
+    with refused("cannot read", field=tmp_path / WEIGHTS):
         load_weights(model, tmp_path / WEIGHTS)
     export(arrays_of(build_model(SECTION, 4)), TRAINED, tmp_path)
-    with pytest.raises(InputError, match="another architecture"):
+    with refused("architecture", field=tmp_path / WEIGHTS):
         load_weights(model, tmp_path / WEIGHTS)

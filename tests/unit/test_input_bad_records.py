@@ -1,6 +1,7 @@
 """Records that cannot be decoded: substituted in training, of no weight in evaluation, an error where they are many."""
 
 import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from podscale.input.images import DecodedImages
 from podscale.order import build_order
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, pil_pixels, train
+from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
 
 
@@ -89,18 +91,20 @@ def test_bad_records_weigh_nothing_in_evaluation(loader, make_shard_set) -> None
 @loaders
 def test_too_many_bad_records_end_the_run(loader, make_shard_set) -> None:
     directory = make_shard_set(with_bad_records(tuple(range(0, 48, 4))), shards=1)
-    with pytest.raises(PodscaleError, match=r"more than input\.max_bad_rate 0\.001"):
+    with refused(field="input.max_bad_rate", got=0.001, kind=PodscaleError):
         train(document(loader), directory, 0, 12)
     strict = document(loader, input={"max_bad_rate": 0})
-    with pytest.raises(PodscaleError, match=r"[12] of (8|16|24) records"):
+    with refused(field="input.max_bad_rate", got=0, kind=PodscaleError) as refusal:
         train(strict, make_shard_set(with_bad_records((5, 11)), shards=1, name="two"), 0, 12)
+    assert re.match(r"[12] of (8|16|24) records", refusal.error.problem)
 
 
 @loaders
 def test_a_shard_without_a_good_record_is_an_error_not_a_loop(loader, make_shard_set) -> None:
     directory = make_shard_set(with_bad_records(tuple(range(4)), count=4), shards=1)
-    with pytest.raises(PodscaleError, match="no record of shard"):
+    with refused("--inspect", kind=PodscaleError) as refusal:
         train(document(loader, batch=4), directory, 0, 2)
+    assert refusal.error.field in ShardSet.open(directory).split("train").shard_names
 
 
 def test_an_image_of_another_size_than_the_index_says_is_bad(make_shard_set) -> None:

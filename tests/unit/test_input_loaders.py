@@ -6,13 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-from podscale.errors import InputError
 from podscale.input import build_loader, resolve_loader
 from podscale.input.build import dali_installed
 from podscale.order import build_order
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
 from tests.support.polling import until
+from tests.support.refusals import refused
 
 
 @loaders
@@ -158,5 +158,5 @@ def test_auto_takes_dali_for_gpus_alone(monkeypatch) -> None:
 
 def test_dali_where_it_is_not_installed(monkeypatch) -> None:
     monkeypatch.setattr("podscale.input.build.dali_installed", lambda: False)
-    with pytest.raises(InputError, match="not installed"):
+    with refused("podscale[gpu]", field="input.loader", got="dali"):
         resolve_loader("dali", "cpu")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.errors import InputError
 from podscale.rundir import Lease, LeaseLost, LeaseTaken, fence, refuse_taken
+from tests.support.refusals import refused
 
 HOLD = """
 import sys, time
@@ -42,7 +42,7 @@ def test_a_taken_lease_names_its_holder_and_kill_frees_it(tmp_path: Path) -> Non
     path = tmp_path / ".lease"
     process = holder(path)
     try:
-        with pytest.raises(InputError, match=rf"process {process.pid} on .*another run\.id"):
+        with refused(f"process {process.pid} on ", "run.id", field=tmp_path, kind=LeaseTaken):
             Lease.acquire(path)
     finally:
         end(process)
@@ -68,7 +68,7 @@ def test_patience_ends(tmp_path: Path) -> None:
     path = tmp_path / ".lease"
     with Lease.acquire(path):
         started = time.monotonic()
-        with pytest.raises(LeaseTaken, match="this run is being written by"):
+        with refused(field=tmp_path, kind=LeaseTaken):
             Lease.acquire(path, patience=1)
         with pytest.raises(LeaseTaken):
             refuse_taken(path, patience=1)
@@ -95,7 +95,7 @@ def test_a_late_writer_of_an_older_lease_is_refused(tmp_path: Path) -> None:
     late()  # nobody else yet
     new = Lease.acquire(path)
     for check in (late, old.check):
-        with pytest.raises(LeaseLost, match="another launch of this run has taken over"):
+        with refused(field=tmp_path, kind=LeaseLost):
             check()
     new.check()
     new.release()
@@ -104,7 +104,7 @@ def test_a_late_writer_of_an_older_lease_is_refused(tmp_path: Path) -> None:
 def test_a_removed_lease_file_is_noticed(tmp_path: Path) -> None:
     with Lease.acquire(tmp_path / ".lease") as lease:
         (tmp_path / ".lease").unlink()
-        with pytest.raises(LeaseLost, match="lease file is gone"):
+        with refused("lease file is gone", field=tmp_path, kind=LeaseLost):
             lease.check()
 
 
@@ -119,7 +119,7 @@ def test_without_locks_a_living_holder_is_seen_and_a_dead_one_replaced(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     try:
-        with pytest.raises(InputError, match=f"process {process.pid}"):
+        with refused(f"process {process.pid} ", kind=LeaseTaken):
             Lease.acquire(path)
     finally:
         end(process)
@@ -127,7 +127,7 @@ def test_without_locks_a_living_holder_is_seen_and_a_dead_one_replaced(
 
 
 def test_an_unwritable_place_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write the run directory"):
+    with refused("run.workspace", field=tmp_path / "missing" / ".lease"):
         Lease.acquire(tmp_path / "missing" / ".lease")
 
 
@@ -139,7 +139,7 @@ def test_the_processes_of_a_launch_hold_its_lease_and_others_do_not(tmp_path: Pa
         joined.check()
         joined.release()
         for environment in ({}, {**lease.variables, "PODSCALE_LEASE": str(tmp_path / "other")}):
-            with pytest.raises(InputError, match=f"process {os.getpid()}"):
+            with refused(f"process {os.getpid()} ", kind=LeaseTaken):
                 Lease.hold(path, environment)
         with pytest.raises(LeaseLost):
             Lease.hold(path, {**lease.variables, "PODSCALE_FENCE": "7"})
@@ -152,7 +152,7 @@ def test_asking_whether_a_lease_is_taken_changes_nothing(tmp_path: Path) -> None
     assert not path.exists()
     with Lease.acquire(path):
         before = path.read_bytes()
-        with pytest.raises(InputError, match=f"is being written by process {os.getpid()}"):
+        with refused(f"process {os.getpid()} ", field=tmp_path, kind=LeaseTaken):
             refuse_taken(path)
         assert path.read_bytes() == before
     refuse_taken(path)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from podscale.errors import InputError
 from podscale.pytorch.mesh import plan_rows
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ def test_rows(nodes: list[int], row: int | None, rows: tuple[tuple[int, ...], ..
 
 
 def test_nodes_of_unequal_size_make_no_grid() -> None:
-    with pytest.raises(InputError, match=r"unequal numbers of ranks \(node 0: 2, node 1: 3\).*row \(a divisor of 5\)"):
+    with refused("node 0: 2, node 1: 3", "divisor of 5", field="train.all_reduce.row", got=None):
         plan_rows([0, 0, 1, 1, 1])
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(InputError, match=r"rows of 4 ranks do not divide the 6 ranks.*choose a divisor of 6"):
+    with refused("6 ranks", "divisor of 6", field="train.all_reduce.row", got=4):
         plan_rows([0] * 6, 4)

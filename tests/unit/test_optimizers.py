@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from podscale.config import ModelSection
 from podscale.config.neumann import NeumannSection
 from podscale.config.optimizer import OptimizerSection
-from podscale.errors import InputError
 from podscale.models import spec
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.models import build_model
@@ -22,6 +21,7 @@ from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, R
 from podscale.pytorch.optim.build import build_segments
 from podscale.pytorch.optim.share import PIECE, cut
 from tests.support.flat_share import FlatArrays, hyper
+from tests.support.refusals import refused
 from tests.support.updates import (
     DECAYS,
     EVERYTHING,
@@ -178,5 +178,5 @@ def test_the_skip_list_takes_names_and_patterns() -> None:
     assert {n for n, s in plain.items() if s.decays} - {"fc.weight", "conv1.weight"} == {
         n for n, s in skipping.items() if s.decays
     }
-    with pytest.raises(InputError, match=r"no parameter of resnet18 is called 'head\.\*'"):
+    with refused("resnet18", field="train.optimizer.skip", got="head.*"):
         segments_of(skip=("head.*",))

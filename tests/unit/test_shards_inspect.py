@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from podscale.config.model import DataSection
-from podscale.errors import InputError
 from podscale.shards.build import build_shard_set
 from podscale.shards.contact import contact_sheet
 from podscale.shards.inspect import inspect
+from tests.support.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_damage_is_named(digits: Path, tmp_path: Path) -> None:
 
 
 def test_an_incomplete_set_is_refused(digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no complete shard set"):
+    with refused("Run `podscale shard`", field=tmp_path):
         inspect(tmp_path)
 
 

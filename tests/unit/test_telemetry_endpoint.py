@@ -1,14 +1,16 @@
 """Readers on the machine of a run: they find its endpoint, and get its metrics through TLS and with its token."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from podscale.config.model import TelemetrySection
-from podscale.errors import InputError
 from podscale.telemetry.endpoint import Client, Endpoint, NotServed
 from podscale.telemetry.stage import StageTelemetry
 from tests.support.certificates import Authority
+from tests.support.refusals import refused
 
 SECONDS = 30.0
 
@@ -113,10 +115,10 @@ def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authori
 def test_a_clients_files_are_looked_at_first(tmp_path: Path, authority: Authority) -> None:
     mine, other = authority.sign("me"), authority.sign("other")
     assert Client.of(None, None) is None
-    for certificate, key, message in (
-        (mine.certificate, None, "belong together"),
-        (mine.certificate, other.key, "KEY_VALUES_MISMATCH"),
-        (mine.certificate, tmp_path / "gone", "No such file"),
+    for certificate, key, field, said in (
+        (mine.certificate, None, "--client-key", "--client-certificate"),
+        (mine.certificate, other.key, "--client-certificate", "KEY_VALUES_MISMATCH"),
+        (mine.certificate, tmp_path / "gone", "--client-certificate", os.strerror(errno.ENOENT)),
     ):
-        with pytest.raises(InputError, match=message):
+        with refused(said, field=field):
             Client.of(certificate, key)

@@ -80,15 +80,15 @@ def test_a_topology_has_the_devices_that_the_compiler_describes(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("v5e:3x3", r"v5e has no such slice; it has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16$"),
-        ("v4:4x4x6", r"v4 has no such slice; it has 2x2x1, .* \(multiples of 4 up to 4096 chips\)"),
-        ("v7x:2x2x1", r"no such TPU; .* out of v2: 2x2, .*; tpu7x: 1x1x1, 2x2x1"),
-        ("4x4", r"no such TPU; write GENERATION:SIDES, such as v5e:4x4"),
-        ("v3:16x8", r"v3 has no such slice; it has 2x2, 4x4, 4x8, 8x8, 8x16, 16x16, 16x32, 32x32"),
+        ("v5e:3x3", "It has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
+        ("v4:4x4x6", "multiples of 4 up to 4096 chips"),
+        ("v7x:2x2x1", "; tpu7x: 1x1x1, 2x2x1"),
+        ("4x4", "v5e:4x4"),
+        ("v3:16x8", "It has 2x2, 4x4, 4x8, 8x8, 8x16, 16x16, 16x32, 32x32"),
     ],
 )
 def test_a_topology_that_does_not_exist_is_answered_with_those_that_do(name: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+    with refused(said, field="--topology", got=name):
         find_topology(name)
 
 
@@ -98,7 +98,7 @@ def test_every_tpu_of_a_cluster_can_be_compiled_for() -> None:
     for kind in TPUS:
         for sides in kind.smallest:
             assert find_topology(f"{kind.name}-{sides}").chip.kind is kind
-    with pytest.raises(InputError, match="at least one slice"):
+    with refused(field="--slices", got=0):
         find_topology("v5e:4x4", 0)
 
 
@@ -292,7 +292,8 @@ if way == "raises":
     import jax
     jax.jit(lambda x: jax.numpy.dot(x, x))(jax.numpy.ones((2, 3)))
 (folder / "program.hlo.gz").write_bytes(gzip.compress(b"text of " + job["topology"].encode()))
-found = {"refused": "no LAMB here"} if way == "refused" else {"classes": job["classes"]}
+refusal = {"problem": "no LAMB here", "field": "train.optimizer.name"}
+found = {"refused": refusal} if way == "refused" else {"classes": job["classes"]}
 (folder / "result.json").write_text(json.dumps(found))
 with open(os.environ["COUNT"], "a") as file:
     file.write("x")
@@ -364,7 +365,7 @@ def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("refused", InputError, "^no LAMB here$"),
+        ("refused", InputError, "^train.optimizer.name: no LAMB here$"),
         ("crash", PodscaleError, r"compiling for v5e:4x4 crashed the compiler \(SIGSEGV\): stack of the compiler"),
         ("killed", PodscaleError, "was killed, most likely because this machine's memory was too small"),
         ("fails", PodscaleError, "compiling for v5e:4x4 failed: INTERNAL: something odd"),
@@ -381,13 +382,13 @@ def test_a_compiler_that_fails_is_one_clear_error(
 
 
 def test_time_is_limited(child: Path, tmp_path: Path) -> None:
-    with pytest.raises(PodscaleError, match="took longer than 1 s; give it more time with --time-limit"):
+    with pytest.raises(PodscaleError, match=r"1 s.* --time-limit"):
         compile_ahead(named("slow"), tmp_path / "kept", 1.0)
 
 
 def test_a_folder_that_cannot_hold_results(child: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="name another folder: --cache"):
+    with refused(field="--cache", got=str(tmp_path / "file" / "kept")):
         compile_ahead(REQUEST, tmp_path / "file" / "kept", 60.0)
 
 
@@ -398,7 +399,7 @@ def test_a_folder_that_cannot_hold_results(child: Path, tmp_path: Path) -> None:
 def test_without_the_tpu_compiler_the_message_names_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tpu", "compile", "digits", "--topology", "v5e:2x2"]) == 2
     assert (
-        "compiling for a TPU needs libtpu, which is not installed here; install podscale[tpu]"
+        "compiling for a TPU needs libtpu, which is not installed here. Install podscale[tpu]"
         in capsys.readouterr().err
     )
 
@@ -510,7 +511,7 @@ def test_the_largest_batch_is_found_with_few_compilations(limit: int, fixed: flo
     fitting = [batch for batch in allowed if measure(with_batch(REQUEST, batch)).fits]
     tried.clear()
     if not fitting:
-        with pytest.raises(InputError, match="not even 1 image for each of the 16 ranks, the smallest batch"):
+        with refused("1 image for each of the 16 ranks", field="--sweep", got="batch"):
             largest_batch(start, measure)
         return
     found = largest_batch(start, measure)
@@ -548,5 +549,5 @@ def test_the_compiler_decides_what_fits_and_not_the_figures_of_its_message() -> 
 def test_a_sweep_without_a_possible_batch() -> None:
     ranks = find_topology("v5e:4x4").devices
     odd = RunConfig.model_validate({"train": {"global_batch": 48}, "model": {"batch_norm": {"group": 3}}})
-    with pytest.raises(InputError, match=f"no batch up to 4096 images for each of the {ranks} ranks"):
+    with refused(f"4096 images for each of the {ranks} ranks", field="--sweep", got="batch"):
         largest_batch(replace(REQUEST, config=odd), lambda request: Measured(True, 0.0, 1.0))

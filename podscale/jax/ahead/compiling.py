@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.errors import InputError
+from podscale.errors import InputError, fields_of
 from podscale.files import write_json
 from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.shortage import find_shortage
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
             config, find_topology(job["topology"], job["slices"]), job["classes"], job["updates"]
         )
     except InputError as error:
-        found, text = {"refused": str(error)}, ""
+        found, text = {"refused": fields_of(error)}, ""
     (folder / "program.hlo.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     write_json(folder / "result.json", found)
 
@@ -92,7 +92,9 @@ def described_devices(topology: Topology) -> list[Device]:
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith(("INVALID_ARGUMENT", "NOT_FOUND")):
             raise
-        raise InputError(f"--topology {topology}: the installed libtpu cannot describe it: {error}") from error
+        raise InputError(
+            f"the installed libtpu cannot describe it: {error}", field="--topology", got=str(topology)
+        ) from error
     return list(described.devices)
 
 

@@ -103,8 +103,9 @@ def versions() -> dict[str, str]:
         return {name: version(name) for name in PACKAGES}
     except PackageNotFoundError as error:
         raise InputError(
-            f"compiling for a TPU needs {error.name}, which is not installed here; install podscale[tpu] (the versions "
-            "of requirements/tpu.txt), into an environment of its own if need be: libtpu works without a TPU"
+            f"compiling for a TPU needs {error.name}, which is not installed here",
+            hint="Install podscale[tpu] (the versions of requirements/tpu.txt), into an environment of its own if need "
+            "be: libtpu works without a TPU.",
         ) from error
 
 
@@ -177,7 +178,9 @@ def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[st
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{kept}: cannot hold results ({error.strerror}); name another folder: --cache") from error
+        raise InputError(
+            f"cannot hold results: {error.strerror}", field="--cache", got=str(kept), hint="Name another folder."
+        ) from error
     with tempfile.TemporaryDirectory(prefix="podscale-tpu-compile-") as scratch:
         folder = Path(scratch)
         topology = request.topology
@@ -197,7 +200,7 @@ def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[st
             raise PodscaleError(f"compiling for {topology} {_failure(code, said, limit)}")
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if "refused" in found:
-            raise InputError(found["refused"])
+            raise InputError(**found["refused"])
         write_atomically(text, (folder / "program.hlo.gz").read_bytes())
         return found
 

@@ -58,8 +58,10 @@ def largest_batch(request: Request, measure: Measure) -> int:
     allowed = batches_of(request)
     if not allowed:
         raise InputError(
-            f"--sweep batch: no batch up to {LARGEST} images for each of the {request.ranks} ranks goes "
-            "with the other options of the document (model.batch_norm.span, model.batch_norm.group)"
+            f"no batch up to {LARGEST} images for each of the {request.ranks} ranks goes with the other options of the "
+            "document (model.batch_norm.span, model.batch_norm.group)",
+            field="--sweep",
+            got="batch",
         )
     needs: dict[int, float] = {}
     fitting, failing = -1, len(allowed)  # places in `allowed`
@@ -74,9 +76,12 @@ def largest_batch(request: Request, measure: Measure) -> int:
         at = _next(allowed, needs, found.available, fitting, failing)
     if fitting < 0:
         raise InputError(
-            f"--sweep batch: not even {count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest "
-            f"batch that the document allows, fits the memory of {request.topology.chip.name}; choose chips with more, "
-            "a smaller input.image_size or model, or cut images over devices (train.spatial_partitions)"
+            f"not even {count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest batch that the "
+            f"document allows, fits the memory of {request.topology.chip.name}",
+            field="--sweep",
+            got="batch",
+            hint="Choose chips with more, a smaller input.image_size or model, or cut images over devices "
+            "(train.spatial_partitions).",
         )
     return allowed[fitting]
 

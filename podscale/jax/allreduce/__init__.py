@@ -13,7 +13,9 @@ def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
     """The collective of a document's all_reduce section. Raises InputError for those that this engine does not have."""
     if (section.wire_row, section.wire_column) != ("fp32", "fp32"):
         raise InputError(
-            "train.all_reduce.wire_row, wire_column: the JAX engine averages gradients in fp32; leave both at fp32"
+            "the JAX engine averages gradients in fp32",
+            field="train.all_reduce.wire_row" if section.wire_row != "fp32" else "train.all_reduce.wire_column",
+            hint="Leave wire_row and wire_column at fp32.",
         )
     match section.algorithm:
         case "flat":
@@ -22,8 +24,10 @@ def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
             return Torus2D(mesh)
         case other:
             raise InputError(
-                f"train.all_reduce.algorithm {other}: the JAX engine has flat (XLA's own) and torus2d; choose one of "
-                "them"
+                "the JAX engine has flat (XLA's own) and torus2d",
+                field="train.all_reduce.algorithm",
+                got=other,
+                hint="Choose one of them.",
             )
 
 

@@ -47,7 +47,9 @@ def build_optimizer(section: OptimizerSection) -> Rule:
             own = section.rmsprop
             return partial(rmsprop, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
         case other:
-            raise InputError(f"train.optimizer.name {other}: the JAX engine has {listed(OF_JAX)}; choose one")
+            raise InputError(
+                f"the JAX engine has {listed(OF_JAX)}", field="train.optimizer.name", got=other, hint="Choose one."
+            )
 
 
 def slots(section: OptimizerSection) -> dict[str, float]:

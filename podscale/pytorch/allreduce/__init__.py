@@ -19,8 +19,10 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
     """
     if section.backend == "nccl" and not world.on_gpu:
         raise InputError(
-            "train.all_reduce.backend nccl: NCCL joins GPUs, and this rank has none; check the driver and the job's "
-            "resources, or set train.all_reduce.backend=auto to train on CPUs"
+            "this rank has no GPU",
+            field="train.all_reduce.backend",
+            got="nccl",
+            hint="Check the driver and the job's resources, or set train.all_reduce.backend=auto to train on CPUs.",
         )
     device, row, column = world.device, WIRES[section.wire_row], WIRES[section.wire_column]
     match section.algorithm:
@@ -39,8 +41,10 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
             return Hybrid(small, Ring(world.line(), device, column), int(section.hybrid_mb * 2**20))
         case "auto":
             raise InputError(
-                "all_reduce.algorithm auto: the choice is made when `podscale train` starts and is kept with the run; "
-                "here, name an algorithm (`podscale bench allreduce` measures them)"
+                "the choice is made when `podscale train` starts and is kept with the run",
+                field="train.all_reduce.algorithm",
+                got="auto",
+                hint="Name an algorithm here (`podscale bench allreduce` measures them).",
             )
         case "ddp":
             raise AssertionError("ddp brings its own buckets: see reducer.build_reducer")

@@ -1,8 +1,7 @@
 """Where images come from. A new source is one small class with `items` and `read`, and one line in `open_source`."""
 
 from podscale.config.model import DataSection
-from podscale.errors import InputError
-from podscale.shards.sources.base import Item, Source, SourceMissing
+from podscale.shards.sources.base import Item, Source, SourceMissing, Where
 from podscale.shards.sources.digits import Digits
 from podscale.shards.sources.imagefolder import ImageFolder
 from podscale.shards.sources.imagenet import LABELS, TRAIN_TAR, ImageNet
@@ -43,8 +42,7 @@ def _form(storage: Storage) -> str:
     if any(is_tar_name(name) for name in names):
         return "tar"
     if names == [b""]:
-        raise InputError(
-            f"data.source {storage.location}: a single file that is neither .tar, .csv nor .jsonl; "
-            "give a directory of images, an archive or a table"
+        raise Where(storage.location).refusal(
+            "a single file that is neither .tar, .csv nor .jsonl", "Give a directory of images, an archive or a table."
         )
     return "imagefolder"

@@ -41,6 +41,26 @@ class SourceMissing(InputError):
     """There is nothing at the place the document names."""
 
 
+class Where(NamedTuple):
+    """Source, or a file of it, that an error is about.
+
+    Args:
+        location: `data.source` of the document.
+        path: file below it, with the archive that it is in; "" = the source itself.
+    """
+
+    location: str
+    path: str = ""
+
+    def below(self, path: bytes) -> "Where":
+        name = class_name(path)
+        return Where(self.location, f"{self.path}: {name}" if self.path else name)
+
+    def refusal(self, problem: str, hint: str = "") -> InputError:
+        about = f"{self.path}: {problem}" if self.path else problem
+        return InputError(about, field="data.source", got=self.location, hint=hint)
+
+
 def class_name(raw: bytes) -> str:
     """A class name for people and JSON; bytes that are no UTF-8 are shown as escapes."""
     return raw.decode("utf-8", "backslashreplace")

@@ -50,7 +50,12 @@ def _file() -> Path:
     places = [Path(place) for place in (package.submodule_search_locations or ())] if package else []
     found = [place / "datasets" / "data" / "digits.csv.gz" for place in places]
     if not found or not found[0].is_file():
-        raise InputError("data.source digits: the digits come with scikit-learn; install it: pip install scikit-learn")
+        raise InputError(
+            "they come with scikit-learn, which is not installed",
+            field="data.source",
+            got="digits",
+            hint="Run `pip install scikit-learn`",
+        )
     return found[0]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from podscale.shards.sources.base import Item
+from podscale.shards.sources.base import Item, Where
 from podscale.shards.sources.layout import is_image_name, placed
 from podscale.shards.sources.storage import Storage
 
@@ -15,7 +15,7 @@ class ImageFolder:
 
     def items(self) -> Iterator[Item]:
         files = [file for file in self._storage.files() if is_image_name(file.path)]
-        where = f"data.source {self._storage.location}"
+        where = Where(self._storage.location)
         for number, (split, label) in placed([file.path for file in files], where):
             yield Item(files[number].path, label, files[number].size, split)
 

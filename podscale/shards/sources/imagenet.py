@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import IO
 
-from podscale.errors import InputError
-from podscale.shards.sources.base import TRAIN, VALIDATION, Item, class_name
+from podscale.shards.sources.base import TRAIN, VALIDATION, Item, Where, class_name
 from podscale.shards.sources.layout import is_image_name
 from podscale.shards.sources.members import members
 from podscale.shards.sources.storage import File, Storage
@@ -31,7 +30,7 @@ class ImageNet:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._where = f"data.source {storage.location}"
+        self._where = Where(storage.location)
 
     def items(self) -> Iterator[Item]:
         files = sorted(self._storage.files())
@@ -54,13 +53,13 @@ class ImageNet:
                 yield from self._synset(file.path, archive, class_name(found[1]), 0)
         elif TRAIN_TAR.search(file.path):
             with self._storage.open(file.path) as archive:
-                for outer in members(archive, f"{self._where}: {class_name(file.path)}"):
+                for outer in members(archive, self._where.below(file.path)):
                     if found := SYNSET.search(outer.name):
                         part: IO[bytes] = io.BufferedReader(_Window(archive, outer.offset, outer.size))
                         yield from self._synset(file.path, part, class_name(found[1]), outer.offset)
 
     def _synset(self, path: bytes, archive: IO[bytes], synset: str, start: int) -> Iterator[Item]:
-        for member in members(archive, f"{self._where}: {class_name(path)}: {synset}"):
+        for member in members(archive, self._where.below(path).below(synset.encode())):
             if is_image_name(member.name):
                 name = path + b"!" + synset.encode() + b"/" + member.name
                 yield Item(name, synset, member.size, TRAIN, path, start + member.offset)
@@ -69,7 +68,7 @@ class ImageNet:
         for file in files:
             if VALIDATION_TAR.search(file.path):
                 with self._storage.open(file.path) as archive:
-                    for member in members(archive, f"{self._where}: {class_name(file.path)}"):
+                    for member in members(archive, self._where.below(file.path)):
                         if is_image_name(member.name):
                             name = file.path + b"!" + member.name
                             yield Item(name, "", member.size, VALIDATION, file.path, member.offset)
@@ -81,40 +80,40 @@ class ImageNet:
         found = [file.path for file in files if LABELS.search(file.path)]
         if len(found) != 1:
             names = ", ".join(class_name(path) for path in found) or "none"
-            raise InputError(f"{self._where}: expected one label file of the validation images, found {names}")
-        where = f"{self._where}: {class_name(found[0])}"
+            raise self._where.refusal(f"expected one label file of the validation images, found {names}")
+        where = self._where.below(found[0])
         text = self._storage.read(found[0]).decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if lines and re.match(r"[^,\s]+[,\s]+n\d{8}", lines[-1]):
             return _by_name(lines, images, where)
         if len(lines) != len(images):
-            raise InputError(f"{where}: has {len(lines)} labels for {len(images)} validation images; get both again")
+            raise where.refusal(f"{len(lines)} labels for {len(images)} validation images", "Get both again.")
         if all(_SYNSET_NAME.fullmatch(line) for line in lines):
             return lines
         return self._by_number(files, lines, where)
 
-    def _by_number(self, files: list[File], lines: list[str], where: str) -> list[str]:
+    def _by_number(self, files: list[File], lines: list[str], where: Where) -> list[str]:
         """The development kit counts synsets from 1 in an order of its own, which is in meta.mat."""
         meta = next((file.path for file in files if _base(file.path) == "meta"), None)
         if meta is None or not all(line.isdigit() for line in lines):
-            raise InputError(f"{where}: holds no synsets (n01440764); numbers need the kit's meta.mat beside them")
+            raise where.refusal("no synsets such as n01440764", "Numbers need the kit's meta.mat beside them.")
         from scipy.io import loadmat  # type: ignore[import-untyped]
 
         synsets = loadmat(io.BytesIO(self._storage.read(meta)), squeeze_me=True)["synsets"]
         names = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         missing = next((line for line in lines if int(line) not in names), None)
         if missing is not None:
-            raise InputError(f"{where}: label {missing} is not in {class_name(meta)}; get both from one kit")
+            raise where.refusal(f"label {missing} is not in {class_name(meta)}", "Get both from one kit.")
         return [names[int(line)] for line in lines]
 
 
-def _by_name(lines: list[str], images: list[str], where: str) -> list[str]:
+def _by_name(lines: list[str], images: list[str], where: Where) -> list[str]:
     """Rows of image and synset, in any order and with or without a header and the ending of the image."""
     rows = (re.match(r"([^,\s]+)[,\s]+(n\d{8})", line) for line in lines)
     synsets = {row[1].rsplit("/")[-1].partition(".")[0]: row[2] for row in rows if row}
     missing = next((image for image in images if image not in synsets), None)
     if missing is not None:
-        raise InputError(f"{where}: has no label for {missing}; every validation image needs one")
+        raise where.refusal(f"no label for {missing}", "Every validation image needs one.")
     return [synsets[image] for image in images]
 
 

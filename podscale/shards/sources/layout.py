@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from podscale.errors import InputError
-from podscale.shards.sources.base import TRAIN, VALIDATION, class_name
+from podscale.shards.sources.base import TRAIN, VALIDATION, Where, class_name
 
 SPLITS = {
     b"train": TRAIN,
@@ -49,7 +48,7 @@ def common_directories(paths: Sequence[bytes]) -> int:
     return min(len(shared), fewest - 1) if fewest else 0
 
 
-def place(path: bytes, skip: int, splits: bool, where: str) -> Placed | None:
+def place(path: bytes, skip: int, splits: bool, where: Where) -> Placed | None:
     """Split and class of a path below `skip` common directories; None where it belongs to no split (test/).
 
     Raises InputError where the path has no class directory.
@@ -63,14 +62,14 @@ def place(path: bytes, skip: int, splits: bool, where: str) -> Placed | None:
         if first in SPLITS:
             split, parts = SPLITS[first], parts[1:]
         else:
-            raise InputError(
-                f"{where}: {class_name(path)} is neither below train/ nor below val/; with split folders present "
-                "every image must be in one (move it, or remove the split folders to have a share held out)"
+            raise where.below(path).refusal(
+                "neither below train/ nor below val/",
+                "With split folders every image must be in one: move it, or remove them to have images held out.",
             )
     if len(parts) < 2:
-        raise InputError(
-            f"{where}: {class_name(path)} is not inside a class folder; expected <class>/<image> or "
-            "train/<class>/<image> and val/<class>/<image>, or use a table of path,label"
+        raise where.below(path).refusal(
+            "not inside a class folder",
+            "Use <class>/<image>, or train/<class>/<image> and val/<class>/<image>, or a table of path,label.",
         )
     return Placed(split, class_name(parts[0]))
 
@@ -84,7 +83,7 @@ def has_splits(paths: Sequence[bytes], skip: int) -> bool:
     return bool(named) and all(len(parts) >= 3 for parts in named)
 
 
-def placed(paths: Sequence[bytes], where: str) -> Iterator[tuple[int, Placed]]:
+def placed(paths: Sequence[bytes], where: Where) -> Iterator[tuple[int, Placed]]:
     """Number, split and class of every path that belongs to a split."""
     skip = common_directories(paths) if paths else 0
     splits = has_splits(paths, skip)

@@ -4,7 +4,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from podscale.errors import InputError
+from podscale.shards.sources.base import Where
 
 
 class Member(NamedTuple):
@@ -23,7 +23,7 @@ def is_compressed_tar_name(name: bytes) -> bool:
     return name.lower().endswith((b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst"))
 
 
-def members(file: IO[bytes], where: str) -> Iterator[Member]:
+def members(file: IO[bytes], where: Where) -> Iterator[Member]:
     """The regular files of an uncompressed tar; raises InputError where it is none or is cut short."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -33,6 +33,6 @@ def members(file: IO[bytes], where: str) -> Iterator[Member]:
                     name = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
                     yield Member(name, info.offset_data, info.size)
     except (tarfile.TarError, EOFError) as error:
-        raise InputError(f"{where}: not a complete uncompressed tar file ({error}); copy it again") from error
+        raise where.refusal(f"not a complete uncompressed tar file ({error})", "Copy it again.") from error
     except OSError as error:
-        raise InputError(f"{where}: cannot be read: {error}") from error
+        raise where.refusal(f"cannot be read: {error}") from error

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import IO, Any, NamedTuple, Protocol
 
 from podscale.errors import InputError
-from podscale.shards.sources.base import SourceMissing, class_name
+from podscale.shards.sources.base import SourceMissing, Where, class_name
 from podscale.shards.sources.layout import is_image_name
 
 
@@ -61,7 +61,9 @@ class LocalStorage:
         self.location = location
         self._root = os.fsencode(os.path.expanduser(location)).rstrip(b"/") or b"/"
         if not os.path.exists(self._root):
-            raise SourceMissing(f"data.source {location}: there is no such file or directory; give the path of images")
+            raise SourceMissing(
+                "no such file or directory", field="data.source", got=location, hint="Give the path of images."
+            )
         self._opened: tuple[bytes, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class LocalStorage:
         try:
             return sorted(os.listdir(self._root)) if os.path.isdir(self._root) else [b""]
         except OSError as error:
-            raise InputError(f"data.source {self.location}: cannot be listed: {error.strerror}") from error
+            raise Where(self.location).refusal(f"cannot be listed: {error.strerror}") from error
 
     def _walk(self, relative: bytes, ancestors: tuple[tuple[int, int], ...]) -> Iterator[File]:
         """`ancestors` are the (device, inode) of the directories on the way here: meeting one again is a loop."""
@@ -89,9 +91,10 @@ class LocalStorage:
             status = os.stat(here)
             identity = (status.st_dev, status.st_ino)
             if identity in ancestors:
-                raise InputError(
-                    f"data.source {self.location}: symbolic link loop at {class_name(relative)}: it leads back to a "
-                    "directory above itself; remove the link"
+                raise (
+                    Where(self.location)
+                    .below(relative)
+                    .refusal("symbolic link loop: it leads back to a directory above itself", "Remove the link.")
                 )
             with os.scandir(here) as entries:
                 for entry in entries:
@@ -103,10 +106,8 @@ class LocalStorage:
                     else:
                         yield File(path, _size(entry))
         except OSError as error:
-            raise InputError(
-                f"data.source {self.location}: cannot list {class_name(relative) or 'it'}: {error.strerror}; "
-                "make it readable or leave it out"
-            ) from error
+            where = Where(self.location, class_name(relative))
+            raise where.refusal(f"cannot be listed: {error.strerror}", "Make it readable or leave it out.") from error
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         if size is not None:
@@ -166,11 +167,13 @@ class RemoteStorage:
         _, self._root = self._connect()
         try:
             if not self._fs.exists(self._root):
-                raise SourceMissing(f"data.source {location}: there is nothing at this URL; check it and its access")
+                raise SourceMissing(
+                    "nothing at this URL", field="data.source", got=location, hint="Check it and its access."
+                )
         except InputError:
             raise
         except Exception as error:  # every backend has errors of its own
-            raise InputError(f"data.source {location}: cannot be reached: {_first_line(error)}") from error
+            raise Where(location).refusal(f"cannot be reached: {_first_line(error)}") from error
 
     def _connect(self) -> tuple[Any, str]:
         import fsspec
@@ -178,9 +181,9 @@ class RemoteStorage:
         try:
             fs, root = fsspec.core.url_to_fs(self.location)
         except (ImportError, ValueError) as error:
-            raise InputError(
-                f"data.source {self.location}: this kind of URL is not supported here: {_first_line(error)} "
-                "(pip install 'podscale[cluster]' brings gs:// and s3://)"
+            raise Where(self.location).refusal(
+                f"this kind of URL is not supported here: {_first_line(error)}",
+                "For gs:// and s3:// run `pip install 'podscale[cluster]'`",
             ) from error
         return fs, str(root).rstrip("/")
 
@@ -220,7 +223,7 @@ class RemoteStorage:
         try:
             return ask()
         except Exception as error:  # every backend has errors of its own
-            raise InputError(f"data.source {self.location}: cannot be listed: {_first_line(error)}") from error
+            raise Where(self.location).refusal(f"cannot be listed: {_first_line(error)}") from error
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         with _as_os_error():

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 
-from podscale.errors import InputError
+from podscale.errors import ABSENT, InputError
 from podscale.shards.sources.base import Item
 from podscale.shards.sources.layout import SPLITS
 from podscale.shards.sources.storage import Storage, open_storage
@@ -30,11 +30,9 @@ class Table:
     def items(self) -> Iterator[Item]:
         for line, (path, label, split) in self._rows():
             if not path or not label:
-                raise InputError(f"{self._table.location}:{line}: a row needs a path and a label")
+                raise self._refusal(line, "a row needs a path and a label")
             if split and split.lower().encode() not in SPLITS:
-                raise InputError(
-                    f"{self._table.location}:{line}: split {split!r} is unknown; use train or val, or leave it empty"
-                )
+                raise self._refusal(line, "unknown split", got=split, hint="Use train or val, or leave it empty.")
             name = path.encode("utf-8", "surrogateescape")
             yield Item(name, label, self._size(name), SPLITS[split.lower().encode()] if split else "")
 
@@ -62,7 +60,7 @@ class Table:
         try:
             text = self._table.read(b"").decode("utf-8-sig", "surrogateescape")
         except OSError as error:
-            raise InputError(f"{self._table.location}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"cannot be read: {error.strerror or error}", field=self._table.location) from error
         if self._table.location.lower().endswith(".csv"):
             return self._csv(text)
         return self._json(text)
@@ -78,7 +76,7 @@ class Table:
                 continue
             path, label, split = columns
             if len(row) <= max(path, label):
-                raise InputError(f"{self._table.location}:{reader.line_num}: expected path,label[,split], got {row}")
+                raise self._refusal(reader.line_num, "a row is path,label[,split]", got=row)
             third = row[split].strip() if split is not None and split < len(row) else ""
             yield reader.line_num, (row[path], row[label], third)
 
@@ -92,9 +90,10 @@ class Table:
                 label = next(str(row[name]) for name in LABEL_NAMES if name in row)
                 yield number, (path, label, str(row.get("split") or ""))
             except (ValueError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
-                raise InputError(
-                    f'{self._table.location}:{number}: expected {{"path": ..., "label": ...}}, got {line[:80]!r}'
-                ) from error
+                raise self._refusal(number, 'a row is {"path": ..., "label": ...}', got=line) from error
+
+    def _refusal(self, line: int, problem: str, *, got: object = ABSENT, hint: str = "") -> InputError:
+        return InputError(problem, field=f"{self._table.location}:{line}", got=got, hint=hint)
 
 
 def _header(row: Sequence[str]) -> tuple[int, int, int | None] | None:

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from podscale.errors import InputError
-from podscale.shards.sources.base import Item, class_name, number_name
+from podscale.shards.sources.base import Item, Where, class_name, number_name
 from podscale.shards.sources.layout import SPLITS, is_image_name, placed
 from podscale.shards.sources.members import Member, is_compressed_tar_name, is_tar_name, members
 from podscale.shards.sources.storage import Storage
@@ -38,22 +37,23 @@ class Tar:
         found = [path for path in listed if is_tar_name(path or self._storage.location.encode())]
         if not found:
             compressed = any(is_compressed_tar_name(path or self._storage.location.encode()) for path in listed)
-            advice = "decompress it first: images are read at their place inside it" if compressed else "give a .tar"
-            raise InputError(f"data.source {self._storage.location}: no uncompressed tar file here; {advice}")
+            hint = "Decompress it first: images are read at their place inside it." if compressed else "Give a .tar."
+            raise Where(self._storage.location).refusal("no uncompressed tar file here", hint)
         return found
 
     def _members(self, path: bytes) -> list[Member]:
-        where = f"data.source {self._storage.location}" + (f": {class_name(path)}" if path else "")
+        where = Where(self._storage.location)
+        where = where.below(path) if path else where
         try:
             file = self._storage.open(path)
         except OSError as error:
-            raise InputError(f"{where}: cannot be opened: {error.strerror or error}") from error
+            raise where.refusal(f"cannot be opened: {error.strerror or error}") from error
         with file:
             return [m for m in members(file, where) if is_image_name(m.name) or m.name.endswith(b".cls")]
 
     def _class_folders(self, archives: list[_Archive]) -> Iterator[Item]:
         everything = [(archive.path, member) for archive in archives for member in archive.members]
-        where = f"data.source {self._storage.location}"
+        where = Where(self._storage.location)
         for number, (split, label) in placed([member.name for _, member in everything], where):
             path, member = everything[number]
             yield Item(_inside(path, member.name), label, member.size, split, path, member.offset)
@@ -71,25 +71,25 @@ class Tar:
         """Pairs image and label by WebDataset's rule: a key is the name up to the first dot of its last part."""
         images: dict[bytes, Member] = {}
         labels: dict[bytes, int] = {}
-        inside = f": {class_name(archive.path)}" if archive.path else ""
-        where = f"data.source {self._storage.location}{inside}"
+        where = Where(self._storage.location)
+        where = where.below(archive.path) if archive.path else where
         for member in archive.members:
             key = _key(member.name)
             if key in (labels if member.name.endswith(b".cls") else images):
-                raise InputError(f"{where}: key {class_name(key)} is there twice; every sample needs a key of its own")
+                raise where.refusal(f"key {class_name(key)} is there twice", "Every sample needs a key of its own.")
             if member.name.endswith(b".cls"):
                 labels[key] = self._label(archive.path, member, where)
             else:
                 images[key] = member
         if images.keys() != labels.keys():
             odd = class_name(min(images.keys() ^ labels.keys()))
-            raise InputError(f"{where}: key {odd} has no image or no .cls beside it; every sample needs both")
+            raise where.refusal(f"key {odd} has no image or no .cls beside it", "Every sample needs both.")
         return ((image, labels[key]) for key, image in images.items())
 
-    def _label(self, path: bytes, member: Member, where: str) -> int:
+    def _label(self, path: bytes, member: Member, where: Where) -> int:
         text = self._storage.read(path, member.offset, min(member.size, 32))
         if not re.fullmatch(rb"\s*\d{1,9}\s*", text):
-            raise InputError(f"{where}: {class_name(member.name)} holds {text!r}; a .cls holds a class number")
+            raise where.below(member.name).refusal(f"a .cls holds a class number, not {text!r}")
         return int(text)
 
 
