@@ -205,6 +205,7 @@ def test_a_tar_with_the_same_key_twice(place: Place) -> None:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     message = place.refuses("shard", "run.yaml", "--set", "data.source=twice.tar", field="data.source")
+    assert "key x " in message
     assert "(got 'twice.tar')" in message
 
 
