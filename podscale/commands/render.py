@@ -44,7 +44,7 @@ def stages_of(name: str) -> tuple[Stage, ...]:
         return STAGES
     found = tuple(stage for stage in STAGES if stage == name)
     if not found:
-        raise InputError("no stage", field="--stage", got=name, hint=f"Choose one of {', '.join(STAGES)}, all.")
+        raise InputError("unknown stage", field="--stage", got=name, hint=f"Choose one of {', '.join(STAGES)}, all.")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from podscale.commands.cluster import Where, entries_of
 from podscale.commands.documents import load
-from podscale.errors import ExitCode, InputError
+from podscale.errors import ExitCode, InputError, format_error
 from podscale.pipelines import presets
 from podscale.rundir import RunDirectory
 from podscale.telemetry.endpoint import Client
@@ -146,7 +146,8 @@ def _source(run: str | None, where: Where, stage: str, *, follow: bool, client: 
     try:
         api, found = entries_of(run, where)
     except InputError as error:
-        problem = f"no directory {RUNS / run} here, and the cluster gave an error: {error.problem or error}"
+        told = format_error(error.problem, field=error.field, got=error.got)
+        problem = f"no directory {RUNS / run} here, and no answer of a cluster: {told}"
         raise InputError(problem, field=f"run {run}", hint=error.hint) from error
     wanted = [entry for entry in found if entry.stage == stage]
     if not wanted:

@@ -63,7 +63,7 @@ def _workspace(config: RunConfig) -> Iterator[InputError]:
     key, workspace = "run.workspace", str(local_path(config.run.workspace))
     if not workspace.startswith("/"):
         hint = "Give the path in the pods at which a volume is mounted, such as /workspace"
-        yield InputError("relative", field=key, got=config.run.workspace, hint=hint)
+        yield InputError("not an absolute path", field=key, got=config.run.workspace, hint=hint)
         return
     writable = _mounted(workspace, config)
     if writable is None:

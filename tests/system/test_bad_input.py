@@ -135,9 +135,9 @@ def mostly_broken(folder: Path) -> None:
     ("make", "field", "said"),
     [
         (empty, "data.source", "train/ and val/"),
-        (class_missing_in_validation, "data.source", "'bee' without an image in the validation split"),
-        (class_of_one_image, "data.source", "'cow' without an image in the validation split"),
-        (loop_of_links, "data.source", "ant/up: symbolic link loop"),
+        (class_missing_in_validation, "data.source", "'bee'"),
+        (class_of_one_image, "data.source", "'cow'"),
+        (loop_of_links, "data.source", "ant/up"),
         (mostly_broken, "data.max_reject_rate", "20 of 36 images"),
     ],
 )
@@ -151,7 +151,7 @@ def test_what_the_packer_refuses_is_the_last_word_of_a_run(place: Place) -> None
     class_missing_in_validation(place.path / "photos")
     ended = podscale(place.path, "run", "run.yaml")
     assert ended.code == 2
-    assert ended.last.startswith("podscale in stage shard: data.source: 'bee' without an image")
+    assert ended.last.startswith("podscale in stage shard: data.source: 'bee'")
     for noise in ("Traceback", "Executing task", "KFP", "kfp"):
         assert noise not in ended.err + ended.out
 
@@ -205,13 +205,14 @@ def test_a_tar_with_the_same_key_twice(place: Place) -> None:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     message = place.refuses("shard", "run.yaml", "--set", "data.source=twice.tar", field="data.source")
-    assert "key x is there twice (got 'twice.tar')" in message
+    assert "key x " in message
+    assert "(got 'twice.tar')" in message
 
 
 @pytest.mark.parametrize(
     ("document", "field", "said"),
     [
-        ("train: {epcohs: 3}", "train.epcohs", "wrong.yaml:1: train.epcohs: unknown key. Did you mean train.epochs?"),
+        ("train: {epcohs: 3}", "train.epcohs", "train.epochs"),
         ("run: {id: a}\nrun: {id: b}", "run", "wrong.yaml:2: run: given twice, first on line 1"),
         ("train: {schedule: {learning_rate: .nan}}", "train.schedule.learning_rate", "(got nan)"),
         ("train: {schedule: {learning_rate: .inf}}", "train.schedule.learning_rate", "(got inf)"),
@@ -298,5 +299,5 @@ def test_the_run_directory_of_another_document(sharded: Place) -> None:
     before = sharded.files()
     for command in ("run", "train", "evaluate", "report"):
         message = sharded.refuses(command, "run.yaml", field="work/runs/r")
-        assert "train.epochs: was 2.0, is 1.0" in message
+        assert re.search(r"train\.epochs\b.*2\.0.*1\.0", message)
     assert sharded.files() == before

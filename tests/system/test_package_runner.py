@@ -155,8 +155,8 @@ def test_an_image_of_another_version_is_told(capsys):
         work.train(json.dumps(document), "", None, None)
     said = capsys.readouterr().err
     assert ended.value.code == ExitCode.BAD_INPUT
-    assert "input.of_tomorrow: unknown key" in said
-    assert "build or pull that one" in said
+    assert "input.of_tomorrow: " in said
+    assert "images.tag" in said
 
 
 def test_several_pods_pack_and_the_shard_stage_completes(start):
