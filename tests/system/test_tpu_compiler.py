@@ -7,6 +7,7 @@ into the environment of the tests, then `pytest tests/system/test_tpu_compiler.p
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
