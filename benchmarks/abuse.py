@@ -26,11 +26,11 @@ from prometheus_client import CollectorRegistry
 from world import run_world
 
 from podscale.config import RunConfig
-from podscale.engine.checkpoints import open_checkpoints
-from podscale.engine.monitor import Monitor
+from podscale.engine.checkpoints import open_checkpoint_store
+from podscale.engine.monitor import TrainingLogger
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import train
-from podscale.pytorch.build import build_session
+from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
@@ -55,7 +55,7 @@ def recorded_training(world: World, document: str, place: str, directory: str) -
     config = RunConfig.model_validate_json(document)
     moments: list[Moment] = []
 
-    class Recording(Monitor):
+    class Recording(TrainingLogger):
         def updated(self, step: int, images: int, bad_records: int) -> None:
             super().updated(step, images, bad_records)
             moments.append((time.time(), time.process_time()))
@@ -64,8 +64,8 @@ def recorded_training(world: World, document: str, place: str, directory: str) -
     monitor = Recording(TrainMetrics(registry, rank=world.rank, run=config.run.id), None, log_every=10)
     run = RunDirectory.of(config)
     shard_set = ShardSet.open(Path(place))
-    store = open_checkpoints(config, run, shard_set)
-    session = build_session(config, world, shard_set, run.model, store, monitor, StopRequest())
+    store = open_checkpoint_store(config, run, shard_set)
+    session = build_trainer(config, world, shard_set, run.model, store, monitor, StopRequest())
     with SnapshotWriter(registry, snapshot_path(Path(directory), world.rank)):
         train(session)
     session.close()

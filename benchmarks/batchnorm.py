@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from world import run_world
 
-from podscale.config.spans import Span
-from podscale.pytorch.batchnorm import BatchNorm, span_groups
+from podscale.config.spans import BatchNormGroup
+from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.world import World
 
 SHAPES = {"64 x 56 x 56": (64, 56), "256 x 28 x 28": (256, 28), "1024 x 14 x 14": (1024, 14), "2048 x 7 x 7": (2048, 7)}
@@ -66,7 +66,7 @@ def variants(world: World, channels: int, batch: int) -> dict[str, Callable[[Ten
     local, whole = nn.BatchNorm2d(channels).to(world.device), BatchNorm(channels).to(world.device)
     group, parts = BatchNorm(channels).to(world.device), BatchNorm(channels).to(world.device)
     group.group = world.consecutive_group(world.size)
-    span_groups(parts, world, Span(1, batch // 4))
+    assign_batch_norm_groups(parts, world, BatchNormGroup(1, batch // 4))
     ranks = "1 rank, as a group" if world.size == 1 else f"{world.size} ranks"
     return {
         "torch, local": local,

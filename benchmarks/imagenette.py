@@ -44,7 +44,7 @@ def main() -> None:
 
 def describe(run: Path) -> list[str]:
     """The curve, the final figures and the stages of a finished run, as Markdown."""
-    history, found = read_history(run / "metrics.jsonl"), evaluation.read(run / "evaluation.json")
+    history, found = read_history(run / "metrics.jsonl"), evaluation.read_evaluation(run / "evaluation.json")
     figures = found.figures
     low, high = figures.top1_interval
     curve = [

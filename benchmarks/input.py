@@ -18,9 +18,9 @@ from conditions import RESULTS, head, publish
 
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
-from podscale.input import build_loader
+from podscale.input.build import build_loader
 from podscale.input.decode import decode
-from podscale.order import build_order
+from podscale.order import build_sampler
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet, Split
 
@@ -43,7 +43,7 @@ def loader(name: str) -> Candidate:
         made = build_loader(
             config,
             split,
-            build_order(config, split),
+            build_sampler(config, split),
             phases=image_phases(config, len(split)),
             ranks=range(1),
             world=1,
@@ -92,13 +92,13 @@ def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
     import cv2
 
     from podscale.config.schedule import CropSection
-    from podscale.input.crop import training_views
+    from podscale.input.crop import training_crops
 
     cv2.setNumThreads(1)
     images = np.empty((batch, size, size, 3), dtype=np.uint8)
     for rows in batches(split, batch):
         sizes = [split.column(name)[rows].astype(np.int64) for name in ("width", "height")]
-        views = training_views(0, np.zeros_like(rows), split.keys[rows], *sizes, crop=CropSection(), size=size)
+        views = training_crops(0, np.zeros_like(rows), split.keys[rows], *sizes, crop=CropSection(), size=size)
         for slot, row in enumerate(rows.tolist()):
             view = views[slot]
             part = decode(split.record(row))[view.top : view.top + view.height, view.left : view.left + view.width]

@@ -28,14 +28,15 @@ from PIL import Image
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.errors import InputError
-from podscale.input import Loader, build_loader, open_shard_set
-from podscale.input.crop import View, training_views
-from podscale.input.decode import Pixels, cut, decode, decode_rows
+from podscale.input.batch import Loader
+from podscale.input.build import build_loader, open_shard_set
+from podscale.input.crop import CropParams, training_crops
+from podscale.input.decode import Pixels, crop_and_resize, decode, decode_rows
 from podscale.input.loaders import torchvision
-from podscale.order import build_order
+from podscale.order import build_sampler
 from podscale.schedules import image_phases
-from podscale.shards.remote import Patience, RemoteFiles
-from podscale.shards.shardset import LocalShards, ShardSet, Split
+from podscale.shards.remote import ReadRetryPolicy, RemoteFiles
+from podscale.shards.shardset import LocalShardMapper, ShardSet, Split
 
 PACKAGES = ("pillow", "simplejpeg", "numpy", "nvidia-dali-cuda130")
 NEEDED = 4102
@@ -64,7 +65,7 @@ class WholeImages:
         return decode(self._split.record(row))
 
 
-def cut_by_numpy(pixels: Pixels, view: View, size: int) -> Pixels:
+def cut_by_numpy(pixels: Pixels, view: CropParams, size: int) -> Pixels:
     """How views were cut before."""
     part = pixels[view.top : view.top + view.height, view.left : view.left + view.width]
     image = Image.fromarray(part)
@@ -75,7 +76,7 @@ def cut_by_numpy(pixels: Pixels, view: View, size: int) -> Pixels:
 
 
 @contextmanager
-def cutting(by: Callable[[Pixels, View, int], Pixels]) -> Iterator[None]:
+def cutting(by: Callable[[Pixels, CropParams, int], Pixels]) -> Iterator[None]:
     torchvision.cut, kept = by, torchvision.cut
     try:
         yield
@@ -90,11 +91,11 @@ class Turn:
         section = {"loader": "torchvision", "workers": cores, "image_size": size, **CANDIDATES[name]}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": BATCH}})
         split = open_shard_set(directory, config).split("train")
-        order = build_order(config, split)
+        order = build_sampler(config, split)
         self.loader: Loader = build_loader(
             config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world=1, device="cpu"
         )
-        self._cut = cut
+        self._cut = crop_and_resize
         if name == AS_IT_WAS:
             self.loader._images, self._cut = WholeImages(split), cut_by_numpy  # type: ignore[attr-defined]
         self._step = 0
@@ -149,7 +150,7 @@ def parts(directory: str, images: int, size: int) -> list[str]:
     split = ShardSet.open(directory).split("train")
     rows = np.random.default_rng(0).permutation(len(split))[:images]
     widths, heights = (split.column(name)[rows].astype(np.int64) for name in ("width", "height"))
-    views = training_views(0, np.zeros_like(rows), split.keys[rows], widths, heights, crop=CropSection(), size=size)
+    views = training_crops(0, np.zeros_like(rows), split.keys[rows], widths, heights, crop=CropSection(), size=size)
     jobs = [
         (split.record(row), int(height), int(width), views[slot])
         for slot, (row, height, width) in enumerate(zip(rows.tolist(), heights, widths, strict=True))
@@ -166,7 +167,7 @@ def parts(directory: str, images: int, size: int) -> list[str]:
             cut_by_numpy(pixels, job[3], size).copy() for pixels, job in zip(whole, jobs, strict=True)
         ],
         "cutting, resizing, mirroring": lambda: [
-            np.array(cut(pixels, job[3], size)) for pixels, job in zip(whole, jobs, strict=True)
+            np.array(crop_and_resize(pixels, job[3], size)) for pixels, job in zip(whole, jobs, strict=True)
         ],
     }
     figures: dict[str, list[float]] = {name: [] for name in measured}
@@ -219,7 +220,7 @@ def bringing(directory: str, pause: float) -> list[str]:
     mine, theirs = context.Pipe()
     server = context.Process(target=serve, args=(directory, pause, theirs), daemon=True)
     server.start()
-    files = RemoteFiles(f"http://127.0.0.1:{mine.recv()}", Patience())
+    files = RemoteFiles(f"http://127.0.0.1:{mine.recv()}", ReadRetryPolicy())
     lines = [
         f"Bringing records to memory, {split.column('size').mean() / 1000:.0f} kB each, in shards of "
         f"{paths[0].stat().st_size / 1e6:.0f} MB; the store answers {pause * 1000:.0f} ms late:",
@@ -263,11 +264,11 @@ def bringing(directory: str, pause: float) -> list[str]:
             split.record(row).copy()
 
     forget()  # before anything is mapped: mapped pages stay
-    timed("disk, cold", "whole shards, one after the other", lambda: [LocalShards().read(path) for path in paths])
+    timed("disk, cold", "whole shards, one after the other", lambda: [LocalShardMapper().read(path) for path in paths])
     forget()
     timed("disk, cold", "records of mapped shards, in random order", mapped)
     timed("page cache", "records of mapped shards, in random order", mapped)
-    held = {path: LocalShards().read(path) for path in paths}
+    held = {path: LocalShardMapper().read(path) for path in paths}
     where = split.column("shard"), split.column("offset")
 
     def kept() -> None:

@@ -20,7 +20,7 @@ from conditions import RESULTS, head, publish
 from podscale.config import ModelSection
 from podscale.jax.loss import smoothed_cross_entropy
 from podscale.jax.models import build_model, initialise
-from podscale.jax.models.convolution import Convolve, by_products, by_xla
+from podscale.jax.models.convolution import ConvolutionFunction, matmul_convolution, xla_convolution
 from podscale.pytorch.loss import smoothed_cross_entropy as loss_of_torch
 from podscale.pytorch.models import build_model as build_torch_model
 
@@ -53,8 +53,8 @@ def variants(case: Case) -> dict[str, Callable[[], Any]]:
     labels = generator.integers(0, CLASSES, case.images)
     return {
         "torch": of_torch(case, images, labels),
-        "jax": of_jax(case, images, labels, by_products),
-        "jax, XLA's convolution": of_jax(case, images, labels, by_xla),
+        "jax": of_jax(case, images, labels, matmul_convolution),
+        "jax, XLA's convolution": of_jax(case, images, labels, xla_convolution),
     }
 
 
@@ -69,7 +69,7 @@ def of_torch(case: Case, images: Any, labels: Any) -> Callable[[], Any]:
     return step
 
 
-def of_jax(case: Case, images: Any, labels: Any, convolve: Convolve) -> Callable[[], Any]:
+def of_jax(case: Case, images: Any, labels: Any, convolve: ConvolutionFunction) -> Callable[[], Any]:
     apply = build_model(case.model, convolve=convolve)
     parameters, running = jax.device_put(initialise(case.model, CLASSES, seed=0))
     given = jax.device_put((images, labels.astype(np.int32)))

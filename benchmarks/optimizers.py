@@ -23,11 +23,11 @@ from torch import Tensor
 
 from podscale.config import ModelSection
 from podscale.config.optimizer import OptimizerSection
-from podscale.layout import plan_layout
-from podscale.models import spec
-from podscale.pytorch.optim import Hyper, Periodic, Segment, Shaped, Share, build_optimizer
+from podscale.layout import plan_buckets
+from podscale.models import model_spec
+from podscale.pytorch.optim import ExtraStateOptimizer, HyperParams, ParamShard, ParamSlice, StepAware, build_optimizer
 
-PARAMETERS = spec(ModelSection(name="resnet50"), 1000).parameters
+PARAMETERS = model_spec(ModelSection(name="resnet50"), 1000).parameters
 RATE, MOMENTUM, DECAY, ETA = 0.1, 0.9, 1e-4, 1e-3
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOCK = time.perf_counter if DEVICE.type == "cuda" else time.process_time
@@ -55,9 +55,9 @@ class Ours:
     """A rule over flat buffers; `shards` > 1 updates that part alone, without the exchange of sums."""
 
     def __init__(self, options: dict[str, Any], *, shards: int = 1) -> None:
-        layout = plan_layout([p.size for p in PARAMETERS], 25 * 2**18, 32 * shards)
+        layout = plan_buckets([p.size for p in PARAMETERS], 25 * 2**18, 32 * shards)
         segments = [
-            Segment(
+            ParamSlice(
                 p.name,
                 start,
                 p.size,
@@ -72,21 +72,21 @@ class Ours:
         self._gradients = torch.zeros_like(weights)
         self._source = torch.randn_like(weights)
         owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
-        share = Share(segments, owned, weights, self._gradients)
+        share = ParamShard(segments, owned, weights, self._gradients)
         self._rule = build_optimizer(OptimizerSection(**options), share, 40.0)
-        self._hyper = Hyper(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
+        self._hyper = HyperParams(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
         self._finite = torch.tensor(True, device=DEVICE)
         self._number = 1  # at 0 Shampoo would take roots whatever its interval is
 
     @property
     def kept(self) -> int:
         """Bytes that the rule keeps beside weights and gradients."""
-        shaped = self._rule.shaped_bytes if isinstance(self._rule, Shaped) else 0
+        shaped = self._rule.shaped_bytes if isinstance(self._rule, ExtraStateOptimizer) else 0
         return shaped + sum(values.nbytes for values in self._rule.moments.values())
 
     def prepare(self) -> None:
         self._gradients.copy_(self._source)
-        if isinstance(self._rule, Periodic):
+        if isinstance(self._rule, StepAware):
             self._rule.begin(self._number)
         self._number += 1
 

@@ -21,18 +21,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from world import run_world
 
 from podscale.config import RunConfig
-from podscale.engine.checkpoints import open_checkpoints
-from podscale.engine.monitor import Monitor, kept_ledger
+from podscale.engine.checkpoints import open_checkpoint_store
+from podscale.engine.monitor import TrainingLogger, open_goodput_tracker
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import train
-from podscale.engine.word import Word
-from podscale.pytorch.build import build_session
+from podscale.engine.word import StepStatus
+from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.rundir import Lease, RunDirectory
 from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
-from podscale.telemetry.heartbeat import Heartbeat
+from podscale.telemetry.heartbeat import GoodputWriter
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.server import MetricsServer
 
@@ -61,7 +61,7 @@ class Switch:
         return True
 
 
-class Switched(Monitor):
+class Switched(TrainingLogger):
     """A monitor that takes part only while its switch is on; CPU seconds of a step, by block: (on, seconds)."""
 
     def __init__(self, switch: Switch, metrics: TrainMetrics, log: EventLog | None, **more: Any) -> None:
@@ -83,7 +83,7 @@ class Switched(Monitor):
                 self.blocks.append((was, (now - self._begin) / self._counted))
             self._begin, self._counted = now, 0
 
-    def word(self, word: Word, *, epoch: float, learning_rate: float) -> None:
+    def word(self, word: StepStatus, *, epoch: float, learning_rate: float) -> None:
         if self._switch.on:
             super().word(word, epoch=epoch, learning_rate=learning_rate)
 
@@ -98,7 +98,7 @@ def switched_training(world: World, document: str, place: str, directory: str, b
             if switch.on:
                 super()._write()
 
-    class Heartbeats(Heartbeat):
+    class Heartbeats(GoodputWriter):
         def _write(self, ended: str = "") -> None:
             if switch.on:
                 super()._write(ended)
@@ -107,15 +107,15 @@ def switched_training(world: World, document: str, place: str, directory: str, b
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info={"model": config.model.name})
     run = RunDirectory.of(config).create()
     shard_set = ShardSet.open(Path(place))
-    store = open_checkpoints(config, run, shard_set)
+    store = open_checkpoint_store(config, run, shard_set)
     with Lease.acquire(Path(directory) / f".lease-{world.rank}") as lease:
         log = EventLog(run.metrics, lease.check) if world.first else None
-        ledger = kept_ledger(run)
+        ledger = open_goodput_tracker(run)
         monitor = Switched(switch, metrics, log, ledger=ledger, hosts=world.hosts())
         for source in (ledger, monitor.stragglers):
             if source is not None:
                 metrics.readings.look_up(source)
-        session = build_session(config, world, shard_set, run.model, store, monitor, StopRequest())
+        session = build_trainer(config, world, shard_set, run.model, store, monitor, StopRequest())
         heartbeat = Heartbeats(ledger, run.heartbeat, lease.check) if world.first else None
         with Snapshots(registry, snapshot_path(Path(directory), world.rank)):
             train(session)
@@ -133,7 +133,7 @@ def call_seconds(directory: Path) -> tuple[float, float]:
     metrics = TrainMetrics(registry, rank=0, run="bench", info={"model": "resnet18"})
     steps = 20_000
     with Lease.acquire(directory / ".lease") as lease, EventLog(directory / "calls.jsonl", lease.check) as log:
-        monitor = Monitor(metrics, log, log_every=10)
+        monitor = TrainingLogger(metrics, log, log_every=10)
         begin = time.thread_time()
         for step in range(1, steps + 1):
             for phase in ("data_wait", "h2d", "forward_backward", "allreduce_wait", "optimizer"):
@@ -148,9 +148,9 @@ def call_seconds(directory: Path) -> tuple[float, float]:
     return calls, (time.thread_time() - begin) / 200
 
 
-def _word(step: int) -> Word:
+def _word(step: int) -> StepStatus:
     busy = {"slowest_rank": 0, "slowest_milliseconds": 10, "fastest_milliseconds": 10}
-    return Word(step, stop=False, finite=True, loss=1.0, **busy)
+    return StepStatus(step, stop=False, finite=True, loss=1.0, **busy)
 
 
 def scrape(url: str, stop: threading.Event) -> None:

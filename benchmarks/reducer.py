@@ -22,7 +22,7 @@ from world import run_world
 from podscale.config import ModelSection
 from podscale.config.train import AllReduceSection
 from podscale.pytorch.models import build_model
-from podscale.pytorch.reducer import Reducer, accumulating, build_reducer
+from podscale.pytorch.reducer import GradientReducer, build_reducer, no_sync_unless_last
 from podscale.pytorch.world import World
 
 
@@ -63,14 +63,14 @@ class Variant:
         torch.manual_seed(0)
         self._model: nn.Module = build_model(ModelSection(**network.model), network.classes).train()
         parts = AllReduceSection(**(section or {"algorithm": "flat"}))
-        self._reducer: Reducer = build_reducer(parts, self._model, world)
+        self._reducer: GradientReducer = build_reducer(parts, self._model, world)
         self._reduces = section is not None
 
     def step(self, images: Tensor, labels: Tensor) -> Times:
         reducer = self._reducer
         begin = time.perf_counter()
         reducer.begin()
-        with accumulating(reducer, last=self._reduces):
+        with no_sync_unless_last(reducer, last=self._reduces):
             loss = nn.functional.cross_entropy(reducer.module(images), labels)
             reducer.backward(loss, last=self._reduces)
         done = time.perf_counter()

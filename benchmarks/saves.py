@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from world import run_world
 
 from podscale.config import RunConfig
-from podscale.engine.checkpoints import open_checkpoints
-from podscale.engine.monitor import Monitor
+from podscale.engine.checkpoints import open_checkpoint_store
+from podscale.engine.monitor import TrainingLogger
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import train
-from podscale.pytorch.build import build_session
+from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
@@ -34,14 +34,14 @@ def saving_training(world: World, document: str, place: str) -> tuple[list[float
     saved: list[Any] = []
     held: list[float] = []
 
-    class Holding(Monitor):
+    class Holding(TrainingLogger):
         def phase(self, name: str) -> AbstractContextManager[None]:
             return _timed(held) if name == "checkpoint" else nullcontext()
 
     monitor = Holding(TrainMetrics(CollectorRegistry(), rank=0, run="saves", info={}), None, log_every=10)
     shard_set = ShardSet.open(Path(place))
-    store = open_checkpoints(config, run, shard_set, listener=saved.append)
-    session = build_session(config, world, shard_set, run.model, store, monitor, StopRequest())
+    store = open_checkpoint_store(config, run, shard_set, listener=saved.append)
+    session = build_trainer(config, world, shard_set, run.model, store, monitor, StopRequest())
     begin = time.perf_counter()
     train(session)
     seconds = time.perf_counter() - begin

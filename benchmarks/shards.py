@@ -30,12 +30,13 @@ from typing import Any
 from conditions import RESULTS, head, publish
 
 from podscale.config.data import DataSection
-from podscale.shards.convert import Rules
-from podscale.shards.pack import Packer, Progress, Task
-from podscale.shards.plan import Plan, make_plan
-from podscale.shards.sources import Item
-from podscale.shards.sources.members import members
+from podscale.shards.convert import ImageRules
+from podscale.shards.pack import Packer, PackTask
+from podscale.shards.plan import ShardPlan, plan_shards
+from podscale.shards.sources import SourceItem
+from podscale.shards.sources.members import tar_members
 from podscale.shards.sources.storage import LocalStorage
+from podscale.shards.watch import PackProgress
 
 SHARD_BYTES = 256 * 2**20
 
@@ -56,16 +57,16 @@ class Originals:
     def __init__(self, archive: Path, repeat: int) -> None:
         self.archive, self._storage, self._repeat = archive, LocalStorage(str(archive)), repeat
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         with self._storage.open(b"") as file:
-            for member in members(file, "archive"):
+            for member in tar_members(file, "archive"):
                 synset = member.name.rpartition(b"/")[2].partition(b"_")[0].decode()
                 for copy in range(self._repeat):
                     # every synset in both splits, so that it is a data set; only train is packed here
                     split = "validation" if copy == 0 else "train"
-                    yield Item(b"%d/" % copy + member.name, synset, member.size, split, b"", member.offset)
+                    yield SourceItem(b"%d/" % copy + member.name, synset, member.size, split, b"", member.offset)
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         return self._storage.read(b"", item.offset, item.size)
 
 
@@ -75,34 +76,34 @@ class Synthetic:
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         for i in range(self._count):
             synset = f"n{i % 1000 * 7919:08d}"
-            yield Item(f"train/{synset}/{synset}_{i}.JPEG".encode(), synset, 60_000 + i * 31 % 100_000)
+            yield SourceItem(f"train/{synset}/{synset}_{i}.JPEG".encode(), synset, 60_000 + i * 31 % 100_000)
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         raise OSError("nowhere")
 
 
 Writer = Callable[[Path], None]
 
 
-def podscale_writer(plan: Plan, source: Originals, data: DataSection, *, decode: bool, sha256: bool) -> Writer:
+def podscale_writer(plan: ShardPlan, source: Originals, data: DataSection, *, decode: bool, sha256: bool) -> Writer:
     def write(out: Path) -> None:
         for name in ("train", "records/train"):
             (out / name).mkdir(parents=True)
-        packer = Packer(out, data, replace(Rules.of(data), decode=decode), hash_shards=sha256)
+        packer = Packer(out, data, replace(ImageRules.of(data), decode=decode), hash_shards=sha256)
         for shard in range(plan.shards("train")):
-            packer.pack(plan, source, Task("train", shard), ignore)
+            packer.pack(plan, source, PackTask("train", shard), ignore)
 
     return write
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: PackProgress) -> None:
     return None
 
 
-def webdataset_writer(plan: Plan, source: Originals) -> Writer:
+def webdataset_writer(plan: ShardPlan, source: Originals) -> Writer:
     import webdataset
 
     def write(out: Path) -> None:
@@ -113,7 +114,7 @@ def webdataset_writer(plan: Plan, source: Originals) -> Writer:
     return write
 
 
-def mds_writer(plan: Plan, source: Originals, hashes: list[str]) -> Writer:
+def mds_writer(plan: ShardPlan, source: Originals, hashes: list[str]) -> Writer:
     from streaming import MDSWriter
 
     columns = {"image": "bytes", "label": "int"}
@@ -126,7 +127,7 @@ def mds_writer(plan: Plan, source: Originals, hashes: list[str]) -> Writer:
     return write
 
 
-def entries(plan: Plan) -> Iterator[Any]:
+def entries(plan: ShardPlan) -> Iterator[Any]:
     for shard in range(plan.shards("train")):
         yield from plan.entries("train", shard)
 
@@ -165,7 +166,7 @@ LIMITS_TEXT = [
 ]
 
 
-def plain_writers(plan: Plan, source: Originals) -> dict[str, Writer]:
+def plain_writers(plan: ShardPlan, source: Originals) -> dict[str, Writer]:
     """The least that copying the planned images can cost, by ways to do it."""
     places = [(entry.item.offset, entry.item.size) for entry in entries(plan)]
     total = sum(size for _, size in places)
@@ -218,7 +219,7 @@ def write_speed(archive: Path, repeat: int, rounds: int, scratch: Path) -> tuple
     """The table of writers, that of limits, and what was written."""
     data = DataSection(source=str(archive), shard_bytes=SHARD_BYTES)
     source = Originals(archive, repeat + 1)
-    plan = make_plan(source, data)
+    plan = plan_shards(source, data)
     chosen = list(entries(plan))
     size = sum(entry.item.size for entry in chosen)
     writers = {}

@@ -19,15 +19,15 @@ from typing import Any
 from conditions import RESULTS, head, publish
 
 from podscale import config
-from podscale.commands.tpu_compile import request_of
+from podscale.commands.tpu_compile import build_compile_request
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_json
 from podscale.hardware import find_topology
-from podscale.jax.ahead.capacity import held_by
-from podscale.jax.ahead.findings import findings
-from podscale.jax.ahead.request import compile_ahead, default_cache
+from podscale.jax.ahead.capacity import batch_within_memory
+from podscale.jax.ahead.findings import compile_findings
+from podscale.jax.ahead.request import compile_aot, default_cache
 from podscale.pipelines import presets
-from podscale.text import human_bytes
+from podscale.text import format_bytes
 
 RESULT = RESULTS / "tpu-compile.json"
 TABLE = RESULTS / "tpu-compile.md"
@@ -127,10 +127,10 @@ def make(row: Row) -> Made:
     """Compiles the step of a row, or says why that failed."""
     made = Made(row.name, time.strftime("%Y-%m-%d"), list(row.changes), row.preset, row.measured, row.topology)
     layout, _, slices = row.topology.partition(" x")
-    document = config.load(presets.resolve(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
-    request = request_of(document, find_topology(layout, int(slices or 1)))
+    document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
+    request = build_compile_request(document, find_topology(layout, int(slices or 1)))
     try:
-        made.found = findings(request, compile_ahead(request, default_cache(), LIMIT))
+        made.found = compile_findings(request, compile_aot(request, default_cache(), LIMIT))
     except (InputError, PodscaleError) as error:
         made.reason = str(error)
     return made
@@ -183,7 +183,7 @@ def line(row: Made) -> str:
         f"{found['topology']['devices']:,}",
         f"{found['batch']} for {sharers}" if sharers > 1 else str(found["batch"]),
         f"{found['all_reduce']}, {found['weight_update']}, {group * found['batch']} images",
-        f"{human_bytes(memory['needed'])} of {human_bytes(available(found))}",
+        f"{format_bytes(memory['needed'])} of {format_bytes(available(found))}",
     ]
     if not found["fits"]:
         return f"| {' | '.join([*cells, 'does not fit', *[''] * 7])} |"
@@ -243,7 +243,7 @@ def reading(made: Sequence[Made]) -> list[str]:
         if row.found and row.found["fits"]:
             lines += [
                 f"| `{row.name}` | {one['kind']} | {one['axes']} | {one['members']} | {one['messages']} "
-                f"| {human_bytes(one['bytes'])} | {human_bytes(one['sent'])} |"
+                f"| {format_bytes(one['bytes'])} | {format_bytes(one['sent'])} |"
                 for one in row.found["collectives"]
             ]
     return lines
@@ -275,13 +275,13 @@ def sweep(told: dict[str, Any]) -> list[str]:
         cells = [
             f"{row['batch']}",
             f"{row['global_batch']:,}",
-            f"{human_bytes(memory['needed'])} of {human_bytes(available(row))}"
-            + ("" if row["fits"] else f", {human_bytes(memory['over'])} too much"),
+            f"{format_bytes(memory['needed'])} of {format_bytes(available(row))}"
+            + ("" if row["fits"] else f", {format_bytes(memory['over'])} too much"),
             f"{row['flops'] / row['batch'] / 1e9:.1f} GFLOP" if row["fits"] else "does not fit",
             f"{row['step_seconds'] * 1e3:.1f} ms{bounded(row)}" if row["fits"] else "",
             f"{row['images_per_second']:,.0f}" if row["fits"] else "",
             f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
-            f"{int(held_by([memory], [row['batch']], available(row)))}",
+            f"{int(batch_within_memory([memory], [row['batch']], available(row)))}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -39,8 +39,8 @@ def _rank(rank: int, size: int, port: int, answer: Any, body: Callable[..., Any]
     }
     import torch
 
-    from podscale.pytorch import world as worlds
+    from podscale.pytorch import world
 
     torch.set_num_threads(1)
-    answer.send(body(worlds.join(120.0), *arguments))
-    worlds.leave()
+    answer.send(body(world.join_world(120.0), *arguments))
+    world.leave_world()

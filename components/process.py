@@ -16,46 +16,46 @@ from pathlib import Path
 from podscale import env, processes
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
-from podscale.rundir.outcome import Stage
-from podscale.stopping import stoppable
+from podscale.rundir.outcome import StageName
+from podscale.stopping import preempt_on_sigterm
 
 
 @contextmanager
-def stage_process(stage: Stage | str) -> Iterator[None]:
+def stage_process(stage: StageName | str) -> Iterator[None]:
     """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
     if (launcher := env.read_number(env.LAUNCHER_PID)) is not None:
-        processes.die_with(launcher)
+        processes.exit_with_process(launcher)
     if (lifeline := env.read_path(env.LIFELINE)) is not None:
-        processes.die_with_holder(lifeline)
+        processes.exit_with_lock_holder(lifeline)
     try:
-        with stoppable():
+        with preempt_on_sigterm():
             if env.STAGE_FILE in os.environ:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
                 write_json(Path(os.environ[env.STAGE_FILE]), {"stage": stage, "pid": os.getpid()})
             yield
     except PodscaleError as error:
-        _leave_word(stage, int(error.exit_code), str(error))
+        _write_failure(stage, int(error.exit_code), str(error))
         print(f"podscale {stage}: {error}", file=sys.stderr, flush=True)
         sys.exit(int(error.exit_code))
     except Exception as error:
-        _leave_word(stage, int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+        _write_failure(stage, int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
         raise
 
 
-def last_words(signpost: Path, stage: str) -> tuple[int, str] | None:
+def failed_stage_error(signpost: Path, stage: str) -> tuple[int, str] | None:
     """Exit code and error of a stage that failed, as it told the launcher."""
     try:
-        said = json.loads(_word_path(signpost, stage).read_text(encoding="utf-8"))
+        said = json.loads(_failure_path(signpost, stage).read_text(encoding="utf-8"))
         return int(said["exit_code"]), str(said["error"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _leave_word(stage: str, exit_code: int, error: str) -> None:
+def _write_failure(stage: str, exit_code: int, error: str) -> None:
     if env.STAGE_FILE in os.environ:
         with suppress(OSError):
-            write_json(_word_path(Path(os.environ[env.STAGE_FILE]), stage), {"exit_code": exit_code, "error": error})
+            write_json(_failure_path(Path(os.environ[env.STAGE_FILE]), stage), {"exit_code": exit_code, "error": error})
 
 
-def _word_path(signpost: Path, stage: str) -> Path:
+def _failure_path(signpost: Path, stage: str) -> Path:
     return signpost.with_name(f"ended-{stage}.json")

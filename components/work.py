@@ -11,20 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import __version__, ensemble, env, progress, resume, stages
+from podscale import ensemble, env, progress, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_json
-from podscale.rundir import Outcome, RunDirectory
+from podscale.rundir import RunDirectory, StageOutcome
 from podscale.study import StudyDocument
+from podscale.version import VERSION
 
 if TYPE_CHECKING:
-    from podscale.study.cells import Cell
-    from podscale.study.records import Record
+    from podscale.study.cells import Trial
+    from podscale.study.records import TrialRecord
 
-SUCCEEDED = ("SUCCEEDED", "COMPLETE")
+
+SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
 """The state of a pipeline that went well; the second is the word of backends with ML Metadata (KFP up to 2.17)."""
 
 
@@ -34,10 +36,10 @@ def pack(data: str, workspace: str, index: int, of: int) -> None:
         stages.shard(
             DataSection.model_validate_json(data),
             workspace,
-            workers=_workers(),
+            workers=_worker_count(),
             index=index,
             of=of,
-            telemetry=stages.Telemetry.from_environment(),
+            telemetry=stages.ExportedTelemetry.from_environment(),
         )
 
 
@@ -47,9 +49,9 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
         result = stages.shard(
             DataSection.model_validate_json(data),
             workspace,
-            workers=_workers(),
-            progress=progress.from_environment(),
-            telemetry=stages.Telemetry.from_environment(),
+            workers=_worker_count(),
+            progress=progress.progress_from_env(),
+            telemetry=stages.ExportedTelemetry.from_environment(),
         )
         assert result is not None, "a component packs the whole set"
         for note in result.notes:
@@ -69,24 +71,26 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             "index_sha256": {name: split.index_sha256 for name, split in manifest.splits.items()},
         }
         write_json(Path(shard_set.path), content)
-        shard_set.metadata.update({**{f"{name}_images": count for name, count in counts.items()}, **_flat(content)})
+        shard_set.metadata.update(
+            {**{f"{name}_images": count for name, count in counts.items()}, **_flat_copy(content)}
+        )
 
 
 def train(document: str, run_id: str, shard_set: Any, model: Any) -> None:
     """Trains here, or has a job of the cluster train (launch.backend); `model` is a dsl.Model artifact: the directory
     with weights, description and model card."""
     with stage_process("train"):
-        _train(_config(document, run_id), shard_set, model)
+        _train(_load_config(document, run_id), shard_set, model)
 
 
 def collapse(document: str, run_id: str, cycle: int, shard_set: Any, model: Any) -> None:
     """As `train`, for the member of the document's ensemble that begins with the snapshot at the end of `cycle`."""
     with stage_process("collapse"):
-        _train(ensemble.member(_config(document, run_id), cycle).config, shard_set, model)
+        _train(ensemble.ensemble_member(_load_config(document, run_id), cycle).config, shard_set, model)
 
 
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
-    outcome = _trainer(config)(config, _location(shard_set))
+    outcome = _choose_trainer(config)(config, _shard_set_location(shard_set))
     directory = RunDirectory.of(config).model
     shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
     model.metadata.update(
@@ -100,15 +104,15 @@ def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
 
 def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
     """Evaluates; `metrics` is a dsl.Metrics artifact, `confusion` dsl.ClassificationMetrics."""
-    from podscale.evaluate import evaluation as evaluations
+    from podscale.evaluate.evaluation import confusion_for_kfp, kfp_metrics, read_evaluation
 
     with stage_process("evaluate"):
-        config = _config(document, run_id)
-        stages.evaluate(config, _location(shard_set))
-        evaluation = evaluations.read(RunDirectory.of(config).evaluation)
-        for name, value in evaluations.kfp_metrics(evaluation).items():
+        config = _load_config(document, run_id)
+        stages.evaluate(config, _shard_set_location(shard_set))
+        evaluation = read_evaluation(RunDirectory.of(config).evaluation)
+        for name, value in kfp_metrics(evaluation).items():
             metrics.log_metric(name, value)
-        matrix = evaluations.confusion_for_kfp(evaluation)
+        matrix = confusion_for_kfp(evaluation)
         if matrix is not None:
             confusion.log_confusion_matrix(*matrix)
 
@@ -116,8 +120,8 @@ def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion
 def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> None:
     """Builds the report; `page` is a dsl.HTML artifact, `card` the model card as dsl.Markdown."""
     with stage_process("report"):
-        config = _config(document, run_id)
-        stages.report(config, _location(shard_set))
+        config = _load_config(document, run_id)
+        stages.report(config, _shard_set_location(shard_set))
         run = RunDirectory.of(config)
         shutil.copyfile(run.report, page.path)
         shutil.copyfile(run.model / "README.md", card.path)
@@ -125,13 +129,13 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
 
 def cells(study: str, chain: int) -> None:
     """Runs what is missing of one chain of a study, in this pod."""
-    from podscale.study.cells import Grid
-    from podscale.study.records import Records
-    from podscale.study.runner import Runner
+    from podscale.study.cells import TrialGrid
+    from podscale.study.records import RecordStore
+    from podscale.study.runner import StudyRunner
 
     with stage_process("cells"):
-        grid = Grid(StudyDocument.model_validate_json(study))
-        runner = Runner(grid, Records(grid.workspace), jobs=1, chains=[grid.chains[chain]], told=_tell)
+        grid = TrialGrid(StudyDocument.model_validate_json(study))
+        runner = StudyRunner(grid, RecordStore(grid.workspace), jobs=1, chains=[grid.chains[chain]], told=_print_trial)
         runner.prepare()
         runner.run()
         if runner.failures:
@@ -139,7 +143,7 @@ def cells(study: str, chain: int) -> None:
             raise PodscaleError(f"{len(runner.failures)} failed:\n{listing}", field="cells")
 
 
-def _tell(cell: "Cell", record: "Record | None", error: str) -> None:
+def _print_trial(cell: "Trial", record: "TrialRecord | None", error: str) -> None:
     if record is not None:
         error = record.ended if record.top1 is None else f"top-1 {record.top1:.2%}"
     print(f"{cell.name}: {error}", flush=True)
@@ -147,10 +151,10 @@ def _tell(cell: "Cell", record: "Record | None", error: str) -> None:
 
 def findings(study: str, page: Any, text: Any) -> None:
     """Writes the results of a study; `page` is a dsl.HTML artifact, `text` dsl.Markdown."""
-    from podscale.study.publish import publish_study
+    from podscale.study.publish import write_study_results
 
     with stage_process("findings"):
-        for path in publish_study(StudyDocument.model_validate_json(study)):
+        for path in write_study_results(StudyDocument.model_validate_json(study)):
             target = {".html": page, ".md": text}.get(path.suffix)
             if target is not None:
                 shutil.copyfile(path, target.path)
@@ -164,13 +168,13 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
     are told; a cancelled run arrives with the state RUNNING, its launcher killed and its job still at work.
     """
     with stage_process("summary"):
-        config = _config(document, run_id)
+        config = _load_config(document, run_id)
         stopped, failure = "", None
         try:
-            stopped = "" if status.state in SUCCEEDED else _stop(config)
+            stopped = "" if status.state in SUCCEEDED_STATES else _stop_jobs(config)
         except Exception as error:  # whatever it is, it must not hide how the stages ended
             stopped, failure = str(error), error
-        text = summary(config, str(status.state), stopped)
+        text = summary_markdown(config, str(status.state), stopped)
         Path(page.path).write_text(text, encoding="utf-8")
         run = RunDirectory.of(config)
         if run.path.is_dir():
@@ -179,10 +183,10 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
             raise failure
 
 
-def summary(config: RunConfig, state: str, stopped: str = "") -> str:
+def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
     """The run in Markdown: how each stage ended, how long it took, what to do next; stopped: what became of its job."""
-    found: dict[str, Outcome] = dict(stages.outcomes(config))
-    state = SUCCEEDED[0] if state in SUCCEEDED else state
+    found: dict[str, StageOutcome] = dict(stages.run_outcomes(config))
+    state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
     for stage in resume.STAGES:
         outcome = found.get(stage)
@@ -192,7 +196,7 @@ def summary(config: RunConfig, state: str, stopped: str = "") -> str:
         how = "done before" if outcome.reused else "done" if outcome.done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
     collapses = stages.collapse_outcomes(config)
-    for member in ensemble.members(config):
+    for member in ensemble.ensemble_members(config):
         name = f"collapse {member.config.run.id}"
         ended = collapses.get(name)
         how = "not run" if ended is None else "done" if ended.done else f"exit code {ended.exit_code}"
@@ -207,24 +211,26 @@ def summary(config: RunConfig, state: str, stopped: str = "") -> str:
     return "\n".join(lines)
 
 
-def _trainer(config: RunConfig) -> Callable[[RunConfig, str], Outcome]:
+def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
     """Training here, or by a job of the cluster."""
     if config.launch.backend == "local":
         return stages.train
     from podscale import launched
 
-    return launched.train
+    return launched.train_on_cluster
 
 
-def _stop(config: RunConfig) -> str:
+def _stop_jobs(config: RunConfig) -> str:
     if config.launch.backend == "local":
         return ""
     from podscale import launched
 
-    return "\n\n".join(launched.stop(one) for one in [config, *(m.config for m in ensemble.members(config))])
+    return "\n\n".join(
+        launched.stop_training_job(one) for one in [config, *(m.config for m in ensemble.ensemble_members(config))]
+    )
 
 
-def _config(document: str, run_id: str) -> RunConfig:
+def _load_config(document: str, run_id: str) -> RunConfig:
     """The document of this run.
 
     Raises InputError where `run_id` is not usable as run.id, and where an image of another version reads the document.
@@ -234,23 +240,23 @@ def _config(document: str, run_id: str) -> RunConfig:
     except InputError as error:
         raise InputError(
             str(error),
-            hint=f"This stage has Podscale {__version__}. If its image is not of the version that began the run, build "
+            hint=f"This stage has Podscale {VERSION}. If its image is not of the version that began the run, build "
             "or pull that one (make images, images.tag of the chart).",
         ) from None
 
 
-def _workers() -> int:
+def _worker_count() -> int:
     return env.read_number(env.SHARD_WORKERS) or 0
 
 
-def _location(shard_set: Any) -> str:
+def _shard_set_location(shard_set: Any) -> str:
     try:
         return str(json.loads(Path(shard_set.path).read_text(encoding="utf-8"))["location"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"not the manifest artifact of a shard set ({error})", field=str(shard_set.path)) from error
 
 
-def _flat(content: dict[str, Any]) -> dict[str, Any]:
+def _flat_copy(content: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if isinstance(value, (str, int, float))}
 
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from podscale.errors import InputError, PodscaleError
-from podscale.pipelines.endpoint import Endpoint, Unreachable, probe, refusal
+from podscale.pipelines.endpoint import BackendUnreachable, KfpEndpoint, credentials_error, probe_backend
 
 OUTAGE_SECONDS = 600.0
 """A backend that cannot be asked for so long while a run is followed is given up; the run itself goes on."""
-ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 _EQUALS = 1
-_ALREADY_THERE = 409
+_HTTP_CONFLICT = 409
 
 
 @dataclass(frozen=True)
-class Version:
+class PipelineVersion:
     """One version of a pipeline in the backend; `new` unless the same package was there before."""
 
     pipeline_id: str
@@ -38,7 +38,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRun:
     """A run, or a schedule, that the backend has accepted."""
 
     id: str
@@ -47,21 +47,21 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PipelineProgress:
     """What is known of a run: its own state, and those of the tasks that have begun, by name."""
 
     state: str
     tasks: dict[str, str]
 
 
-class Backend:
+class KfpBackend:
     """A KFP backend that answers; made by `connect`."""
 
-    def __init__(self, place: Endpoint, client: Any) -> None:
+    def __init__(self, place: KfpEndpoint, client: Any) -> None:
         self.place = place
         self._client = client  # kfp.client.Client, whose generated parts have no types
 
-    def upload(self, package: str, pipeline: str, version: str, description: str) -> Version:
+    def upload(self, package: str, pipeline: str, version: str, description: str) -> PipelineVersion:
         """Makes `package` (YAML) a version of the pipeline, which is made where there is none.
 
         The version's name ends in a hash of the package, so that the same package is found and never sent twice.
@@ -72,11 +72,16 @@ class Backend:
             found = self._version_id(pipeline_id, name)
             version_id = found or self._send(package, pipeline_id, name, description)
         link = self.place.link(f"pipelines/details/{pipeline_id}/version/{version_id}")
-        return Version(pipeline_id, version_id, name, link, new=found is None)
+        return PipelineVersion(pipeline_id, version_id, name, link, new=found is None)
 
     def run(
-        self, version: Version, name: str, experiment: str, parameters: dict[str, Any], service_account: str | None
-    ) -> Started:
+        self,
+        version: PipelineVersion,
+        name: str,
+        experiment: str,
+        parameters: dict[str, Any],
+        service_account: str | None,
+    ) -> StartedRun:
         """Starts a run of an uploaded version."""
         with self._told(f"start run {name}"):
             run = self._client.run_pipeline(
@@ -87,11 +92,11 @@ class Backend:
                 version_id=version.version_id,
                 service_account=service_account,
             )
-        return Started(run.run_id, name, self.place.link(f"runs/details/{run.run_id}"))
+        return StartedRun(run.run_id, name, self.place.link(f"runs/details/{run.run_id}"))
 
     def schedule(
         self,
-        version: Version,
+        version: PipelineVersion,
         name: str,
         experiment: str,
         cron: str,
@@ -99,7 +104,7 @@ class Backend:
         service_account: str | None,
         *,
         replace: bool = False,
-    ) -> Started:
+    ) -> StartedRun:
         """Starts a run at every time of `cron` (six fields, seconds first), one at a time, missed times left out.
 
         Raises InputError where there is a schedule of this name, unless it is to be replaced.
@@ -127,27 +132,27 @@ class Backend:
             )
             for one in former:  # only now: had the new one been refused, nothing would run any more
                 self._client.delete_recurring_run(one)
-        return Started(made.recurring_run_id, name, self.place.link(f"recurringrun/details/{made.recurring_run_id}"))
+        return StartedRun(made.recurring_run_id, name, self.place.link(f"recurringrun/details/{made.recurring_run_id}"))
 
-    def follow(self, run_id: str, watch: Callable[[Progress], None], *, poll_seconds: float = 5.0) -> str:
+    def follow(self, run_id: str, watch: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
         """Waits for the end of a run and returns its state; `watch` is given every change.
 
         Raises PodscaleError where the backend cannot be asked for OUTAGE_SECONDS; InputError where it lets us in no
         longer.
         """
-        seen: Progress | None = None
+        seen: PipelineProgress | None = None
         answered = time.monotonic()
         while True:
             try:
                 with self._told("ask for the run"):
-                    now = _progress(self._client.get_run(run_id))
+                    now = _read_progress(self._client.get_run(run_id))
                 answered = time.monotonic()
                 if now != seen:
                     watch(now)
                     seen = now
-                if now.state in ENDED:
+                if now.state in FINISHED_STATES:
                     return now.state
-            except Unreachable as error:
+            except BackendUnreachable as error:
                 if time.monotonic() - answered > OUTAGE_SECONDS:
                     hint = "The run itself goes on: look at it later."
                     raise PodscaleError(error.problem, field=error.field, got=error.got, hint=hint) from error
@@ -155,7 +160,7 @@ class Backend:
 
     def _pipeline_id(self, name: str, description: str) -> str:
         listed = self._client.pipelines.pipeline_service_list_pipelines(
-            filter=_named(name), **({"namespace": self.place.namespace} if self.place.namespace else {})
+            filter=_name_filter(name), **({"namespace": self.place.namespace} if self.place.namespace else {})
         )
         if listed.pipelines:
             return str(listed.pipelines[0].pipeline_id)
@@ -165,7 +170,7 @@ class Backend:
         return str(self._client.pipelines.pipeline_service_create_pipeline(pipeline=body).pipeline_id)
 
     def _version_id(self, pipeline_id: str, name: str) -> str | None:
-        listed = self._client.list_pipeline_versions(pipeline_id, filter=_named(name))
+        listed = self._client.list_pipeline_versions(pipeline_id, filter=_name_filter(name))
         return str(listed.pipeline_versions[0].pipeline_version_id) if listed.pipeline_versions else None
 
     def _send(self, package: str, pipeline_id: str, name: str, description: str) -> str:
@@ -181,7 +186,7 @@ class Backend:
         return str(self._client.create_experiment(name, namespace=self.place.namespace or None).experiment_id)
 
     def _schedules(self, experiment_id: str, name: str) -> list[str]:
-        listed = self._client.list_recurring_runs(experiment_id=experiment_id, page_size=100, filter=_named(name))
+        listed = self._client.list_recurring_runs(experiment_id=experiment_id, page_size=100, filter=_name_filter(name))
         return [str(found.recurring_run_id) for found in listed.recurring_runs or ()]
 
     @contextlib.contextmanager
@@ -191,39 +196,39 @@ class Backend:
         from kfp_server_api import ApiException  # type: ignore[import-untyped]
 
         try:
-            with _quiet():
+            with _silence_kfp():
                 yield
         except ApiException as error:
             raise self._explained(error, doing) from error
         except urllib3.exceptions.HTTPError as error:
-            problem = f"no answer while trying to {doing}: {_cause(error)}"
-            raise Unreachable(problem, field=self.place.host) from error
+            problem = f"no answer while trying to {doing}: {_connection_error(error)}"
+            raise BackendUnreachable(problem, field=self.place.host) from error
 
     def _explained(self, error: Any, doing: str) -> PodscaleError:
-        words = _message(error.body) or str(error.reason)
+        words = _error_message(error.body) or str(error.reason)
         if error.status in (401, 403):
-            found: PodscaleError = refusal(self.place, error.status, words)
+            found: PodscaleError = credentials_error(self.place, error.status, words)
             return found
         if not error.status or error.status >= 500 or error.status == 429:
-            trouble: PodscaleError = Unreachable(
+            trouble: PodscaleError = BackendUnreachable(
                 f"could not {doing}: HTTP {error.status}: {words}", field=self.place.host
             )
             return trouble
         hint = {
             400: "Podscale's packages need KFP 2.15 or newer.",
             404: "It may have been deleted meanwhile.",
-            _ALREADY_THERE: "Another client made it at the same moment: start the same command again.",
+            _HTTP_CONFLICT: "Another client made it at the same moment: start the same command again.",
         }.get(error.status, "")
         return InputError(f"could not {doing}: {words}", field=self.place.host, hint=hint)
 
 
-def connect(place: Endpoint) -> Backend:
-    """A client of the backend, which has answered; raises what podscale.pipelines.endpoint.probe raises."""
-    multi_user = probe(place)
+def connect_backend(place: KfpEndpoint) -> KfpBackend:
+    """A client of the backend, which has answered; raises what podscale.pipelines.endpoint.probe_backend raises."""
+    multi_user = probe_backend(place)
     if multi_user and not place.namespace:
         hint = "Name the namespace to use with --namespace"
         raise InputError("several users share this KFP", field=place.host, hint=hint)
-    with _quiet():
+    with _silence_kfp():
         from kfp.client import Client
 
         client = Client(
@@ -231,12 +236,12 @@ def connect(place: Endpoint) -> Backend:
             namespace=place.namespace or "kubeflow",
             cookies=place.cookies or None,
             ssl_ca_cert=str(place.ca_file) if place.ca_file else None,
-            credentials=_fresh_token(place),
+            credentials=_token_refresher(place),
         )
-    return Backend(place, client)
+    return KfpBackend(place, client)
 
 
-def _fresh_token(place: Endpoint) -> Any:
+def _token_refresher(place: KfpEndpoint) -> Any:
     """What makes the client read the token anew before every request; None where there is none."""
     if not place.token and place.token_file is None:
         return None
@@ -249,18 +254,18 @@ def _fresh_token(place: Endpoint) -> Any:
     return Fresh()
 
 
-def _progress(run: Any) -> Progress:
+def _read_progress(run: Any) -> PipelineProgress:
     details = (run.run_details.task_details if run.run_details else None) or ()
     tasks = {str(task.display_name): str(task.state) for task in details if task.display_name and task.state}
-    return Progress(str(run.state or "PENDING"), tasks)
+    return PipelineProgress(str(run.state or "PENDING"), tasks)
 
 
-def _named(name: str) -> str:
+def _name_filter(name: str) -> str:
     """KFP's filter for objects of that display name."""
     return json.dumps({"predicates": [{"operation": _EQUALS, "key": "display_name", "stringValue": name}]})
 
 
-def _message(body: Any) -> str:
+def _error_message(body: Any) -> str:
     """What KFP says went wrong: the first line that is for people."""
     try:
         answer = json.loads(body)
@@ -270,13 +275,13 @@ def _message(body: Any) -> str:
     return text.splitlines()[0][:500] if text else ""
 
 
-def _cause(error: Exception) -> str:
+def _connection_error(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     return str(reason if reason is not None else error).partition(": ")[2] or str(error)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_kfp() -> Iterator[None]:
     """Without the links that the client prints in its own form, its notices and its logged tracebacks."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -22,18 +22,18 @@ from podscale import devices, env
 from podscale.config import RunConfig
 from podscale.config.preflight import local_directory
 from podscale.errors import InputError
-from podscale.pipelines.runners import environment
-from podscale.processes import held
+from podscale.pipelines.runners import set_environment
+from podscale.processes import hold_lock_file
 from podscale.rundir import RunDirectory
 
-HOST = "DOCKER_HOST"
-LABEL = "podscale.dev/lease"
+DOCKER_HOST_VARIABLE = "DOCKER_HOST"
+LEASE_LABEL = "podscale.dev/lease"
 """Label of a container: the lease file of its run, by which the containers of a launch that was killed are found."""
-SHARED_MEMORY_GIB = 1.0
+MIN_SHM_GIB = 1.0
 """/dev/shm of a container where the document does not say; Docker's own 64 MiB are too small for loader processes."""
 
 
-class Containers:
+class ContainerRunner:
     """Stages are containers of `launch.image`.
 
     Raises InputError where no engine answers, or where it has no such image and cannot pull it.
@@ -41,11 +41,11 @@ class Containers:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._docker = _library()
-        self._host = _socket()
-        self._client = _connect(self._docker, self._host)
+        self._docker = _import_docker()
+        self._host = _engine_address()
+        self._client = _connect_engine(self._docker, self._host)
         self._image = config.launch.image
-        _provide(self._docker, self._client, self._image)
+        _ensure_image(self._docker, self._client, self._image)
         self._lease = str(RunDirectory.of(config).lease.absolute())
         self._variables: Mapping[str, str] = {}
         self._scratch = Path()
@@ -62,7 +62,7 @@ class Containers:
         self._remove_leftovers()
         handler.run_docker_container = self._run  # type: ignore[attr-defined]
         try:
-            with held(lifeline), environment({HOST: self._host}):
+            with hold_lock_file(lifeline), set_environment({DOCKER_HOST_VARIABLE: self._host}):
                 yield
         finally:
             handler.run_docker_container = theirs  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ class Containers:
         try:
             container.start()
             self._running = container.id
-            for text in _decoded(container.logs(stream=True, follow=True)):
+            for text in _decode_chunks(container.logs(stream=True, follow=True)):
                 print(text, end="")
             return int(container.wait()["StatusCode"])
         finally:
@@ -120,7 +120,7 @@ class Containers:
         gpus = [self._docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if devices.visible_gpus() else []
         inside = any(Path(here).is_relative_to(path) for path in self._volumes())
         return {
-            "labels": {"app.kubernetes.io/name": "podscale", LABEL: self._lease},
+            "labels": {"app.kubernetes.io/name": "podscale", LEASE_LABEL: self._lease},
             "user": "0:0" if rootless else f"{os.getuid()}:{os.getgid()}",
             "working_dir": here,  # relative paths of the document mean the same inside
             "tmpfs": dict.fromkeys(["/tmp", *([] if inside else [here])], "rw,exec,nosuid,nodev,mode=1777"),
@@ -128,18 +128,18 @@ class Containers:
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "network_mode": "host",  # so that /metrics is where the stage says
-            "shm_size": round((resources.shm_gib or SHARED_MEMORY_GIB) * 2**30),
+            "shm_size": round((resources.shm_gib or MIN_SHM_GIB) * 2**30),
             "device_requests": gpus,
         }
 
     def _remove_leftovers(self) -> None:
         """The lease is ours, so what still stands here of an earlier launch of this run has lost its launcher."""
-        for container in self._client.containers.list(all=True, filters={"label": f"{LABEL}={self._lease}"}):
+        for container in self._client.containers.list(all=True, filters={"label": f"{LEASE_LABEL}={self._lease}"}):
             with contextlib.suppress(self._docker.errors.APIError):
                 container.remove(force=True)
 
 
-def _library() -> ModuleType:
+def _import_docker() -> ModuleType:
     try:
         return importlib.import_module("docker")
     except ImportError:
@@ -147,9 +147,9 @@ def _library() -> ModuleType:
         raise InputError("docker needs the docker package", field="--runner", hint=hint) from None
 
 
-def _socket() -> str:
+def _engine_address() -> str:
     """The engine's address: DOCKER_HOST, else the first of the usual sockets of Docker and podman."""
-    given = os.environ.get(HOST)
+    given = os.environ.get(DOCKER_HOST_VARIABLE)
     if given:
         return given
     own = Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"))
@@ -170,18 +170,20 @@ def _socket() -> str:
     )
 
 
-def _connect(docker: Any, host: str) -> Any:
+def _connect_engine(docker: Any, host: str) -> Any:
     try:
         client = docker.DockerClient(base_url=host)
         client.ping()
     except (docker.errors.DockerException, OSError) as error:
         raise InputError(
-            f"no container engine answers at {host} ({error})", field="--runner", hint=f"Start it, or set {HOST}"
+            f"no container engine answers at {host} ({error})",
+            field="--runner",
+            hint=f"Start it, or set {DOCKER_HOST_VARIABLE}",
         ) from error
     return client
 
 
-def _provide(docker: Any, client: Any, image: str) -> None:
+def _ensure_image(docker: Any, client: Any, image: str) -> None:
     """Pulls the image where it is missing."""
     try:
         client.images.get(image)
@@ -197,7 +199,7 @@ def _provide(docker: Any, client: Any, image: str) -> None:
             ) from error
 
 
-def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
+def _decode_chunks(chunks: Iterable[bytes]) -> Iterator[str]:
     """Text of a log that comes in pieces, which may end within a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield from (decoder.decode(chunk) for chunk in chunks)

@@ -19,22 +19,22 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 from podscale import env
 from podscale.errors import InputError, PodscaleError
 
-HOST = "KF_PIPELINES_ENDPOINT"
-UI = "KF_PIPELINES_UI_ENDPOINT"
-TOKEN_FILE = "KF_PIPELINES_SA_TOKEN_PATH"
-IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+HOST_VARIABLE = "KF_PIPELINES_ENDPOINT"
+UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"
+TOKEN_FILE_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
+IN_CLUSTER_ADDRESS = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 PROJECTED_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 """Where a pod of a multi-user Kubeflow finds the token that KFP's API accepts."""
-SECONDS = 15.0
-PORT_FORWARD = "kubectl port-forward --namespace kubeflow service/ml-pipeline 8888"
+TIMEOUT_SECONDS = 15.0
+PORT_FORWARD_COMMAND = "kubectl port-forward --namespace kubeflow service/ml-pipeline 8888"
 
 
-class Unreachable(PodscaleError):
+class BackendUnreachable(PodscaleError):
     """The backend does not answer now; later it may."""
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class KfpEndpoint:
     """A KFP backend and the credentials for it; namespace: the user's, where several share the backend."""
 
     host: str
@@ -60,7 +60,7 @@ class Endpoint:
             raise InputError(f"the token for KFP cannot be read: {error}", field=str(self.token_file)) from error
 
 
-def endpoint(
+def resolve_endpoint(
     host: str | None,
     *,
     namespace: str = "",
@@ -68,31 +68,35 @@ def endpoint(
     token_file: Path | None = None,
     ca_file: Path | None = None,
     environment: Mapping[str, str] = os.environ,
-) -> Endpoint:
+) -> KfpEndpoint:
     """The backend that options and environment name; raises InputError where they name none."""
-    found = host or environment.get(HOST) or (IN_CLUSTER if "KUBERNETES_SERVICE_HOST" in environment else "")
+    found = (
+        host
+        or environment.get(HOST_VARIABLE)
+        or (IN_CLUSTER_ADDRESS if "KUBERNETES_SERVICE_HOST" in environment else "")
+    )
     if not found:
         raise InputError(
             "no address of a KFP",
             field="--host",
-            hint=f"Give it, or set {HOST}. To reach the one of your cluster: `{PORT_FORWARD}` in another terminal, "
+            hint=f"Give it, or set {HOST_VARIABLE}. To reach the one of your cluster: `{PORT_FORWARD_COMMAND}` in another terminal, "
             "then --host http://localhost:8888",
         )
     if ca_file is not None and not ca_file.is_file():
         problem = "no such file, which must have the certificate authority of the endpoint (PEM)"
         raise InputError(problem, field="--ca-file", got=str(ca_file))
-    return Endpoint(
-        host=_url(found),
+    return KfpEndpoint(
+        host=_normalise_url(found),
         namespace=namespace,
-        ui=_url(ui or environment.get(UI, ""), "--ui") if ui or environment.get(UI) else "",
+        ui=_normalise_url(ui or environment.get(UI_VARIABLE, ""), "--ui") if ui or environment.get(UI_VARIABLE) else "",
         token=environment.get(env.KFP_TOKEN, ""),
-        token_file=token_file or _token_file(environment),
+        token_file=token_file or _find_token_file(environment),
         cookies=environment.get(env.KFP_COOKIES, ""),
         ca_file=ca_file,
     )
 
 
-def probe(place: Endpoint) -> bool:
+def probe_backend(place: KfpEndpoint) -> bool:
     """Asks the backend for its health; returns whether it serves several users.
 
     Raises InputError that tells apart: no such host, behind a login, refused, another program, too old; Unreachable
@@ -103,10 +107,10 @@ def probe(place: Endpoint) -> bool:
         hint = "Podscale's pipelines need 2.15 or newer."
         raise InputError("this KFP is older than 2.0", field=place.host, hint=hint)
     if status in (401, 403) or 300 <= status < 400:
-        raise refusal(place, status)
+        raise credentials_error(place, status)
     if status >= 500:
         problem = "KFP answers with a failure of its own"
-        raise Unreachable(problem, field=place.host, got=status, hint="Look at its pods.")
+        raise BackendUnreachable(problem, field=place.host, got=status, hint="Look at its pods.")
     try:
         answer = json.loads(body) if status == 200 else None
     except ValueError:
@@ -121,7 +125,7 @@ def probe(place: Endpoint) -> bool:
     return bool(answer.get("multi_user", False))
 
 
-def refusal(place: Endpoint, status: int, words: str = "") -> InputError:
+def credentials_error(place: KfpEndpoint, status: int, words: str = "") -> InputError:
     """Return the error of a backend that wants other credentials.
 
     Args:
@@ -131,7 +135,7 @@ def refusal(place: Endpoint, status: int, words: str = "") -> InputError:
     given = "the token" if place.token or place.token_file else "the cookies" if place.cookies else "nothing"
     how = (
         f"Give a token by --token-file FILE (or {env.KFP_TOKEN}), or the cookies of a browser that is logged in by "
-        f"{env.KFP_COOKIES}, or go past the login: `{PORT_FORWARD}`"
+        f"{env.KFP_COOKIES}, or go past the login: `{PORT_FORWARD_COMMAND}`"
     )
     if status == 403:
         where = f" in namespace {place.namespace}" if place.namespace else " (a shared KFP wants --namespace)"
@@ -143,27 +147,27 @@ def refusal(place: Endpoint, status: int, words: str = "") -> InputError:
     return InputError(f"{problem}: {words}" if words else problem, field=place.host, got=status, hint=how)
 
 
-def _get(place: Endpoint, path: str) -> tuple[int, str, bytes]:
+def _get(place: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
     """Status, content type and body; redirects are not followed, since they lead to login pages."""
-    request = Request(f"{place.host}{path}", headers={"Accept": "application/json", **_credentials(place)})
+    request = Request(f"{place.host}{path}", headers={"Accept": "application/json", **_auth_headers(place)})
     context = ssl.create_default_context(cafile=str(place.ca_file) if place.ca_file else None)
     try:
-        with build_opener(_Stay, HTTPSHandler(context=context)).open(request, timeout=SECONDS) as answer:
+        with build_opener(_NoRedirect, HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_SECONDS) as answer:
             return answer.status, answer.headers.get_content_type(), answer.read(1 << 20)
     except HTTPError as error:
         return error.code, error.headers.get_content_type() if error.headers else "", b""
     except (URLError, OSError, HTTPException, ValueError) as error:
-        raise _unreachable(place, getattr(error, "reason", error)) from error
+        raise _unreachable_error(place, getattr(error, "reason", error)) from error
 
 
-class _Stay(HTTPRedirectHandler):
+class _NoRedirect(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
         return None
 
 
-def _credentials(place: Endpoint) -> dict[str, str]:
+def _auth_headers(place: KfpEndpoint) -> dict[str, str]:
     bearer = place.bearer()
     return {
         **({"Authorization": f"Bearer {bearer}"} if bearer else {}),
@@ -171,7 +175,7 @@ def _credentials(place: Endpoint) -> dict[str, str]:
     }
 
 
-def _unreachable(place: Endpoint, reason: Any) -> PodscaleError:
+def _unreachable_error(place: KfpEndpoint, reason: Any) -> PodscaleError:
     """InputError for what another address or option mends, Unreachable for what may mend itself."""
     host = place.host
     if isinstance(reason, ssl.SSLCertVerificationError):
@@ -184,18 +188,18 @@ def _unreachable(place: Endpoint, reason: Any) -> PodscaleError:
         problem = f"does not speak TLS as expected ({reason.reason})"
         return InputError(problem, field=host, hint="It may be an http:// address.")
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
-        hint = f"Check the address, or go through `{PORT_FORWARD}`"
+        hint = f"Check the address, or go through `{PORT_FORWARD_COMMAND}`"
         return InputError("no such host is known here", field=host, hint=hint)
     if isinstance(reason, TimeoutError):
-        hint = f"If that is a firewall, go through `{PORT_FORWARD}`"
-        return Unreachable(f"no answer within {SECONDS:.0f} s", field=host, hint=hint)
+        hint = f"If that is a firewall, go through `{PORT_FORWARD_COMMAND}`"
+        return BackendUnreachable(f"no answer within {TIMEOUT_SECONDS:.0f} s", field=host, hint=hint)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return Unreachable(
-        f"cannot be reached: {text}", field=host, hint=f"`{PORT_FORWARD}` brings a cluster's KFP to localhost."
+    return BackendUnreachable(
+        f"cannot be reached: {text}", field=host, hint=f"`{PORT_FORWARD_COMMAND}` brings a cluster's KFP to localhost."
     )
 
 
-def _url(given: str, field: str = "--host") -> str:
+def _normalise_url(given: str, field: str = "--host") -> str:
     """With a scheme and without a trailing slash; plain http only where nothing leaves this machine."""
     address = given
     if "://" not in address:
@@ -212,9 +216,9 @@ def _url(given: str, field: str = "--host") -> str:
     return address.rstrip("/")
 
 
-def _token_file(environment: Mapping[str, str]) -> Path | None:
+def _find_token_file(environment: Mapping[str, str]) -> Path | None:
     if env.KFP_TOKEN in environment:
         return None
-    if TOKEN_FILE in environment:
-        return Path(environment[TOKEN_FILE])
+    if TOKEN_FILE_VARIABLE in environment:
+        return Path(environment[TOKEN_FILE_VARIABLE])
     return PROJECTED_TOKEN if PROJECTED_TOKEN.exists() else None

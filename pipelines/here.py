@@ -29,32 +29,32 @@ from podscale import env, resume, stages
 from podscale.components import process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.pipelines.runners import Processes, Runner
-from podscale.rundir import Lease, Outcome, RunDirectory
-from podscale.rundir.outcome import INTERRUPTED
-from podscale.stopping import CONTINUES, ECHO_SECONDS
+from podscale.pipelines.runners import ProcessRunner, StageRunner
+from podscale.rundir import Lease, RunDirectory, StageOutcome
+from podscale.rundir.outcome import EXIT_INTERRUPTED
+from podscale.stopping import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 
 POLL_SECONDS = 0.1
-SHOWN = (*resume.STAGES, "collapse")
+SHOWN_STAGES = (*resume.STAGES, "collapse")
 """Tasks that people see and that save when they are stopped. The collapse has no outcome here: members are runs."""
-LOG_TAIL = 20
+LOG_TAIL_LINES = 20
 """Lines of the log that are shown where a stage ended without an outcome."""
 
 
 @dataclass
-class Launch:
+class LocalLaunch:
     """A pipeline that is being carried out here; `watch` callbacks read it."""
 
     config: RunConfig
     lease: Lease
     scratch: Path
-    runner: Runner
+    runner: StageRunner
     stage: str | None = None
     """The stage that is running, or was the last to run."""
     task: str | None = None
     """As `stage`, but the exit handler's summary counts too."""
     pid: int | None = None
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     """Outcomes of this launch so far, by stage."""
     failed: bool = False
     """True where kfp says that some task failed."""
@@ -73,34 +73,34 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchResult:
     """How the pipeline ended: the stages' outcomes, wall seconds, and the error of the stage that failed.
 
     collapses: outcomes of those of an ensemble, by their names.
     """
 
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, StageOutcome]
     seconds: float
     exit_code: int
     error: str = ""
     failed_stage: str = ""
     log: Path | None = None
-    collapses: dict[str, Outcome] = field(default_factory=dict)
+    collapses: dict[str, StageOutcome] = field(default_factory=dict)
 
     @property
-    def timed(self) -> dict[str, Outcome]:
+    def timed(self) -> dict[str, StageOutcome]:
         """All that took time, as it ended."""
         return dict(sorted((self.outcomes | self.collapses).items(), key=lambda item: item[1].ended))
 
 
-def run_here(
+def run_locally(
     config: RunConfig,
     lease: Lease,
     *,
-    watch: Callable[[Launch], None],
-    runner: Runner | None = None,
+    watch: Callable[[LocalLaunch], None],
+    runner: StageRunner | None = None,
     verbose: bool = False,
-) -> Ended:
+) -> LaunchResult:
     """Carries out the whole pipeline; returns however it ends.
 
     lease: of the run directory; nothing is written there without it, by this process or by the stages'.
@@ -111,25 +111,27 @@ def run_here(
     run = RunDirectory.of(config)
     log = run.path / "pipeline.log"
     with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
-        launch = Launch(config, lease, Path(scratch), runner or Processes())
+        launch = LocalLaunch(config, lease, Path(scratch), runner or ProcessRunner())
         begun = datetime.now(UTC)
-        stages_know = launch.runner.prepared(_variables(launch), launch.scratch)
-        with stages_know, _output_to(sys.stdout if verbose else log):
-            stopped_by = _carry_out(launch, run.path / "pipeline", watch, begun)
-        _observe(launch, begun)
+        stages_know = launch.runner.prepared(_stage_variables(launch), launch.scratch)
+        with stages_know, _redirect_output(sys.stdout if verbose else log):
+            stopped_by = _run_and_watch(launch, run.path / "pipeline", watch, begun)
+        _update_launch(launch, begun)
         watch(launch)
-    ended = _ended(launch, stopped_by, time.monotonic() - started, log)
-    return replace(ended, collapses=_since(begun, stages.collapse_outcomes(config)))
+    ended = _launch_result(launch, stopped_by, time.monotonic() - started, log)
+    return replace(ended, collapses=_ended_since(begun, stages.collapse_outcomes(config)))
 
 
-def _carry_out(launch: Launch, root: Path, watch: Callable[[Launch], None], begun: datetime) -> int | None:
+def _run_and_watch(
+    launch: LocalLaunch, root: Path, watch: Callable[[LocalLaunch], None], begun: datetime
+) -> int | None:
     """Runs kfp in a thread and watches; returns the signal that stopped the launch, if one did."""
-    thread = threading.Thread(target=_execute, args=(launch, root), name="kfp", daemon=True)
-    with _Signals(launch) as signals:
+    thread = threading.Thread(target=_run_kfp, args=(launch, root), name="kfp", daemon=True)
+    with _SignalForwarder(launch) as signals:
         thread.start()
         while thread.is_alive():
             thread.join(POLL_SECONDS)
-            _observe(launch, begun)
+            _update_launch(launch, begun)
             signals.forward()
             if not signals.insisted:
                 watch(launch)
@@ -138,10 +140,10 @@ def _carry_out(launch: Launch, root: Path, watch: Callable[[Launch], None], begu
     return signals.received
 
 
-def _execute(launch: Launch, root: Path) -> None:
+def _run_kfp(launch: LocalLaunch, root: Path) -> None:
     """What kfp does; its exception is only "a task failed", which the outcomes tell better."""
     from podscale.pipelines.kfp_quickly import local
-    from podscale.pipelines.training import Options, training_pipeline
+    from podscale.pipelines.training import PipelineOptions, training_pipeline
 
     shutil.rmtree(root, ignore_errors=True)  # artifacts of the former launch: copies of what the run directory holds
     root.mkdir()
@@ -154,30 +156,30 @@ def _execute(launch: Launch, root: Path) -> None:
             raise_on_error=True,
         )
         try:
-            options = Options(place=launch.runner.place, parallel=False)
-            training_pipeline(_in_place(launch.config), options)()
+            options = PipelineOptions(place=launch.runner.place, parallel=False)
+            training_pipeline(_as_local_config(launch.config), options)()
         except Exception:
             launch.failed = True
             traceback.print_exc(file=sys.stdout)  # into the log
 
 
-def _in_place(config: RunConfig) -> RunConfig:
+def _as_local_config(config: RunConfig) -> RunConfig:
     """The document with its stages carried out by this machine, whatever launcher it names for a cluster."""
     return config.model_copy(update={"launch": config.launch.model_copy(update={"backend": "local"})})
 
 
-def _observe(launch: Launch, begun: datetime) -> None:
+def _update_launch(launch: LocalLaunch, begun: datetime) -> None:
     """Reads which stage is running and which have ended since the launch began."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         sign = json.loads(launch.signpost.read_text(encoding="utf-8"))
         launch.task, launch.pid = sign["stage"], sign["pid"]
-        launch.stage = launch.task if launch.task in SHOWN else launch.stage
+        launch.stage = launch.task if launch.task in SHOWN_STAGES else launch.stage
     if launch.stage is not None:
-        launch.last_words = process.last_words(launch.signpost, launch.stage)
-    launch.outcomes = _since(begun, stages.outcomes(launch.config))
+        launch.last_words = process.failed_stage_error(launch.signpost, launch.stage)
+    launch.outcomes = _ended_since(begun, stages.run_outcomes(launch.config))
 
 
-def _since(begun: datetime, found: dict[str, Outcome]) -> dict[str, Outcome]:
+def _ended_since(begun: datetime, found: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
     return {
         stage: outcome
         for stage, outcome in found.items()
@@ -185,28 +187,28 @@ def _since(begun: datetime, found: dict[str, Outcome]) -> dict[str, Outcome]:
     }
 
 
-def _ended(launch: Launch, stopped_by: int | None, seconds: float, log: Path) -> Ended:
+def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, log: Path) -> LaunchResult:
     outcomes = launch.outcomes
     failed = next((outcome for outcome in outcomes.values() if not outcome.done), None)
     if stopped_by == signal.SIGINT:
-        return Ended(outcomes, seconds, INTERRUPTED, "interrupted; the same command continues", log=log)
+        return LaunchResult(outcomes, seconds, EXIT_INTERRUPTED, "interrupted; the same command continues", log=log)
     if failed is not None:
-        return Ended(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
+        return LaunchResult(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
     if not launch.failed and list(outcomes) == list(resume.STAGES):
-        return Ended(outcomes, seconds, ExitCode.DONE, log=log)
+        return LaunchResult(outcomes, seconds, ExitCode.DONE, log=log)
     if launch.last_words is not None and launch.stage is not None:  # it could not record its end
-        return Ended(outcomes, seconds, *launch.last_words, launch.stage, log)
+        return LaunchResult(outcomes, seconds, *launch.last_words, launch.stage, log)
     if stopped_by == signal.SIGTERM:
-        return Ended(outcomes, seconds, ExitCode.PREEMPTED, CONTINUES, log=log)
+        return LaunchResult(outcomes, seconds, ExitCode.PREEMPTED, STOP_MESSAGE, log=log)
     stage = launch.stage or "pipeline"
     error = (
         f"the {stage} stage ended without saying why. If it was killed, by hand or for want of memory, the same "
-        f"command continues. The last it printed:\n{_last_words(log, stage)}"
+        f"command continues. The last it printed:\n{_stage_log_tail(log, stage)}"
     )
-    return Ended(outcomes, seconds, ExitCode.FAILED, error, stage, log)
+    return LaunchResult(outcomes, seconds, ExitCode.FAILED, error, stage, log)
 
 
-def _last_words(log: Path, stage: str) -> str:
+def _stage_log_tail(log: Path, stage: str) -> str:
     """The end of what a stage printed, out of what kfp made of it (names in colour, stage output indented by four)."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
@@ -215,32 +217,32 @@ def _last_words(log: Path, stage: str) -> str:
     _, _, after = text.rpartition(f"Executing task \x1b[96m'{stage}'")
     own = re.split(r"(?m)^\d\d:\d\d:\d\d\.\d+ - (?:INFO|ERROR) - Task ", after)[0]
     lines = [line.removeprefix("    ") for line in own.splitlines() if line.strip()]
-    return "\n".join(lines[-LOG_TAIL:])
+    return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
-def _variables(launch: Launch) -> dict[str, str]:
+def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
     """What a stage needs to know about this launch."""
     return {
         **launch.lease.variables,
         env.STAGE_FILE: str(launch.signpost),
         env.PROGRESS_FILE: str(launch.progress),
         env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
-        **stages.Telemetry.of(launch.config, RunDirectory.of(launch.config).endpoint).variables,
+        **stages.ExportedTelemetry.of(launch.config, RunDirectory.of(launch.config).endpoint).variables,
         "PYTHONUNBUFFERED": "1",
     }
 
 
 @contextlib.contextmanager
-def _output_to(target: Path | TextIO) -> Iterator[None]:
+def _redirect_output(target: Path | TextIO) -> Iterator[None]:
     """Sends what kfp and the stages print to the log file; kfp's root log handlers follow standard output."""
     if not isinstance(target, Path):
         yield
         return
-    with _Log(target) as file, contextlib.redirect_stdout(file):
+    with _LossyLog(target) as file, contextlib.redirect_stdout(file):
         yield
 
 
-class _Log(io.TextIOBase):
+class _LossyLog(io.TextIOBase):
     """A text file that loses what does not fit on the disk, instead of ending the run for it."""
 
     def __init__(self, path: Path) -> None:
@@ -256,10 +258,10 @@ class _Log(io.TextIOBase):
         super().close()
 
 
-class _Signals:
+class _SignalForwarder:
     """The first signal asks the running stage to save and stop, the second ends it at once."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: LocalLaunch) -> None:
         self.received: int | None = None
         self.insisted = False
         self._since = 0.0
@@ -267,7 +269,7 @@ class _Signals:
         self._told: set[tuple[str | None, int]] = set()
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_Signals":
+    def __enter__(self) -> "_SignalForwarder":
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._receive)
         return self
@@ -281,7 +283,7 @@ class _Signals:
         if self.received is None:
             self.received, self._since = number, now
             os.write(2, b"\npodscale: stopping after saving; once more ends it at once\n")
-        elif now - self._since > ECHO_SECONDS:
+        elif now - self._since > DUPLICATE_SIGNAL_SECONDS:
             self.insisted = True
 
     def forward(self) -> None:
@@ -289,7 +291,7 @@ class _Signals:
         task, pid = self._launch.task, self._launch.pid
         if self.received is not None and pid is not None and (task, pid) not in self._told:
             self._told.add((task, pid))  # two stages in two containers may have the same pid
-            if task in SHOWN:
+            if task in SHOWN_STAGES:
                 self._launch.runner.send(pid, signal.SIGTERM)
 
     def kill(self) -> bool:

@@ -8,28 +8,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from podscale.components.collapse.component import collapse
+from podscale.components.evaluate.component import evaluate
+from podscale.components.pack.component import pack
+from podscale.components.report.component import report
+from podscale.components.shard.component import shard
+from podscale.components.summary.component import summary
+from podscale.components.train.component import train
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
 from podscale.launch.jobspec import pod_telemetry
 from podscale.pipelines import presets
 from podscale.pipelines.kfp_quickly import compiler
-from podscale.pipelines.placement import placed
-from podscale.pipelines.training import (
-    Options,
-    collapse,
-    evaluate,
-    pack,
-    report,
-    shard,
-    summary,
-    train,
-    training_pipeline,
-)
+from podscale.pipelines.placement import task_placer
+from podscale.pipelines.training import PipelineOptions, training_pipeline
 
 from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip
 
-COMPONENTS = {
+
+COMPONENT_FUNCTIONS = {
     "pack": pack,
     "shard": shard,
     "train": train,
@@ -41,14 +39,14 @@ COMPONENTS = {
     "findings": findings,
 }
 
-ENSEMBLE = "digits-ensemble"
+ENSEMBLE_PRESET = "digits-ensemble"
 """The preset whose pipeline shows the collapse of snapshots."""
 
 KFP_VERSIONS = ("2.15", "2.16")
 """What packages can be made for; 2.16 means that and newer. 2.15 does not know a task's security context."""
 
 
-def package(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1]) -> str:
+def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1]) -> str:
     """The pipeline of a run document as a KFP package (YAML).
 
     cache: the backend may reuse the shard stage's result. kfp: one of KFP_VERSIONS. Raises InputError for what a task
@@ -57,30 +55,30 @@ def package(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
-    place = placed(config, security=kfp != "2.15")
-    options = Options(place=place, parts=config.launch.shard_pods, cache=cache)
+    place = task_placer(config, security=kfp != "2.15")
+    options = PipelineOptions(place=place, parts=config.launch.shard_pods, cache=cache)
     served = config.model_copy(update={"telemetry": pod_telemetry(config)})  # by the tasks that are pods themselves
-    return compiled(training_pipeline(served, options))
+    return compile_to_yaml(training_pipeline(served, options))
 
 
 def component_package(name: str) -> str:
     """One component as a KFP package (YAML)."""
-    return compiled(COMPONENTS[name])
+    return compile_to_yaml(COMPONENT_FUNCTIONS[name])
 
 
-def committed() -> dict[Path, str]:
+def generated_files() -> dict[Path, str]:
     """Every generated file that is committed beside its source, with the content it should have."""
     here = Path(__file__).parent
     components = here.parent / "components"
-    default = load(presets.resolve(None))
+    default = load(presets.resolve_preset(None))
     return {
-        here / f"{presets.DEFAULT}.pipeline.yaml": package(default),
-        here / f"{ENSEMBLE}.pipeline.yaml": package(load(presets.resolve(ENSEMBLE))),
-        **{components / name / "component.yaml": component_package(name) for name in COMPONENTS},
+        here / f"{presets.DEFAULT_PRESET}.pipeline.yaml": package_pipeline(default),
+        here / f"{ENSEMBLE_PRESET}.pipeline.yaml": package_pipeline(load(presets.resolve_preset(ENSEMBLE_PRESET))),
+        **{components / name / "component.yaml": component_package(name) for name in COMPONENT_FUNCTIONS},
     }
 
 
-def compiled(what: Any) -> str:
+def compile_to_yaml(what: Any) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "package.yaml"
         compiler.Compiler().compile(what, str(path))
@@ -88,6 +86,6 @@ def compiled(what: Any) -> str:
 
 
 if __name__ == "__main__":
-    for path, content in committed().items():
+    for path, content in generated_files().items():
         path.write_text(content, encoding="utf-8")
         print(path)

@@ -11,12 +11,12 @@ from typing import Any
 from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.launch.jobspec import Stage, job_spec, pod_telemetry
-from podscale.launch.render import render
-from podscale.pipelines.training import Place, Role
-from podscale.stages import Telemetry
+from podscale.launch.jobspec import StageName, build_job_spec, pod_telemetry
+from podscale.launch.render import render_job
+from podscale.pipelines.training import PlaceTask, TaskRole
+from podscale.stages import ExportedTelemetry
 
-STAGES: Mapping[Role, Stage] = {
+STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
     "shard": "shard",
     "train": "train",
     "evaluate": "evaluate",
@@ -25,37 +25,37 @@ STAGES: Mapping[Role, Stage] = {
     "summary": "report",
 }
 """The stage whose pod a role has."""
-LAUNCHING: tuple[Role, ...] = ("launcher", "summary")
+LAUNCHER_ROLES: tuple[TaskRole, ...] = ("launcher", "summary")
 LAUNCHER_RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 """Of a pod that waits: the client and kfp take about 200 MiB."""
-OWN_VARIABLES = (env.RUN_DOCUMENT, env.TERMINATION_LOG)
+RESERVED_VARIABLES = (env.RUN_DOCUMENT, env.TERMINATION_LOG)
 """What a job's pod is told by environment and a component by its inputs."""
 BACKOFF_SECONDS = 60
 
 
-def placed(config: RunConfig, *, security: bool = True) -> Place:
+def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
     """Places each task of the pipeline by the run document.
 
     security: say that pods run as a user, not as root; KFP 2.15 does not know the setting. Raises InputError for what
     a task of KFP cannot have.
     """
 
-    def place(task: Any, role: Role) -> None:
-        pod = _pod(config, role)
-        _contain(task, pod["spec"]["containers"][0])
-        _kubernetes(task, pod)
+    def place(task: Any, role: TaskRole) -> None:
+        pod = _role_pod_template(config, role)
+        _set_container(task, pod["spec"]["containers"][0])
+        _set_kubernetes_options(task, pod)
         if security:
-            _run_as(task, pod["spec"])
+            _check_user(task, pod["spec"])
         if role == "shard":
-            _tell_sharding(task, config)
-        _limit(task, config, retries=0 if role == "summary" else config.launch.retries)
+            _set_sharding_variables(task, config)
+        _set_limits(task, config, retries=0 if role == "summary" else config.launch.retries)
 
     return place
 
 
-def _pod(config: RunConfig, role: Role) -> dict[str, Any]:
+def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
     """The pod template of the role."""
-    spec = job_spec(config, STAGES[role], mounted=False)
+    spec = build_job_spec(config, STAGE_OF_ROLE[role], mounted=False)
     if spec.nodes > 1 and spec.stage != "shard":
         raise InputError(
             f"the {spec.stage} task of a pipeline is one pod, and this document asks for {spec.nodes}",
@@ -63,9 +63,9 @@ def _pod(config: RunConfig, role: Role) -> dict[str, Any]:
             got=spec.hardware.name,
             hint="Choose hardware of one machine.",
         )
-    job = render(spec, "job").job
+    job = render_job(spec, "job").job
     pod: dict[str, Any] = job["spec"]["template"]
-    if role in LAUNCHING:
+    if role in LAUNCHER_ROLES:
         container = pod["spec"]["containers"][0]
         container.update(image=config.launch.launcher_image, resources=LAUNCHER_RESOURCES)
         pod["metadata"]["labels"]["app.kubernetes.io/component"] = "launcher"
@@ -74,7 +74,7 @@ def _pod(config: RunConfig, role: Role) -> dict[str, Any]:
     return pod
 
 
-def _contain(task: Any, container: Mapping[str, Any]) -> None:
+def _set_container(task: Any, container: Mapping[str, Any]) -> None:
     """Image, resources and environment."""
     task.set_container_image(container["image"])
     resources = container.get("resources", {})
@@ -88,20 +88,20 @@ def _contain(task: Any, container: Mapping[str, Any]) -> None:
         if "/" in name:  # an extended resource: nvidia.com/gpu, google.com/tpu
             task.set_accelerator_type(name).set_accelerator_limit(int(amount))
     for variable in container.get("env", ()):
-        if "value" in variable and variable["name"] not in OWN_VARIABLES:
+        if "value" in variable and variable["name"] not in RESERVED_VARIABLES:
             task.set_env_variable(variable["name"], variable["value"])
 
 
-def _tell_sharding(task: Any, config: RunConfig) -> None:
+def _set_sharding_variables(task: Any, config: RunConfig) -> None:
     """What changes nothing in the shards: as variables, for what a task is given besides does not spoil its cache."""
     if config.launch.shard_workers:
         task.set_env_variable(env.SHARD_WORKERS, str(config.launch.shard_workers))
     if config.telemetry.enabled:
-        for name, value in Telemetry(config.run.id, pod_telemetry(config)).variables.items():
+        for name, value in ExportedTelemetry(config.run.id, pod_telemetry(config)).variables.items():
             task.set_env_variable(name, value)
 
 
-def _kubernetes(task: Any, pod: Mapping[str, Any]) -> None:
+def _set_kubernetes_options(task: Any, pod: Mapping[str, Any]) -> None:
     """Nodes, volumes, labels and how images are pulled."""
     from kfp import kubernetes  # loads the whole client of Kubernetes: a second that runs here do without
 
@@ -123,10 +123,10 @@ def _kubernetes(task: Any, pod: Mapping[str, Any]) -> None:
         kubernetes.set_image_pull_policy(task, policy)
     volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
     for mount in spec["containers"][0].get("volumeMounts", ()):
-        _mount(task, volumes[mount["name"]], mount)
+        _mount_volume(task, volumes[mount["name"]], mount)
 
 
-def _mount(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> None:
+def _mount_volume(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> None:
     """Mounts a volume; raises InputError for a kind that KFP's tasks cannot have."""
     from kfp import kubernetes
 
@@ -150,7 +150,7 @@ def _mount(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> No
         )
 
 
-def _run_as(task: Any, spec: Mapping[str, Any]) -> None:
+def _check_user(task: Any, spec: Mapping[str, Any]) -> None:
     from kfp import kubernetes
 
     context = {**spec.get("securityContext", {}), **spec["containers"][0].get("securityContext", {})}
@@ -158,7 +158,7 @@ def _run_as(task: Any, spec: Mapping[str, Any]) -> None:
         kubernetes.set_security_context(task, context.get("runAsUser"), context.get("runAsGroup"), run_as_non_root=True)
 
 
-def _limit(task: Any, config: RunConfig, *, retries: int) -> None:
+def _set_limits(task: Any, config: RunConfig, *, retries: int) -> None:
     """Time and retries. KFP's backoff_max_duration is the total time since the first attempt: with less than a stage
     may take, a stage that ran for long and then failed would never be retried."""
     from kfp import kubernetes

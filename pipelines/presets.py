@@ -5,29 +5,29 @@ from pathlib import Path
 
 from podscale.errors import InputError
 
-DIRECTORY = Path(__file__).parent / "runs"
-STUDIES = Path(__file__).parent / "studies"
-DEFAULT = "digits"
+PRESET_DIRECTORY = Path(__file__).parent / "runs"
+STUDY_DIRECTORY = Path(__file__).parent / "studies"
+DEFAULT_PRESET = "digits"
 
 
-def names() -> list[str]:
+def preset_names() -> list[str]:
     """The presets, in alphabetical order."""
-    return sorted(path.stem for path in DIRECTORY.glob("*.yaml"))
+    return sorted(path.stem for path in PRESET_DIRECTORY.glob("*.yaml"))
 
 
-def resolve(argument: str | None) -> Path:
+def resolve_preset(argument: str | None) -> Path:
     """The run document that a person means: a path, a preset's bare name, or the default preset where None.
 
     Raises InputError, with the nearest preset, where there is neither.
     """
     if argument is None:
-        return DIRECTORY / f"{DEFAULT}.yaml"
-    return _resolve(argument, DIRECTORY, names(), "preset")
+        return PRESET_DIRECTORY / f"{DEFAULT_PRESET}.yaml"
+    return _resolve(argument, PRESET_DIRECTORY, preset_names(), "preset")
 
 
-def studies() -> list[str]:
+def study_names() -> list[str]:
     """The study documents that come with Podscale, in alphabetical order."""
-    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
+    return sorted(path.stem for path in STUDY_DIRECTORY.glob("*.yaml"))
 
 
 def resolve_study(argument: str) -> Path:
@@ -35,7 +35,7 @@ def resolve_study(argument: str) -> Path:
 
     Raises InputError, with the nearest name, where there is neither.
     """
-    return _resolve(argument, STUDIES, studies(), "study")
+    return _resolve(argument, STUDY_DIRECTORY, study_names(), "study")
 
 
 def _resolve(argument: str, folder: Path, known: list[str], kind: str) -> Path:
@@ -52,7 +52,7 @@ def _resolve(argument: str, folder: Path, known: list[str], kind: str) -> Path:
 _PLURALS = {"preset": "presets", "study": "studies"}
 
 
-def claim_line(name: str) -> str:
+def preset_summary(name: str) -> str:
     """The first comment line of a preset: what it is."""
-    first = (DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    first = (PRESET_DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()

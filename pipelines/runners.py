@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from podscale import env
 
 
-class Runner(Protocol):
+class StageRunner(Protocol):
     """One way to run the tasks of a pipeline; kfp calls it from a thread of its own."""
 
     def prepared(self, variables: Mapping[str, str], scratch: Path) -> contextlib.AbstractContextManager[None]:
@@ -26,14 +26,14 @@ class Runner(Protocol):
         """Sends a signal to the running stage, by the pid that it gave itself; nothing happens where it has ended."""
 
 
-class Processes:
+class ProcessRunner:
     """Stages are processes of this machine."""
 
     @contextlib.contextmanager
     def prepared(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
         # kfp leaves one directory a task in TMPDIR
         ours = {**variables, env.LAUNCHER_PID: str(os.getpid()), "TMPDIR": str(scratch)}
-        with environment(ours):
+        with set_environment(ours):
             yield
 
     def kfp(self) -> Any:
@@ -50,7 +50,7 @@ class Processes:
 
 
 @contextlib.contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
+def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables of this process, and gives them back."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -5,20 +5,22 @@ Chains whose learning rates follow another chain's come in a loop of their own a
 
 from typing import Any
 
+from podscale.components.shard.component import shard
 from podscale.config import RunConfig, data_fingerprint
 from podscale.errors import InputError
 from podscale.launch.jobspec import pod_telemetry
 from podscale.pipelines.kfp_quickly import dsl
-from podscale.pipelines.package import KFP_VERSIONS, compiled
-from podscale.pipelines.placement import placed
-from podscale.pipelines.training import Place, shard
+from podscale.pipelines.package import KFP_VERSIONS, compile_to_yaml
+from podscale.pipelines.placement import task_placer
+from podscale.pipelines.training import PlaceTask
 from podscale.study import StudyDocument
-from podscale.study.cells import Grid
+from podscale.study.cells import TrialGrid
 
 from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip
 
-NAME = "podscale-study"
+
+STUDY_PIPELINE_NAME = "podscale-study"
 
 
 def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSIONS[-1]) -> str:
@@ -26,17 +28,19 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
-    config = _in_pods(Grid(study).chains[0].config)
-    text: str = compiled(study_pipeline(study, placed(config, security=kfp != "2.15"), parallel=parallel))
+    config = _as_pod_config(TrialGrid(study).chains[0].config)
+    text: str = compile_to_yaml(study_pipeline(study, task_placer(config, security=kfp != "2.15"), parallel=parallel))
     return text
 
 
-def study_pipeline(study: StudyDocument, place: Place = lambda task, role: None, *, parallel: int = 8) -> Any:
+def study_pipeline(study: StudyDocument, place: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
     """The pipeline of a study, as kfp's pipeline object. parallel: pods at a time."""
-    document, grid = study.model_dump_json(), Grid(study)
+    document, grid = study.model_dump_json(), TrialGrid(study)
     data = {data_fingerprint(chain.config.data): chain.config.data for chain in grid.chains}
 
-    @dsl.pipeline(name=NAME, description=f"Podscale study {study.name}: {study.title or 'a grid of runs'}.")
+    @dsl.pipeline(
+        name=STUDY_PIPELINE_NAME, description=f"Podscale study {study.name}: {study.title or 'a grid of runs'}."
+    )
     def pipeline() -> None:
         before = []
         for section in data.values():
@@ -55,7 +59,7 @@ def study_pipeline(study: StudyDocument, place: Place = lambda task, role: None,
     return pipeline
 
 
-def _in_pods(config: RunConfig) -> RunConfig:
+def _as_pod_config(config: RunConfig) -> RunConfig:
     """Cells train in the pods of their tasks, whatever launcher the document names for single runs."""
     launch = config.launch.model_copy(update={"backend": "local"})
     return config.model_copy(update={"launch": launch, "telemetry": pod_telemetry(config)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
-from podscale.ensemble import members
+from podscale.ensemble import ensemble_members
 from podscale.pipelines.kfp_quickly import dsl
 
 from podscale.components.collapse.component import collapse  # isort: skip (kfp_quickly must import kfp first)
@@ -20,27 +20,28 @@ from podscale.components.shard.component import shard  # isort: skip
 from podscale.components.summary.component import summary  # isort: skip
 from podscale.components.train.component import train  # isort: skip
 
-NAME = "podscale-training"
+
+TRAINING_PIPELINE_NAME = "podscale-training"
 """One name for all runs: a backend shares its cache between the runs of one pipeline name."""
 
-Role = Literal["shard", "train", "evaluate", "report", "launcher", "summary"]
-Place = Callable[[Any, Role], None]
+TaskRole = Literal["shard", "train", "evaluate", "report", "launcher", "summary"]
+PlaceTask = Callable[[Any, TaskRole], None]
 """Says of a task where and on what it runs; the role is that of its pod."""
 
 
 @dataclass(frozen=True)
-class Options:
+class PipelineOptions:
     """How the pipeline is made: tasks are placed by `place`; parts: pods that share the packing; cache: whether the
     backend may reuse the shard stage's result; parallel: members of an ensemble are trained at the same time, not one
     after the other as on one machine, whose devices they would share."""
 
-    place: Place = lambda task, role: None
+    place: PlaceTask = lambda task, role: None
     parts: int = 1
     cache: bool = True
     parallel: bool = True
 
 
-def training_pipeline(config: RunConfig, options: Options = Options()) -> Any:
+def training_pipeline(config: RunConfig, options: PipelineOptions = PipelineOptions()) -> Any:
     """The pipeline of a run document, as kfp's pipeline object.
 
     Its parameter `run_id` is run.id, so that one uploaded package makes runs of several names.
@@ -48,22 +49,25 @@ def training_pipeline(config: RunConfig, options: Options = Options()) -> Any:
     document = config.model_dump_json()
     launched = config.launch.backend != "local"
 
-    @dsl.pipeline(name=NAME, description=f"Podscale run {config.run.id}: images to a trained, evaluated classifier.")
+    @dsl.pipeline(
+        name=TRAINING_PIPELINE_NAME,
+        description=f"Podscale run {config.run.id}: images to a trained, evaluated classifier.",
+    )
     def pipeline(run_id: str = config.run.id) -> None:
-        finish = _ready(summary(document=document, run_id=run_id), "summary", options)
+        finish = _configure_task(summary(document=document, run_id=run_id), "summary", options)
         with dsl.ExitHandler(exit_task=finish, name="stages"):
-            shards = _sharded(config, options)
-            trained = _ready(
+            shards = _shard_task(config, options)
+            trained = _configure_task(
                 train(document=document, run_id=run_id, shard_set=shards),
                 "launcher" if launched else "train",
                 options,
             )
             model = trained.outputs["model"]
-            collapsed = _collapsed(config, options, run_id=run_id, shard_set=shards, main=model)
-            evaluated = _ready(
+            collapsed = _collapse_tasks(config, options, run_id=run_id, shard_set=shards, main=model)
+            evaluated = _configure_task(
                 evaluate(document=document, run_id=run_id, shard_set=shards, model=model), "evaluate", options
             ).after(*collapsed)
-            _ready(
+            _configure_task(
                 report(document=document, run_id=run_id, shard_set=shards, metrics=evaluated.outputs["metrics"]),
                 "report",
                 options,
@@ -72,33 +76,33 @@ def training_pipeline(config: RunConfig, options: Options = Options()) -> Any:
     return pipeline
 
 
-def _sharded(config: RunConfig, options: Options) -> Any:
+def _shard_task(config: RunConfig, options: PipelineOptions) -> Any:
     """The shard set; where several pods share the packing, they pack and the shard stage completes."""
     data, workspace = config.data.model_dump_json(), config.run.workspace
     packed = []
     if options.parts > 1:
         with dsl.ParallelFor(items=list(range(options.parts)), name="pack-parts", parallelism=options.parts) as index:
             part = pack(data=data, workspace=workspace, index=index, of=options.parts)
-            packed.append(_ready(part, "shard", options, cached=True))
-    whole = _ready(shard(data=data, workspace=workspace), "shard", options, cached=True)
+            packed.append(_configure_task(part, "shard", options, cached=True))
+    whole = _configure_task(shard(data=data, workspace=workspace), "shard", options, cached=True)
     return whole.after(*packed).outputs["shard_set"]
 
 
-def _collapsed(config: RunConfig, options: Options, **given: Any) -> list[Any]:
+def _collapse_tasks(config: RunConfig, options: PipelineOptions, **given: Any) -> list[Any]:
     """The tasks that train the members of the document's ensemble; none where it has none."""
-    role: Role = "launcher" if config.launch.backend != "local" else "train"
-    document, cycles = config.model_dump_json(), [member.cycle for member in members(config)]
+    role: TaskRole = "launcher" if config.launch.backend != "local" else "train"
+    document, cycles = config.model_dump_json(), [member.cycle for member in ensemble_members(config)]
     if cycles and options.parallel:
         with dsl.ParallelFor(items=cycles, name="collapse-snapshots", parallelism=len(cycles)) as cycle:
-            return [_ready(collapse(document=document, cycle=cycle, **given), role, options)]
+            return [_configure_task(collapse(document=document, cycle=cycle, **given), role, options)]
     tasks: list[Any] = []
     for cycle in cycles:
-        task = _ready(collapse(document=document, cycle=cycle, **given), role, options)
+        task = _configure_task(collapse(document=document, cycle=cycle, **given), role, options)
         tasks.append(task.after(*tasks[-1:]))
     return tasks
 
 
-def _ready(task: Any, role: Role, options: Options, *, cached: bool = False) -> Any:
+def _configure_task(task: Any, role: TaskRole, options: PipelineOptions, *, cached: bool = False) -> Any:
     """The task in its place. What may be cached is said of each, because a switch given at submission does not reach
     tasks inside an exit handler."""
     task.set_caching_options(enable_caching=cached and options.cache)

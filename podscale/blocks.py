@@ -9,12 +9,12 @@ from itertools import pairwise, product
 from math import prod
 
 
-def dims_in_order(dims: int) -> tuple[int, ...]:
+def shampoo_dim_order(dims: int) -> tuple[int, ...]:
     """The dimensions of a parameter that begins with (outputs, inputs), in the order given above."""
     return (*range(2, dims), *reversed(range(min(2, dims))))
 
 
-def merged(shape: Sequence[int], most: int) -> tuple[int, ...]:
+def merge_small_dims(shape: Sequence[int], most: int) -> tuple[int, ...]:
     """Neighbouring dimensions become one as long as it has at most `most` elements; those of one element vanish."""
     found: list[int] = []
     length = 1
@@ -27,14 +27,14 @@ def merged(shape: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(found + [length] * (length > 1)) or (prod(shape),)
 
 
-def cuts(shape: Sequence[int], most: int) -> list[tuple[tuple[int, int], ...]]:
+def partition_blocks(shape: Sequence[int], most: int) -> list[tuple[tuple[int, int], ...]]:
     """The blocks of a merged parameter as [start, stop) of every dimension; the last dimension runs fastest."""
     return list(product(*(pairwise([*range(0, size, most), size]) for size in shape)))
 
 
-def matrix_elements(shape: Sequence[int], most: int, *, vectors: bool) -> int:
+def preconditioner_elements(shape: Sequence[int], most: int, *, vectors: bool) -> int:
     """Elements of the matrices of a parameter, one of every dimension of every block."""
     if len(shape) < 2 and not vectors:
         return 0
-    blocks = cuts(merged([shape[dim] for dim in dims_in_order(len(shape))], most), most)
+    blocks = partition_blocks(merge_small_dims([shape[dim] for dim in shampoo_dim_order(len(shape))], most), most)
     return sum((stop - start) ** 2 for block in blocks for start, stop in block)

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def within(seconds: float, action: Callable[[], T]) -> T:
+def call_with_timeout(seconds: float, action: Callable[[], T]) -> T:
     """The result of `action`, or TimeoutError; an action that hangs is left in a thread that holds up no exit."""
     result: list[T] = []
     failure: list[BaseException] = []

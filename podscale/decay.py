@@ -8,14 +8,14 @@ from podscale.errors import InputError
 from podscale.models import ModelSpec
 
 
-class Treatment(NamedTuple):
+class ParamOptions(NamedTuple):
     """decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate."""
 
     decays: bool
     adapts: bool
 
 
-def treatments(section: OptimizerSection, spec: ModelSpec) -> dict[str, Treatment]:
+def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, ParamOptions]:
     """The treatment of each parameter, in the order of the model.
 
     Raises InputError where a pattern of the skip list matches nothing.
@@ -33,5 +33,5 @@ def treatments(section: OptimizerSection, spec: ModelSpec) -> dict[str, Treatmen
     for parameter in spec.parameters:
         taken = not any(fnmatchcase(parameter.name, pattern) for pattern in section.skip)
         decays = taken and (section.decay_all or parameter.role == "weight")
-        found[parameter.name] = Treatment(decays, taken and (section.adapt_all or decays))
+        found[parameter.name] = ParamOptions(decays, taken and (section.adapt_all or decays))
     return found

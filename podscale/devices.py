@@ -6,13 +6,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-GOOGLE = "0x1ae0"
-TPU_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
+GOOGLE_PCI_VENDOR = "0x1ae0"
+TPU_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
 """PCI vendor, and generation by PCI device. Source: jax 0.10.2, jax/_src/hardware_utils.py, which counts chips so."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryInfo:
     """Bytes of main memory and of the shared memory file system; 0 where unknown."""
 
     total: int
@@ -20,7 +20,7 @@ class Memory:
     shared_free: int
 
 
-def cores() -> int:
+def cpu_count() -> int:
     """CPU cores this process may use: its affinity and its container's quota, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     try:
@@ -66,17 +66,17 @@ def tpu_chips(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:
     """The generation of each TPU chip of this machine, by the PCI bus."""
     found = []
     for vendor in sorted(bus.glob("*/vendor")):
-        if vendor.read_text(encoding="ascii").strip() == GOOGLE:  # network cards and disks of its clouds too
-            found.append(TPU_DEVICES.get(vendor.with_name("device").read_text(encoding="ascii").strip(), ""))
+        if vendor.read_text(encoding="ascii").strip() == GOOGLE_PCI_VENDOR:  # network cards and disks of its clouds too
+            found.append(TPU_PCI_DEVICES.get(vendor.with_name("device").read_text(encoding="ascii").strip(), ""))
     return [generation for generation in found if generation]
 
 
-def default_processes() -> int:
+def default_processes_per_node() -> int:
     """Training processes of one node where the document leaves it open: one per GPU, or one."""
     return visible_gpus() or 1
 
 
-def memory() -> Memory:
+def memory_info() -> MemoryInfo:
     """Main and shared memory now, in bytes."""
     values = {}
     try:
@@ -89,10 +89,10 @@ def memory() -> Memory:
         shared = shutil.disk_usage("/dev/shm").free
     except OSError:
         shared = 0
-    return Memory(values.get("MemTotal", 0), values.get("MemAvailable", 0), shared)
+    return MemoryInfo(values.get("MemTotal", 0), values.get("MemAvailable", 0), shared)
 
 
-def memory_kills() -> int:
+def oom_kill_count() -> int:
     """Processes of this container that the kernel has killed for memory so far (cgroup v2); 0 where unknown."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines()

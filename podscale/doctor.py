@@ -11,19 +11,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from podscale import devices, env
-from podscale.findings import Finding, tell
-from podscale.text import human_bytes
+from podscale.findings import CheckResult, print_check_results
+from podscale.text import format_bytes
 from podscale.version import VERSION, installed
 
 PYTHON = (3, 11)
-COMFORTABLE_MEMORY = 4 * 2**30
-COMFORTABLE_SHARED = 2**30
-COMFORTABLE_DISK = 10 * 2**30
+COMFORTABLE_MEMORY_BYTES = 4 * 2**30
+COMFORTABLE_SHM_BYTES = 2**30
+COMFORTABLE_DISK_BYTES = 10 * 2**30
 METRICS_PORT = 9400
 """The port that presets for clusters use."""
 
 
-LEFT_OUT = {
+OMITTED_FROM_IMAGE = {
     "podscale-base": ("DALI",),
     "podscale-tools": ("PyTorch", "DALI"),
     "podscale-tpu": ("PyTorch", "DALI"),
@@ -37,164 +37,166 @@ GPUS_IN_A_CONTAINER = (
 ELSEWHERE = "stages run in the image that launch.image names"
 
 
-def main(workspace: Path, *, as_json: bool) -> int:
+def run_doctor(workspace: Path, *, as_json: bool) -> int:
     """Prints the findings; the exit code is 2 where training is not possible here."""
-    return tell(examine(workspace), as_json=as_json)
+    return print_check_results(check_machine(workspace), as_json=as_json)
 
 
-def examine(workspace: Path) -> list[Finding]:
+def check_machine(workspace: Path) -> list[CheckResult]:
     """Looks at everything; nothing is written and nothing is started for longer than the look."""
     found = (
-        _system(),
-        _gpus(),
-        _tpus(),
-        _memory(),
-        _disk(workspace),
-        _network(),
-        _software(),
-        _engine(),
-        _jax(),
-        _cluster(),
+        _check_system(),
+        _check_gpus(),
+        _check_tpus(),
+        _check_memory(),
+        _check_disk(workspace),
+        _check_network(),
+        _check_software(),
+        _check_engine(),
+        _check_jax(),
+        _check_cluster_client(),
     )
-    return [_in_this_image(finding) for findings in found for finding in findings]
+    return [_adjust_for_image(finding) for findings in found for finding in findings]
 
 
-def _in_this_image(finding: Finding) -> Finding:
+def _adjust_for_image(finding: CheckResult) -> CheckResult:
     """Nothing is missing that the image leaves out: other pods do that part."""
     image = os.environ.get(env.IMAGE, "")
-    if finding.verdict == "ok" or finding.subject not in LEFT_OUT.get(image, ()):
+    if finding.verdict == "ok" or finding.subject not in OMITTED_FROM_IMAGE.get(image, ()):
         return finding
     return replace(finding, verdict="note", found=f"not in {image}, which does without", advice=ELSEWHERE)
 
 
-def _system() -> Iterator[Finding]:
+def _check_system() -> Iterator[CheckResult]:
     version = platform.python_version()
     good = sys.version_info[:2] >= PYTHON
     image = f" in {os.environ[env.IMAGE]}" if os.environ.get(env.IMAGE) else ""
-    yield Finding("podscale", "ok", f"{VERSION}{image} from {Path(__file__).parent}")
-    yield Finding(
+    yield CheckResult("podscale", "ok", f"{VERSION}{image} from {Path(__file__).parent}")
+    yield CheckResult(
         "python",
         "ok" if good else "missing",
         version,
         "" if good else f"install Python {PYTHON[0]}.{PYTHON[1]} or newer",
     )
     linux = sys.platform == "linux"
-    yield Finding(
+    yield CheckResult(
         "system",
         "ok" if linux else "missing",
         platform.platform(),
         "" if linux else "training runs on Linux; use WSL or a container",
     )
-    yield Finding("processor", "ok", f"{devices.cores()} cores for this process, {devices.cpu_name()}")
+    yield CheckResult("processor", "ok", f"{devices.cpu_count()} cores for this process, {devices.cpu_name()}")
 
 
-def _gpus() -> Iterator[Finding]:
+def _check_gpus() -> Iterator[CheckResult]:
     gpus = devices.visible_gpus()
     if gpus:
-        yield Finding("GPUs", "ok", f"{gpus} visible: {', '.join(devices.gpu_names())}")
+        yield CheckResult("GPUs", "ok", f"{gpus} visible: {', '.join(devices.gpu_names())}")
         return
     hidden = "; CUDA_VISIBLE_DEVICES hides them" if devices.gpu_names() else ""
     here = "small runs work on the CPU (try `podscale run`)"
     in_gpu_image = os.environ.get(env.IMAGE) == "podscale-gpu"
-    yield Finding("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
+    yield CheckResult("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
 
 
-def _tpus() -> Iterator[Finding]:
+def _check_tpus() -> Iterator[CheckResult]:
     """Nothing where neither a chip nor its library is here: that is every other machine."""
     chips, library = devices.tpu_chips(), installed("libtpu")
     if chips:
-        yield Finding("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
+        yield CheckResult("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
     elif library is not None:
-        yield Finding("TPUs", "note", "none: JAX finds its CPU only", "start it on a machine with TPUs")
+        yield CheckResult("TPUs", "note", "none: JAX finds its CPU only", "start it on a machine with TPUs")
 
 
-def _jax() -> Iterator[Finding]:
+def _check_jax() -> Iterator[CheckResult]:
     """The engine of TPUs; nothing where nobody has asked for it."""
     chips, library = devices.tpu_chips(), installed("libtpu")
     if installed("jax") is None:
         if chips:
-            yield Finding("JAX", "missing", "needed for training on TPUs", "pip install 'jax[tpu]' 'podscale[tpu]'")
+            yield CheckResult("JAX", "missing", "needed for training on TPUs", "pip install 'jax[tpu]' 'podscale[tpu]'")
         return
     from podscale.jax import capabilities
 
     found = capabilities.probe()
     versions = f"{found.version}, libtpu {library or 'not installed'}"
     if found.trouble:
-        yield Finding("JAX", "missing", f"{versions}: {found.trouble}", "end what else uses its devices, or see there")
+        yield CheckResult(
+            "JAX", "missing", f"{versions}: {found.trouble}", "end what else uses its devices, or see there"
+        )
     elif chips and found.platform != "tpu":
         advice = "pip install 'jax[tpu]'" if library is None else "unset JAX_PLATFORMS"
-        yield Finding("JAX", "missing", f"{versions}: it finds its {found.platform} only, not the TPUs", advice)
+        yield CheckResult("JAX", "missing", f"{versions}: it finds its {found.platform} only, not the TPUs", advice)
     else:
         kinds = ", ".join(sorted(set(found.devices)))
-        yield Finding("JAX", "ok", f"{versions}: {len(found.devices)} x {kinds} (train.engine=jax)")
+        yield CheckResult("JAX", "ok", f"{versions}: {len(found.devices)} x {kinds} (train.engine=jax)")
 
 
-def _memory() -> Iterator[Finding]:
-    memory = devices.memory()
-    enough = memory.available >= COMFORTABLE_MEMORY
-    yield Finding(
+def _check_memory() -> Iterator[CheckResult]:
+    memory = devices.memory_info()
+    enough = memory.available >= COMFORTABLE_MEMORY_BYTES
+    yield CheckResult(
         "memory",
         "ok" if enough else "note",
-        f"{human_bytes(memory.available)} free of {human_bytes(memory.total)}",
+        f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}",
         "" if enough else "use small batches, or close other programs",
     )
-    enough = memory.shared_free >= COMFORTABLE_SHARED
-    yield Finding(
+    enough = memory.shared_free >= COMFORTABLE_SHM_BYTES
+    yield CheckResult(
         "/dev/shm",
         "ok" if enough else "note",
-        f"{human_bytes(memory.shared_free)} free",
+        f"{format_bytes(memory.shared_free)} free",
         ""
         if enough
         else "loader processes hand batches over here: --shm-size in a container, a memory-backed emptyDir in a pod",
     )
 
 
-def _disk(workspace: Path) -> Iterator[Finding]:
+def _check_disk(workspace: Path) -> Iterator[CheckResult]:
     existing = next(path for path in (workspace.absolute(), *workspace.absolute().parents) if path.exists())
     subject = f"workspace {workspace}"
     if not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
-        yield Finding(subject, "missing", f"{existing} cannot be written", "choose another one with run.workspace")
+        yield CheckResult(subject, "missing", f"{existing} cannot be written", "choose another one with run.workspace")
         return
     free = shutil.disk_usage(existing).free
-    enough = free >= COMFORTABLE_DISK
-    yield Finding(
+    enough = free >= COMFORTABLE_DISK_BYTES
+    yield CheckResult(
         subject,
         "ok" if enough else "note",
-        f"{human_bytes(free)} free on {existing}",
+        f"{format_bytes(free)} free on {existing}",
         "" if enough else "shards take about the size of the images, each checkpoint twice the model's",
     )
 
 
-def _network() -> Iterator[Finding]:
+def _check_network() -> Iterator[CheckResult]:
     try:
         with socket.create_server(("127.0.0.1", 0)):
-            yield Finding("loopback ports", "ok", "ranks on this machine can meet")
+            yield CheckResult("loopback ports", "ok", "ranks on this machine can meet")
     except OSError as error:
-        yield Finding(
+        yield CheckResult(
             "loopback ports", "missing", str(error), "allow processes to listen on 127.0.0.1: ranks meet there"
         )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", METRICS_PORT))
-            yield Finding(f"metrics port {METRICS_PORT}", "ok", "free")
+            yield CheckResult(f"metrics port {METRICS_PORT}", "ok", "free")
         except OSError as error:
-            yield Finding(
+            yield CheckResult(
                 f"metrics port {METRICS_PORT}", "note", str(error.strerror), "set telemetry.port (0 = any free one)"
             )
 
 
-def _software() -> Iterator[Finding]:
+def _check_software() -> Iterator[CheckResult]:
     for package, purpose, advice in (
         ("kfp", "`podscale run` and `podscale compile`", "pip install podscale"),
         ("simplejpeg", "validating and decoding JPEGs", "pip install podscale"),
     ):
         version = installed(package)
-        yield Finding(
+        yield CheckResult(
             package, "ok" if version else "missing", version or f"needed for {purpose}", "" if version else advice
         )
     dali = installed("nvidia-dali-cuda130") if find_spec("nvidia") else None
-    yield Finding(
+    yield CheckResult(
         "DALI",
         "ok" if dali else "note",
         dali or "not installed: GPUs decode by torchvision (input.loader=nvjpeg), CPUs as ever",
@@ -202,29 +204,29 @@ def _software() -> Iterator[Finding]:
     )
 
 
-def _engine() -> Iterator[Finding]:
+def _check_engine() -> Iterator[CheckResult]:
     if installed("torch") is None or installed("torchvision") is None:
-        yield Finding("PyTorch", "missing", "needed for training and evaluation", "pip install 'podscale[torch]'")
+        yield CheckResult("PyTorch", "missing", "needed for training and evaluation", "pip install 'podscale[torch]'")
         return
     from podscale.pytorch import capabilities
 
     found = capabilities.probe()
-    yield Finding("PyTorch", "ok", f"{found.version}, CUDA {found.cuda or 'not built in'}")
+    yield CheckResult("PyTorch", "ok", f"{found.version}, CUDA {found.cuda or 'not built in'}")
     gpus = devices.visible_gpus()
     if gpus and not found.gpus:
-        yield Finding(
+        yield CheckResult(
             "CUDA", "missing", f"{gpus} GPUs, none usable by PyTorch", "install a PyTorch build for your driver"
         )
     elif found.gpus:
-        yield Finding("CUDA", "ok", ", ".join(found.gpus))
-    yield Finding(
+        yield CheckResult("CUDA", "ok", ", ".join(found.gpus))
+    yield CheckResult(
         "gloo",
         "ok" if found.gloo else "missing",
         "between CPU processes",
         "" if found.gloo else "install another build of PyTorch",
     )
     if gpus:
-        yield Finding(
+        yield CheckResult(
             "NCCL",
             "ok" if found.nccl else "missing",
             found.nccl or "needed between GPUs",
@@ -232,10 +234,10 @@ def _engine() -> Iterator[Finding]:
         )
 
 
-def _cluster() -> Iterator[Finding]:
+def _check_cluster_client() -> Iterator[CheckResult]:
     for package, purpose in (("gcsfs", "gs:// sources"), ("s3fs", "s3:// sources"), ("kfp-kubernetes", "clusters")):
         version = installed(package)
-        yield Finding(
+        yield CheckResult(
             package,
             "ok" if version else "note",
             version or f"needed for {purpose} only",

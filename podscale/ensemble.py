@@ -10,13 +10,13 @@ from podscale.config.run import ClaimSection, RunSection
 from podscale.errors import InputError
 from podscale.rundir.layout import RunDirectory, local_path
 
-DESCRIPTION = "model.json"
+MODEL_JSON = "model.json"
 """Marks the directory of a whole model."""
-LONGEST_ID = 40
+MAX_RUN_ID_LENGTH = 40
 
 
 @dataclass(frozen=True)
-class Member:
+class EnsembleMember:
     """One member: the run that collapses the snapshot at the end of `cycle` (from 0)."""
 
     cycle: int
@@ -27,12 +27,16 @@ class Member:
         return RunDirectory.of(self.config).model
 
 
-def members(config: RunConfig) -> list[Member]:
+def ensemble_members(config: RunConfig) -> list[EnsembleMember]:
     """The members of a document's ensemble, in order of their cycles; none where it has no ensemble."""
-    return [Member(cycle, member_config(config, cycle)) for cycle in config.ensemble.members if config.ensemble.cycles]
+    return [
+        EnsembleMember(cycle, member_run_config(config, cycle))
+        for cycle in config.ensemble.members
+        if config.ensemble.cycles
+    ]
 
 
-def member(config: RunConfig, cycle: int) -> Member:
+def ensemble_member(config: RunConfig, cycle: int) -> EnsembleMember:
     """The member of one cycle. Raises InputError where that cycle is not collapsed."""
     numbers = config.ensemble.members if config.ensemble.cycles else ()
     if cycle not in numbers:
@@ -41,15 +45,15 @@ def member(config: RunConfig, cycle: int) -> Member:
             raise InputError(problem, field="ensemble", got=cycle, hint="The document has no ensemble section.")
         known = ", ".join(map(str, numbers))
         raise InputError(problem, field="ensemble.cycles", got=cycle, hint=f"Its members are {known}.")
-    return Member(cycle, member_config(config, cycle))
+    return EnsembleMember(cycle, member_run_config(config, cycle))
 
 
-def member_id(run: str, cycle: int) -> str:
+def member_run_id(run: str, cycle: int) -> str:
     """The run id of a member. Raises InputError where it would be too long."""
     name = f"{run}-c{cycle}"
-    if len(name) > LONGEST_ID:
+    if len(name) > MAX_RUN_ID_LENGTH:
         raise InputError(
-            f"its members are called {name}, which is more than {LONGEST_ID} characters",
+            f"its members are called {name}, which is more than {MAX_RUN_ID_LENGTH} characters",
             field="run.id",
             got=run,
             hint="Choose a shorter name.",
@@ -57,14 +61,14 @@ def member_id(run: str, cycle: int) -> str:
     return name
 
 
-def member_config(config: RunConfig, cycle: int) -> RunConfig:
+def member_run_config(config: RunConfig, cycle: int) -> RunConfig:
     """The document of the collapse from the end of `cycle`: the main run's with other weights to begin with, its own
     short schedule, more weight decay, gentler crops, and a sample order of its own."""
     ensemble, train = config.ensemble, config.train
     decay = train.optimizer.weight_decay * ensemble.collapse.weight_decay_factor
     changed = {
         "run": RunSection(
-            id=member_id(config.run.id, cycle),
+            id=member_run_id(config.run.id, cycle),
             workspace=config.run.workspace,
             seed=(config.run.seed + 1 + cycle) % 2**63,
         ),
@@ -88,35 +92,35 @@ def member_config(config: RunConfig, cycle: int) -> RunConfig:
     return RunConfig.model_validate(config.model_copy(update=changed).model_dump())
 
 
-def evaluated_together(config: RunConfig) -> list[Path]:
+def combined_model_directories(config: RunConfig) -> list[Path]:
     """The directories of the models that the evaluation of a document combines; none where it evaluates its own."""
     if config.evaluate.models:
-        return [model_directory(config, name) for name in config.evaluate.models]
-    return [one.model for one in members(config)]
+        return [resolve_model_directory(config, name) for name in config.evaluate.models]
+    return [one.model for one in ensemble_members(config)]
 
 
-def evaluated_models(config: RunConfig) -> list[Path]:
+def evaluated_model_directories(config: RunConfig) -> list[Path]:
     """The directories of all models that the evaluation of a document reads."""
-    several = evaluated_together(config)
+    several = combined_model_directories(config)
     baseline = config.evaluate.baseline
     if not several:
         return [RunDirectory.of(config).model]
-    return [*several, *([model_directory(config, baseline)] if baseline is not None else [])]
+    return [*several, *([resolve_model_directory(config, baseline)] if baseline is not None else [])]
 
 
-def model_directory(config: RunConfig, name: str) -> Path:
+def resolve_model_directory(config: RunConfig, name: str) -> Path:
     """Where a model is that is named by its directory, that of its run, or a run id of the same workspace."""
-    candidates = list(_candidates(config, name))
-    return next((path for path in candidates if (path / DESCRIPTION).exists()), candidates[0])
+    candidates = list(_model_candidates(config, name))
+    return next((path for path in candidates if (path / MODEL_JSON).exists()), candidates[0])
 
 
-def run_directory(config: RunConfig, name: str) -> RunDirectory:
+def resolve_run_directory(config: RunConfig, name: str) -> RunDirectory:
     """The directory of a run that is named by its id in the same workspace, or by the directory."""
     if "/" in name or Path(name).is_dir():
         return RunDirectory(Path(name))
     return RunDirectory(local_path(config.run.workspace) / "runs" / name)
 
 
-def _candidates(config: RunConfig, name: str) -> Iterator[Path]:
-    yield run_directory(config, name).model
+def _model_candidates(config: RunConfig, name: str) -> Iterator[Path]:
+    yield resolve_run_directory(config, name).model
     yield Path(name)

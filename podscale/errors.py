@@ -124,7 +124,7 @@ class PeerLost(PodscaleError):
     exit_code = ExitCode.PEER_LOST
 
 
-def error_of(code: int, message: str) -> PodscaleError:
+def error_from_exit_code(code: int, message: str) -> PodscaleError:
     """Return the exception of an exit code, so that a stage fails here as it failed there."""
     kinds = (InputError, Preempted, HangDetected, PeerLost)
     kind = next((kind for kind in kinds if kind.exit_code == code), PodscaleError)

@@ -21,7 +21,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    fsync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -29,7 +29,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def sync_directory(path: Path) -> None:
+def fsync_directory(path: Path) -> None:
     """Makes renames inside `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -9,32 +9,32 @@ from typing import Literal
 from podscale.errors import ExitCode
 from podscale.terminal import paint
 
-Verdict = Literal["ok", "note", "missing"]
-STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
+CheckStatus = Literal["ok", "note", "missing"]
+STATUS_STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One line: what was looked at, what was found, and what to do where something is missing."""
 
     subject: str
-    verdict: Verdict
+    verdict: CheckStatus
     found: str
     advice: str = ""
 
 
-def tell(findings: Sequence[Finding], *, as_json: bool) -> int:
+def print_check_results(findings: Sequence[CheckResult], *, as_json: bool) -> int:
     """Prints the findings; the exit code is 2 where something is missing."""
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        print("\n".join(_lines(findings)))
+        print("\n".join(_result_lines(findings)))
     return int(ExitCode.BAD_INPUT if any(finding.verdict == "missing" for finding in findings) else ExitCode.DONE)
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _result_lines(findings: Sequence[CheckResult]) -> Iterator[str]:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        word = paint(f"{finding.verdict:<7}", STYLES[finding.verdict], sys.stdout)
+        word = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
         advice = f" -> {finding.advice}" if finding.advice else ""
         yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"

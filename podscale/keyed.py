@@ -9,14 +9,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+UInt64Array = npt.NDArray[np.uint64]
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-ROUNDS = 16  # as many as make all orders of 7 samples equally likely (tested); large sets need fewer
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+FEISTEL_ROUNDS = 16  # as many as make all orders of 7 samples equally likely (tested); large sets need fewer
 _CHUNK = 1 << 14  # positions permuted at once: their few temporaries stay in the cache of one core
 
 
-def mix(word: Words) -> Words:
+def mix64(word: UInt64Array) -> UInt64Array:
     """A bijection of 64-bit words whose output bits all depend on all input bits.
 
     The finaliser of SplitMix64 (Steele, Lea, Flood 2014) with the constants of Stafford's variant 13.
@@ -26,20 +26,20 @@ def mix(word: Words) -> Words:
     return word ^ (word >> np.uint64(31))
 
 
-def keyed(*words: int | npt.NDArray[np.integer]) -> Words:
+def derive_key(*words: int | npt.NDArray[np.integer]) -> UInt64Array:
     """One 64-bit key of several words, broadcast against each other; the order of the words matters."""
     state = np.zeros(1, dtype=np.uint64)
     for word in words:
-        state = mix((state + GOLDEN) ^ np.atleast_1d(np.asarray(word).astype(np.uint64)))
+        state = mix64((state + GOLDEN_GAMMA) ^ np.atleast_1d(np.asarray(word).astype(np.uint64)))
     return state
 
 
-def uniform(key: Words) -> npt.NDArray[np.float64]:
+def uniform(key: UInt64Array) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) with 53 random bits, one for each key."""
     return (key >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def permute(positions: npt.NDArray[np.int64], count: int, key: Words) -> npt.NDArray[np.int64]:
+def permute(positions: npt.NDArray[np.int64], count: int, key: UInt64Array) -> npt.NDArray[np.int64]:
     """Where each position goes in the permutation of 0..count-1 that `key` (one, or one per position) names.
 
     A generalised Feistel network on pairs (left, right) from a rectangle of at least `count` cells, with cycle walking
@@ -49,11 +49,11 @@ def permute(positions: npt.NDArray[np.int64], count: int, key: Words) -> npt.NDA
     out = np.empty(len(positions), dtype=np.int64)
     for begin in range(0, len(positions), _CHUNK):
         chunk = slice(begin, begin + _CHUNK)
-        out[chunk] = _walk(positions[chunk].astype(np.uint64), count, key if len(key) == 1 else key[chunk])
+        out[chunk] = _cycle_walk(positions[chunk].astype(np.uint64), count, key if len(key) == 1 else key[chunk])
     return out
 
 
-def _walk(cell: Words, count: int, key: Words) -> Words:
+def _cycle_walk(cell: UInt64Array, count: int, key: UInt64Array) -> UInt64Array:
     height = math.isqrt(count - 1) + 1
     height += height % 2  # rotating an even column is an odd permutation: without one, half of all orders are lost
     width = -(-count // height)
@@ -65,20 +65,20 @@ def _walk(cell: Words, count: int, key: Words) -> Words:
     return cell
 
 
-def _feistel(cell: Words, height: int, width: int, key: Words) -> Words:
+def _feistel(cell: UInt64Array, height: int, width: int, key: UInt64Array) -> UInt64Array:
     rows, columns = np.uint64(height), np.uint64(width)
     row = cell // columns
     column = cell - row * columns
-    keys = keyed(key, np.arange(ROUNDS)[:, np.newaxis])
+    keys = derive_key(key, np.arange(FEISTEL_ROUNDS)[:, np.newaxis])
     for first, second in zip(keys[::2], keys[1::2], strict=True):
-        row = _turn(row, rows, column, first)
-        column = _turn(column, columns, row, second)
+        row = _feistel_round(row, rows, column, first)
+        column = _feistel_round(column, columns, row, second)
     return row * columns + column
 
 
-def _turn(half: Words, size: np.uint64, other: Words, key: Words) -> Words:
+def _feistel_round(half: UInt64Array, size: np.uint64, other: UInt64Array, key: UInt64Array) -> UInt64Array:
     """half + F(other) modulo size, F a random function into 0..size-1."""
     bits = np.uint64(32)
-    half = half + ((mix(other + key) >> bits) * size >> bits)
-    turned: Words = np.minimum(half, half - size)  # unsigned: where half < size, half - size wraps above it
+    half = half + ((mix64(other + key) >> bits) * size >> bits)
+    turned: UInt64Array = np.minimum(half, half - size)  # unsigned: where half < size, half - size wraps above it
     return turned

@@ -11,65 +11,67 @@ from datetime import UTC, datetime
 
 from podscale import resume
 from podscale.config import RunConfig
-from podscale.errors import ExitCode, InputError, PodscaleError, error_of
-from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import connect
-from podscale.launch.cluster.carry import Carried, carry_out
+from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
+from podscale.launch.cluster.api import connect_cluster
+from podscale.launch.cluster.carry import JobResult, run_stage
+from podscale.launch.cluster.patience import UNATTENDED
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import wait_until_gone
-from podscale.launch.cluster.stop import stop_jobs, told
-from podscale.launch.jobspec import identity
-from podscale.rundir import Outcome, RunDirectory, dataset_directory, read_outcomes, refuse_taken, write_outcome
-from podscale.rundir.lease import leaving_seconds
+from podscale.launch.cluster.stop import job_title, stop_jobs
+from podscale.launch.jobspec import job_identity
+from podscale.rundir import RunDirectory, StageOutcome, check_not_taken, dataset_directory, read_outcomes, write_outcome
+from podscale.rundir.lease import pod_exit_seconds
 
 
-def train(config: RunConfig, shard_set: str) -> Outcome:
+def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
     """Submits the training job, or adopts it where it is at work, waits for its end and returns what it recorded.
 
     Its first pod's log goes to standard output. Raises what the ranks raised, or why there is no job. A request to
     stop ends the waiting, not the job: the next attempt adopts it.
     """
-    resume.refuse_other_document(config)
-    found = resume.finished(config, "train", shard_set)
+    resume.check_run_document(config)
+    found = resume.finished_outcome(config, "train", shard_set)
     if found is not None:
         return replace(found, reused=True)
     begun = datetime.now(UTC)
     try:
-        ended = _carried_out(config, shard_set)
+        ended = _run_training_job(config, shard_set)
     except PodscaleError as error:
-        _record(config, Outcome("train", int(error.exit_code), str(error), *_times(begun)), patience=0.0)
+        _record_outcome(
+            config, StageOutcome("train", int(error.exit_code), str(error), *_outcome_times(begun)), patience=0.0
+        )
         raise
     if ended.exit_code == ExitCode.DONE:
-        return _product(config, shard_set)
+        return _read_outcome(config, shard_set)
     why = ended.error or f"the training job ended with exit code {ended.exit_code}"
-    outcome = Outcome("train", ended.exit_code, why, *_times(begun))
-    _record(config, outcome, patience=leaving_seconds(config.launch.grace_seconds))
-    raise error_of(ended.exit_code, why)
+    outcome = StageOutcome("train", ended.exit_code, why, *_outcome_times(begun))
+    _record_outcome(config, outcome, patience=pod_exit_seconds(config.launch.grace_seconds))
+    raise error_from_exit_code(ended.exit_code, why)
 
 
-def _carried_out(config: RunConfig, shard_set: str) -> Carried:
+def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
     """How the job ended; one that succeeded before, and whose products are gone since, is replaced first."""
-    ended = carry_out(config, "train", shard_set, out=sys.stdout, pipeline=True)
-    if not ended.reused or resume.finished(config, "train", shard_set) is not None:
+    ended = run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
+    if not ended.reused or resume.finished_outcome(config, "train", shard_set) is not None:
         return ended
     print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
-    api = connect(config.launch.cluster, policy=patience.UNATTENDED)
-    mark = identity(config, "train", shard_set)
+    api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
+    mark = job_identity(config, "train", shard_set)
     for resource, job in stop_jobs(api, config.run.id, "train", identity=mark, ended=True).stopped:
         wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
-    return carry_out(config, "train", shard_set, out=sys.stdout, pipeline=True)
+    return run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
 
 
-def stop(config: RunConfig) -> str:
+def stop_training_job(config: RunConfig) -> str:
     """Stops the training job of this document where it is still at work; returns one sentence of what became of it.
 
     Jobs that have ended are left, for their logs, and so is one of another document under the same run id. Raises
     PodscaleError where it cannot be stopped, with how to do it by hand.
     """
     try:
-        api = connect(config.launch.cluster, policy=patience.UNATTENDED)
+        api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
         shard_set = dataset_directory(config.run.workspace, config.data)  # as the run's own shard stage names it
-        found = stop_jobs(api, config.run.id, "train", identity=identity(config, "train", shard_set))
+        found = stop_jobs(api, config.run.id, "train", identity=job_identity(config, "train", shard_set))
     except PodscaleError as error:
         raise PodscaleError(
             f"the training job may still be at work, because it could not be stopped: {error}",
@@ -77,15 +79,15 @@ def stop(config: RunConfig) -> str:
             hint=f"Stop it with `podscale stop {config.run.id}`",
         ) from error
     if found.stopped:
-        return f"{' and '.join(map(told, found.stopped))} was stopped: its pods save and end."
+        return f"{' and '.join(map(job_title, found.stopped))} was stopped: its pods save and end."
     if found.others:
-        return f"{' and '.join(map(told, found.others))} runs on: it is another document's under the same run id."
+        return f"{' and '.join(map(job_title, found.others))} runs on: it is another document's under the same run id."
     return "No training job was at work."
 
 
-def _product(config: RunConfig, shard_set: str) -> Outcome:
+def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
     """The outcome of a job that is done; raises InputError where this pod does not see what it left."""
-    found = resume.finished(config, "train", shard_set)
+    found = resume.finished_outcome(config, "train", shard_set)
     if found is None:
         raise InputError(
             "the training job is done, but its model is not here",
@@ -96,7 +98,7 @@ def _product(config: RunConfig, shard_set: str) -> Outcome:
     return found
 
 
-def _record(config: RunConfig, outcome: Outcome, *, patience: float) -> None:
+def _record_outcome(config: RunConfig, outcome: StageOutcome, *, patience: float) -> None:
     """Leaves how the training ended where the exit handler and the report find it, unless the job did that itself.
 
     The pods of a job that has failed may be at work for a moment still: one that was started again, and is now
@@ -105,12 +107,12 @@ def _record(config: RunConfig, outcome: Outcome, *, patience: float) -> None:
     """
     run = RunDirectory.of(config)
     with suppress(OSError, InputError):
-        refuse_taken(run.create().lease, patience)
+        check_not_taken(run.create().lease, patience)
         told = read_outcomes(run.outcome).get("train")
         if told is None or told.exit_code != outcome.exit_code:
             write_outcome(run.outcome, outcome)
 
 
-def _times(begun: datetime) -> tuple[float, str]:
+def _outcome_times(begun: datetime) -> tuple[float, str]:
     now = datetime.now(UTC)
     return (now - begun).total_seconds(), now.isoformat()

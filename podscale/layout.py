@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 
-ALIGNMENT = 32
+ALIGNMENT_ELEMENTS = 32
 """Every tensor starts at a multiple of this many elements: 128 bytes of fp32, so that kernels read whole vectors."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """Where each tensor lies: tensor i is flat[starts[i] : starts[i] + sizes[i]], in bucket buckets[i].
 
     Depends on sizes and options alone, never on timing, so that a resumed run adds in the order of the run before it.
@@ -26,14 +26,14 @@ class Layout:
         return self.bounds[-1][1]
 
 
-def plan_layout(
+def plan_buckets(
     sizes: Sequence[int],
     bucket_elements: int,
     multiple: int,
     *,
     last_apart: bool = False,
-    alignment: int = ALIGNMENT,
-) -> Layout:
+    alignment: int = ALIGNMENT_ELEMENTS,
+) -> BucketLayout:
     """Fills buckets in the order of `sizes`; a tensor larger than a bucket gets one of its own.
 
     Buckets are padded to a multiple of `multiple` (the shards of a sharded update). With `last_apart` the last tensor
@@ -52,7 +52,7 @@ def plan_layout(
         buckets.append(len(bounds))
         position = _round_up(position + size, alignment)
     bounds.append((bucket_start, bucket_start + _round_up(position - bucket_start, unit)))
-    return Layout(tuple(starts), tuple(sizes), tuple(buckets), tuple(bounds))
+    return BucketLayout(tuple(starts), tuple(sizes), tuple(buckets), tuple(bounds))
 
 
 def _round_up(value: int, unit: int) -> int:

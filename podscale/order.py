@@ -28,23 +28,24 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.keyed import keyed, permute
-from podscale.text import listed
+from podscale.keyed import derive_key, permute
+from podscale.text import join_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from podscale.config.run_config import RunConfig
 
-Rows = npt.NDArray[np.int64]
 
-MAX_IMBALANCE = 1.1
+RowIndices = npt.NDArray[np.int64]
+
+MAX_GROUP_IMBALANCE = 1.1
 """Largest group over smallest group, in samples."""
 
-_PURPOSE = 0x6F72646572  # "order": keeps these keys apart from those of crops and other uses of the seed
+_KEY_DOMAIN = 0x6F72646572  # "order": keeps these keys apart from those of crops and other uses of the seed
 
 
-class Samples(Protocol):
+class SampleTable(Protocol):
     """What the order must know of a split (see `shards.shardset.Split`)."""
 
     def __len__(self) -> int: ...
@@ -53,7 +54,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class Slots:
+class SampleIndices:
     """Places in the sample order.
 
     rows: int64 [n], numbers of samples in the split, from 0.
@@ -61,34 +62,34 @@ class Slots:
     key it names the augmentation.
     """
 
-    rows: Rows
-    epochs: Rows
+    rows: RowIndices
+    epochs: RowIndices
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, part: slice) -> Slots:
-        return Slots(self.rows[part], self.epochs[part])
+    def __getitem__(self, part: slice) -> SampleIndices:
+        return SampleIndices(self.rows[part], self.epochs[part])
 
 
 @dataclass(frozen=True)
-class SampleOrder:
+class Sampler:
     """The order of one split under one seed; `groups` is None for the kind `global`."""
 
     seed: int
     count: int
     batch: int
-    groups: tuple[Rows, ...] | None = None
+    groups: tuple[RowIndices, ...] | None = None
     hosts: int = 1
     repeats: int = 1
 
-    def global_batch(self, step: int) -> Slots:
+    def global_batch(self, step: int) -> SampleIndices:
         """The samples of update `step`, in an order that no world size changes; grouped by group where blocked."""
         if self.groups is None:
             return self._slice(0, None, step * self.batch, self.batch)
         return self._of_groups(step, range(len(self.groups)))
 
-    def rank_batch(self, step: int, rank: int, world: int) -> Slots:
+    def rank_batch(self, step: int, rank: int, world: int) -> SampleIndices:
         """The part of `rank`: every world-th sample of the global batch.
 
         Where blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
@@ -104,7 +105,7 @@ class SampleOrder:
         """The host that `rank` belongs to. Raises InputError where the hosts have no equal numbers of ranks."""
         return rank // self._ranks_per_host(world)
 
-    def host_rows(self, host: int) -> Rows:
+    def host_rows(self, host: int) -> RowIndices:
         """All samples that the ranks of `host` ever read."""
         if self.groups is None:
             return np.arange(self.count, dtype=np.int64)
@@ -125,27 +126,27 @@ class SampleOrder:
                 f"cannot have equally many of the {world} ranks",
                 field="launch.nodes",
                 got=self.hosts,
-                hint=_choose(fitting),
+                hint=_format_choices(fitting),
             )
         return world // self.hosts
 
-    def _of_groups(self, step: int, groups: range) -> Slots:
+    def _of_groups(self, step: int, groups: range) -> SampleIndices:
         assert self.groups is not None
         share = self.batch // len(self.groups)
         parts = [self._slice(group, self.groups[group], step * share, share) for group in groups]
-        return Slots(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
+        return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
-    def _slice(self, group: int, members: Rows | None, begin: int, length: int) -> Slots:
+    def _slice(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
         """Places begin, ..., begin + length - 1 of the endless stream of one group."""
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]
         places, times = np.divmod(positions, self.repeats)
-        rows = permute(places, count, keyed(self.seed, _PURPOSE, group, epochs[:1] if one_epoch else epochs))
-        return Slots(rows if members is None else members[rows], epochs * self.repeats + times)
+        rows = permute(places, count, derive_key(self.seed, _KEY_DOMAIN, group, epochs[:1] if one_epoch else epochs))
+        return SampleIndices(rows if members is None else members[rows], epochs * self.repeats + times)
 
 
-def build_order(config: RunConfig, split: Samples) -> SampleOrder:
+def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
     """The order that the run document asks for over the training split.
 
     Raises InputError where the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
@@ -154,13 +155,13 @@ def build_order(config: RunConfig, split: Samples) -> SampleOrder:
     if count == 0:
         raise InputError("the training split holds no images", hint="Look at rejects.jsonl of the shard set.")
     if config.input.order == "global":
-        return SampleOrder(seed, count, batch, repeats=repeats)
+        return Sampler(seed, count, batch, repeats=repeats)
     hosts, shard_of_row = config.launch.nodes, split.column("shard")
-    check_groups(config, hosts, len(np.unique(shard_of_row)))
-    return SampleOrder(seed, count, batch, deal(shard_of_row, config.input.groups), hosts, repeats)
+    check_shard_groups(config, hosts, len(np.unique(shard_of_row)))
+    return Sampler(seed, count, batch, assign_shards_to_groups(shard_of_row, config.input.groups), hosts, repeats)
 
 
-def check_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
+def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
     """Raises InputError where hosts cannot have equally many groups of shards, with the numbers of groups that do.
 
     shards: how many there are, where that is known.
@@ -175,16 +176,16 @@ def check_groups(config: RunConfig, hosts: int, shards: int | None = None) -> No
         f"{hosts} hosts (launch.nodes) cannot have equally many of them",
         field="input.groups",
         got=number,
-        hint=_choose(fitting) if fitting else none,
+        hint=_format_choices(fitting) if fitting else none,
     )
 
 
-def _choose(numbers: Sequence[int]) -> str:
+def _format_choices(numbers: Sequence[int]) -> str:
     """[2, 4, 8] -> 'Choose 2, 4 or 8.'"""
-    return f"Choose {listed([str(number) for number in numbers], 'or')}."
+    return f"Choose {join_words([str(number) for number in numbers], 'or')}."
 
 
-def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:
+def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], number: int) -> tuple[RowIndices, ...]:
     """The rows of each of `number` groups of whole shards, ascending.
 
     Largest shard first, always to the group with the fewest samples (Graham 1969); ties go to the lower number, so
@@ -205,7 +206,7 @@ def deal(shard_of_row: npt.NDArray[Any], number: int) -> tuple[Rows, ...]:
         group = int(np.argmin(totals))
         group_of_shard[shard] = group
         totals[group] += sizes[shard]
-    if totals.max() > MAX_IMBALANCE * totals.min():
+    if totals.max() > MAX_GROUP_IMBALANCE * totals.min():
         raise InputError(
             f"the groups of shards hold from {totals.min()} to {totals.max()} images, so that some images would be "
             "trained on more often than others",
@@ -222,7 +223,9 @@ def evaluation_steps(count: int, world: int, batch: int) -> int:
     return -(-count // (world * batch))
 
 
-def evaluation_slots(count: int, step: int, rank: int, world: int, batch: int) -> tuple[Rows, npt.NDArray[np.float32]]:
+def evaluation_rows(
+    count: int, step: int, rank: int, world: int, batch: int
+) -> tuple[RowIndices, npt.NDArray[np.float32]]:
     """Rows int64 [batch] and weights float32 [batch] of one rank and step; over all, every sample once with weight 1.
 
     Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.

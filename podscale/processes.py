@@ -14,7 +14,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def exit_with_parent(parent: int | None = None) -> None:
     """Asks the kernel for SIGKILL when the parent ends; with `parent`, its pid, dies at once where it already has.
 
     The request survives exec. It goes by the parent's *thread*: parents start children from their main thread.
@@ -23,27 +23,27 @@ def die_with_parent(parent: int | None = None) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if parent is not None and os.getppid() != parent:
-        die()
+        kill_self()
 
 
-def die_with(pid: int) -> None:
+def exit_with_process(pid: int) -> None:
     """Ends this process when the process `pid` ends, whoever is in between; at once where it is gone."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        die()
-    threading.Thread(target=_watch, args=(handle,), name="launcher-watch", daemon=True).start()
+        kill_self()
+    threading.Thread(target=_exit_on_process_end, args=(handle,), name="launcher-watch", daemon=True).start()
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_lock_file(path: Path) -> Iterator[None]:
     """Holds a new file locked, for others to see that this process lives; the lock ends with it, however it ends."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def die_with_holder(path: Path) -> None:
+def exit_with_lock_holder(path: Path) -> None:
     """Ends this process when the lock of a file is given up, which is seen through the mounts of a container.
 
     Nothing is watched where the file is not locked: its file system does not show locks to containers.
@@ -52,17 +52,17 @@ def die_with_holder(path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        threading.Thread(target=_await_lock, args=(descriptor,), name="lifeline", daemon=True).start()
+        threading.Thread(target=_exit_on_lock_release, args=(descriptor,), name="lifeline", daemon=True).start()
     else:
         os.close(descriptor)
 
 
-def _await_lock(descriptor: int) -> None:
+def _exit_on_lock_release(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    die()
+    kill_self()
 
 
-def state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """The state of a process as in /proc (T: stopped, Z: a zombie); empty where it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -79,26 +79,26 @@ def start_ticks(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def age() -> float:
+def process_age() -> float:
     """Seconds since this process started."""
     started = start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """False for a process that is gone or a zombie."""
-    return state(pid) not in ("", "Z", "X")
+    return process_state(pid) not in ("", "Z", "X")
 
 
-def die() -> None:
+def kill_self() -> None:
     """SIGKILL rather than an orderly end: what this process started dies by the kernel's parent-death signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(128 + signal.SIGKILL)  # the first process of a container is spared its own signals
 
 
-def _watch(handle: int) -> None:
+def _exit_on_process_end(handle: int) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)  # a pidfd becomes readable when its process ends
     while not poll.poll():
         pass
-    die()
+    kill_self()

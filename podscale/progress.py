@@ -10,14 +10,14 @@ from typing import Literal
 
 from podscale import env
 
-Stage = Literal["list", "pack", "merge", "verify", "evaluate"]
+ProgressStage = Literal["list", "pack", "merge", "verify", "evaluate"]
 
 
 @dataclass(frozen=True)
-class Update:
+class ProgressUpdate:
     """Where a stage stands. `total` is 0 where it is not known; rates are over the whole stage so far."""
 
-    stage: Stage
+    stage: ProgressStage
     images: int
     total: int
     bytes: int = 0
@@ -37,17 +37,17 @@ class Update:
         return (self.total - self.images) * self.seconds / self.images
 
 
-Report = Callable[[Update], None]
+ProgressCallback = Callable[[ProgressUpdate], None]
 
 
-def silent(update: Update) -> None:
+def ignore_progress(update: ProgressUpdate) -> None:
     """The report of whoever does not want one."""
 
 
-def to_file(path: Path) -> Report:
+def write_progress_to(path: Path) -> ProgressCallback:
     """A report that keeps the newest update in a file; a disk that is full costs the display, not the work."""
 
-    def tell(update: Update) -> None:
+    def tell(update: ProgressUpdate) -> None:
         part = path.with_suffix(".part")
         with suppress(OSError):
             part.write_text(json.dumps(asdict(update)), encoding="ascii")
@@ -56,26 +56,26 @@ def to_file(path: Path) -> Report:
     return tell
 
 
-def from_environment() -> Report:
+def progress_from_env() -> ProgressCallback:
     """The report that the launcher asked for, or the silent one."""
     path = env.read_path(env.PROGRESS_FILE)
-    return to_file(path) if path else silent
+    return write_progress_to(path) if path else ignore_progress
 
 
-def read(path: Path) -> Update | None:
+def read_progress(path: Path) -> ProgressUpdate | None:
     """The newest update in a file; None where there is none."""
     try:
-        return Update(**json.loads(path.read_text(encoding="ascii")))
+        return ProgressUpdate(**json.loads(path.read_text(encoding="ascii")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-class Ticker:
+class ProgressReporter:
     """Counts images of a stage and reports at most ten times a second."""
 
     INTERVAL = 0.1
 
-    def __init__(self, stage: Stage, report: Report, total: int = 0) -> None:
+    def __init__(self, stage: ProgressStage, report: ProgressCallback, total: int = 0) -> None:
         self._stage, self._report, self._total = stage, report, total
         self._images = self._bytes = self._rejects = 0
         self._start = self._last = time.monotonic()
@@ -96,4 +96,4 @@ class Ticker:
 
     def _send(self, done: bool) -> None:
         seconds = time.monotonic() - self._start
-        self._report(Update(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done))
+        self._report(ProgressUpdate(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done))

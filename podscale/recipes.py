@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-NAMES: Sequence[str] = ("mlperf-lars",)
+RECIPE_NAMES: Sequence[str] = ("mlperf-lars",)
 
 
 class RecipeError(ValueError):
@@ -36,7 +36,7 @@ class RecipeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
+class RecipeRow:
     """One published setting.
 
     epochs: length of the schedule, warm-up included (logs that give `decay_steps` in steps count them from the end of
@@ -55,38 +55,38 @@ class Row:
     who: str
 
 
-MLPERF_LARS: Sequence[Row] = (
-    Row(816, 5.3, 2, 0.9, 5e-5, 37, 35, 408, "Quanta, v3.0"),
-    Row(1632, 7.4, 2, 0.9, 5e-5, 37, 35, 408, "Dell, v1.0"),
-    Row(2048, 9.0, 3, 0.9, 5e-5, 36, 35, 256, "Intel-HabanaLabs, v2.0"),
-    Row(3200, 10.5, 2, 0.9, 5e-5, 37, 35, 400, "Nettrix, v2.0"),
-    Row(3264, 10.5, 2, 0.9, 5e-5, 37, 35, 408, "Inspur, v0.7"),
-    Row(4096, 12.0, 2, 0.9, 5e-5, 37, 36, 256, "CASIA, v2.0"),
-    Row(8192, 17.0, 5, 0.9, 1e-4, 43, 41, 128, "Intel-HabanaLabs, v1.1"),
-    Row(13056, 12.8, 9, 0.94, 2.5e-5, 48, 45, 204, "NVIDIA, v1.0"),
-    Row(16384, 26.5, 7, 0.9, 5e-5, 50, 47, 128, "Intel-HabanaLabs, v1.1"),
-    Row(20480, 22.0, 12, 0.9, 2.5e-5, 52, 50, 40, "NVIDIA, v3.0"),
-    Row(32768, 29.0, 18, 0.929, 1e-4, 60, 60, 64, "Google, v1.0"),
-    Row(33280, 21.2, 16, 0.94, 2.5e-5, 58, 56, 65, "NVIDIA, v0.7"),
-    Row(35840, 21.9, 17, 0.94, 2.5e-5, 60, 58.4, 35, "NVIDIA, v2.0"),
-    Row(55296, 25.67, 29, 0.94053, 1e-4, 80, 78.4, 64, "Google, v1.0"),
-    Row(57344, 23.0, 32, 0.95, 2.5e-5, 78, 77, 32, "NVIDIA and CoreWeave, v3.0"),
-    Row(65536, 24.699, 31, 0.951807, 1e-4, 89, 87.2, 64, "Google, v0.7"),
+MLPERF_LARS: Sequence[RecipeRow] = (
+    RecipeRow(816, 5.3, 2, 0.9, 5e-5, 37, 35, 408, "Quanta, v3.0"),
+    RecipeRow(1632, 7.4, 2, 0.9, 5e-5, 37, 35, 408, "Dell, v1.0"),
+    RecipeRow(2048, 9.0, 3, 0.9, 5e-5, 36, 35, 256, "Intel-HabanaLabs, v2.0"),
+    RecipeRow(3200, 10.5, 2, 0.9, 5e-5, 37, 35, 400, "Nettrix, v2.0"),
+    RecipeRow(3264, 10.5, 2, 0.9, 5e-5, 37, 35, 408, "Inspur, v0.7"),
+    RecipeRow(4096, 12.0, 2, 0.9, 5e-5, 37, 36, 256, "CASIA, v2.0"),
+    RecipeRow(8192, 17.0, 5, 0.9, 1e-4, 43, 41, 128, "Intel-HabanaLabs, v1.1"),
+    RecipeRow(13056, 12.8, 9, 0.94, 2.5e-5, 48, 45, 204, "NVIDIA, v1.0"),
+    RecipeRow(16384, 26.5, 7, 0.9, 5e-5, 50, 47, 128, "Intel-HabanaLabs, v1.1"),
+    RecipeRow(20480, 22.0, 12, 0.9, 2.5e-5, 52, 50, 40, "NVIDIA, v3.0"),
+    RecipeRow(32768, 29.0, 18, 0.929, 1e-4, 60, 60, 64, "Google, v1.0"),
+    RecipeRow(33280, 21.2, 16, 0.94, 2.5e-5, 58, 56, 65, "NVIDIA, v0.7"),
+    RecipeRow(35840, 21.9, 17, 0.94, 2.5e-5, 60, 58.4, 35, "NVIDIA, v2.0"),
+    RecipeRow(55296, 25.67, 29, 0.94053, 1e-4, 80, 78.4, 64, "Google, v1.0"),
+    RecipeRow(57344, 23.0, 32, 0.95, 2.5e-5, 78, 77, 32, "NVIDIA and CoreWeave, v3.0"),
+    RecipeRow(65536, 24.699, 31, 0.951807, 1e-4, 89, 87.2, 64, "Google, v0.7"),
 )
 
 
 @dataclass(frozen=True)
-class Setting:
+class RecipeValues:
     """The values of a recipe for one batch: options by their dotted names, and where they are from."""
 
     values: dict[str, Any]
     origin: str
 
 
-def setting(name: str, batch: int) -> Setting:
+def recipe_values(name: str, batch: int) -> RecipeValues:
     """What recipe `name` says for a global batch. Raises RecipeError where it says nothing."""
-    if name not in NAMES:
-        raise RecipeError("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(NAMES)}")
+    if name not in RECIPE_NAMES:
+        raise RecipeError("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(RECIPE_NAMES)}")
     first, last = MLPERF_LARS[0].batch, MLPERF_LARS[-1].batch
     if not first <= batch <= last:
         raise RecipeError(
@@ -95,7 +95,7 @@ def setting(name: str, batch: int) -> Setting:
             got=batch,
             hint="Choose a batch in this range, or leave the recipe out and set optimizer and schedule.",
         )
-    row, origin = row_for(batch)
+    row, origin = recipe_row(batch)
     span = nearest_divisor(batch, row.span)
     values = {
         "train.epochs": row.epochs,
@@ -122,20 +122,20 @@ def setting(name: str, batch: int) -> Setting:
         text += f"; a batch-norm span of about {row.span} images does not divide this batch and is left open"
     else:
         values["model.batch_norm.span"] = span
-    return Setting(values, text)
+    return RecipeValues(values, text)
 
 
-def row_for(batch: int) -> tuple[Row, str]:
+def recipe_row(batch: int) -> tuple[RecipeRow, str]:
     """The row of a batch inside the table, interpolated where it has none, and the words for its origin."""
     for row in MLPERF_LARS:
         if row.batch == batch:
             return row, f"the row of {row.who}"
     below, above = next((a, b) for a, b in pairwise(MLPERF_LARS) if a.batch < batch < b.batch)
     origin = f"between {below.batch:,} ({below.who}) and {above.batch:,} ({above.who})"
-    return interpolated(below, above, batch), origin
+    return interpolate_rows(below, above, batch), origin
 
 
-def interpolated(below: Row, above: Row, batch: int) -> Row:
+def interpolate_rows(below: RecipeRow, above: RecipeRow, batch: int) -> RecipeRow:
     """The row between two rows; see the module's text."""
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
@@ -147,7 +147,7 @@ def interpolated(below: Row, above: Row, batch: int) -> Row:
         return math.exp(math.log(low) + math.log(high / low) * share)
 
     decay = curve(below.weight_decay, above.weight_decay)
-    return Row(
+    return RecipeRow(
         batch=batch,
         learning_rate=float(f"{curve(below.learning_rate, above.learning_rate):.4g}"),
         warmup=round(line("warmup"), 1),

@@ -13,18 +13,18 @@ from typing import Any, get_args
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.data import DataSection
 from podscale.config.identity import fingerprint
-from podscale.ensemble import DESCRIPTION, evaluated_models, evaluated_together
+from podscale.ensemble import MODEL_JSON, combined_model_directories, evaluated_model_directories
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.rundir.layout import RunDirectory, dataset_directory, local_path
-from podscale.rundir.lease import Lease, lease_patience
-from podscale.rundir.outcome import Outcome, Stage, read_outcomes, recorded_stage, write_outcome
-from podscale.shards.manifest import NAME
+from podscale.rundir.lease import Lease, lease_wait_seconds
+from podscale.rundir.outcome import StageName, StageOutcome, read_outcomes, record_stage, write_outcome
+from podscale.shards.manifest import MANIFEST_FILE
 
-STAGES: tuple[Stage, ...] = get_args(Stage)
+STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
-def refuse_other_document(config: RunConfig) -> RunDirectory:
+def check_run_document(config: RunConfig) -> RunDirectory:
     """The run directory of this document; nothing is written.
 
     Raises InputError where it holds the run of a document with other `result` fields, listing them.
@@ -44,9 +44,9 @@ def refuse_other_document(config: RunConfig) -> RunDirectory:
     return run
 
 
-def open_run(config: RunConfig) -> RunDirectory:
+def prepare_run_directory(config: RunConfig) -> RunDirectory:
     """As `refuse_other_document`, then makes the run directory and records the resolved document in it."""
-    run = refuse_other_document(config).create()
+    run = check_run_document(config).create()
     try:
         write_atomically(run.config, dumps(config))
     except OSError as error:
@@ -54,7 +54,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     return run
 
 
-def set_aside(config: RunConfig) -> Path | None:
+def move_run_aside(config: RunConfig) -> Path | None:
     """Moves the run directory aside, so that this launch starts anew; nothing is deleted.
 
     The lease, which the caller holds, stays: whoever still writes for the former run finds another number in it.
@@ -73,22 +73,24 @@ def set_aside(config: RunConfig) -> Path | None:
     return moved
 
 
-def finished(config: RunConfig, stage: Stage, shard_set: str) -> Outcome | None:
+def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> StageOutcome | None:
     """The recorded outcome of `stage` where it is done, was given the same inputs and left its products."""
     run = RunDirectory.of(config)
     outcome = read_outcomes(run.outcome).get(stage)
-    if outcome is None or not outcome.done or not all(path.exists() for path in _products(run, stage)):
+    if outcome is None or not outcome.done or not all(path.exists() for path in _output_files(run, stage)):
         return None
-    return outcome if _read_marks(run).get(stage) == inputs_mark(config, stage, shard_set) else None
+    return outcome if _read_fingerprints(run).get(stage) == inputs_fingerprint(config, stage, shard_set) else None
 
 
-def mark_finished(config: RunConfig, stage: Stage, shard_set: str) -> None:
+def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None:
     """Remembers what `stage` was given, for `finished`."""
     run = RunDirectory.of(config)
-    write_json(_marks(run), {**_read_marks(run), stage: inputs_mark(config, stage, shard_set)})
+    write_json(
+        _fingerprints_path(run), {**_read_fingerprints(run), stage: inputs_fingerprint(config, stage, shard_set)}
+    )
 
 
-def forget(config: RunConfig, stage: Stage) -> None:
+def discard_outcomes(config: RunConfig, stage: StageName) -> None:
     """Drops the outcomes of `stage` and of the stages after it: they are about to be done again."""
     run = RunDirectory.of(config)
     stale = STAGES[STAGES.index(stage) :]
@@ -102,13 +104,13 @@ class StageRun:
 
     run: RunDirectory
     lease: Lease
-    found: Outcome | None = None
-    outcome: Outcome = field(init=False)
+    found: StageOutcome | None = None
+    outcome: StageOutcome = field(init=False)
     """Recorded outcome; set once the stage is done."""
 
 
 @contextmanager
-def stage_once(config: RunConfig, stage: Stage, shard_set: str) -> Iterator[StageRun]:
+def stage_once(config: RunConfig, stage: StageName, shard_set: str) -> Iterator[StageRun]:
     """Enter a run directory for one stage, under its lease, and record how the stage ended.
 
     The body does the work only if `found` is None: else the stage is finished for the same inputs, and its recorded
@@ -116,18 +118,18 @@ def stage_once(config: RunConfig, stage: Stage, shard_set: str) -> Iterator[Stag
 
     Raises InputError if the directory holds the run of another document or cannot be written.
     """
-    run = refuse_other_document(config).create()
-    patience = lease_patience(config.launch.grace_seconds)
+    run = check_run_document(config).create()
+    patience = lease_wait_seconds(config.launch.grace_seconds)
     with Lease.hold(run.lease, patience=patience) as lease, disk_errors(run.path):
-        open_run(config)
+        prepare_run_directory(config)
         _adopt_shard_outcome(config, run)
         entered = StageRun(run, lease)
-        with recorded_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):  # recorded as raised
-            entered.found = recording.found = finished(config, stage, shard_set)
+        with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):  # recorded as raised
+            entered.found = recording.found = finished_outcome(config, stage, shard_set)
             if entered.found is None:
-                forget(config, stage)
+                discard_outcomes(config, stage)
             yield entered
-        mark_finished(config, stage, shard_set)
+        record_finished(config, stage, shard_set)
         entered.outcome = read_outcomes(run.outcome)[stage]
 
 
@@ -168,28 +170,30 @@ def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
         write_outcome(run.outcome, outcome)
 
 
-def inputs_mark(config: RunConfig, stage: Stage, shard_set: str) -> str:
+def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> str:
     """A hash of everything that a stage's product depends on."""
     run = RunDirectory.of(config)
     values = config.model_dump(mode="json") if stage == "report" else result_values(config)
     consumed = {
         "shard": [],
         "train": [],
-        "evaluate": [file for directory in evaluated_models(config) for file in _model_files(directory)],
+        "evaluate": [file for directory in evaluated_model_directories(config) for file in _model_files(directory)],
         "report": [run.evaluation, run.predictions, *_model_files(run.model)],
     }[stage]
-    if stage == "evaluate" and evaluated_together(config):
+    if stage == "evaluate" and combined_model_directories(config):
         values = {**values, "evaluate.combine": config.evaluate.combine, "evaluate.baseline": config.evaluate.baseline}
-    return fingerprint({"values": values, "shards": _manifest_hash(shard_set), "files": [_stamp(f) for f in consumed]})
+    return fingerprint(
+        {"values": values, "shards": _manifest_hash(shard_set), "files": [_file_stamp(f) for f in consumed]}
+    )
 
 
 def _model_files(directory: Path) -> list[Path]:
     """All that an answer of a model comes from: its description, its weights, and those that it was left with besides
     (a running average)."""
-    return [directory / DESCRIPTION, *sorted(directory.glob("*.safetensors"))]
+    return [directory / MODEL_JSON, *sorted(directory.glob("*.safetensors"))]
 
 
-def _products(run: RunDirectory, stage: Stage) -> list[Path]:
+def _output_files(run: RunDirectory, stage: StageName) -> list[Path]:
     return {
         "shard": [],
         "train": [run.model / "model.safetensors", run.model / "model.json"],
@@ -202,12 +206,12 @@ def _manifest_hash(shard_set: str) -> str:
     if "://" in shard_set and not shard_set.startswith("file://"):
         return shard_set  # remote sets are named by the fingerprint of their data
     try:
-        return hashlib.sha256((local_path(shard_set) / NAME).read_bytes()).hexdigest()
+        return hashlib.sha256((local_path(shard_set) / MANIFEST_FILE).read_bytes()).hexdigest()
     except OSError:
         return ""
 
 
-def _stamp(path: Path) -> list[str | int]:
+def _file_stamp(path: Path) -> list[str | int]:
     try:
         stat = path.stat()
     except OSError:
@@ -215,12 +219,12 @@ def _stamp(path: Path) -> list[str | int]:
     return [path.name, stat.st_size, stat.st_mtime_ns]
 
 
-def _marks(run: RunDirectory) -> Path:
+def _fingerprints_path(run: RunDirectory) -> Path:
     return run.path / "stages.json"
 
 
-def _read_marks(run: RunDirectory) -> dict[str, str]:
-    return _read_json(_marks(run))
+def _read_fingerprints(run: RunDirectory) -> dict[str, str]:
+    return _read_json(_fingerprints_path(run))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from podscale.config.schedule import CropSection, ScheduleSection
 COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
 """Columns of `table`."""
 
-Values = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Phase:
+class SchedulePhase:
     """One stretch of a run with all its values, those that go on from the phase before included.
 
     start: epoch at which it begins. crop, image_size: None where the document's own hold. schedule_start,
@@ -61,15 +61,15 @@ def first_step(epoch: float, steps_per_epoch: float) -> int:
     return math.ceil(epoch * steps_per_epoch - 1e-9)
 
 
-def phases(train: TrainSection) -> list[Phase]:
+def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
     """The phases of a run in order; the first begins at epoch 0."""
     own = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
     optimizer = train.optimizer
-    current = Phase(0.0, train.schedule, 0.0, own[1], optimizer.momentum, optimizer.weight_decay, None, None)
+    current = SchedulePhase(0.0, train.schedule, 0.0, own[1], optimizer.momentum, optimizer.weight_decay, None, None)
     found = [current]
     for section in train.phases:
         renewed = section.schedule is not None
-        current = Phase(
+        current = SchedulePhase(
             start=section.start,
             schedule=section.schedule or current.schedule,
             schedule_start=section.start if renewed else current.schedule_start,
@@ -89,30 +89,30 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
     per_epoch, images = steps_per_epoch(config.train, samples), config.input
     return [
         (first_step(phase.start, per_epoch), phase.image_size or images.image_size, phase.crop or images.crop)
-        for phase in phases(config.train)
+        for phase in schedule_phases(config.train)
     ]
 
 
 def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:
     """The learning rate of update `step`."""
-    return float(values(train, np.array([step]), steps_per_epoch)[0, 0])
+    return float(hyperparameters_at(train, np.array([step]), steps_per_epoch)[0, 0])
 
 
-def table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
+def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Every step's values as float32 [steps, columns], for engines that keep the step on the device."""
     steps = np.arange(total_steps(train, samples))
-    return values(train, steps, steps_per_epoch(train, samples)).astype(np.float32)
+    return hyperparameters_at(train, steps, steps_per_epoch(train, samples)).astype(np.float32)
 
 
-def values(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> Values:
+def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> FloatArray:
     """The columns at these updates, float64 [steps, columns]."""
     found = np.empty((len(steps), len(COLUMNS)))
-    for phase in phases(train):
+    for phase in schedule_phases(train):
         first = first_step(phase.start, steps_per_epoch)
         inside = steps >= first  # the phases after it write over its tail
         local = steps[inside] - first_step(phase.schedule_start, steps_per_epoch)
         span = (phase.schedule_end - phase.schedule_start) * steps_per_epoch
-        found[inside, 0] = _rates(phase.schedule, local, span, steps_per_epoch)
+        found[inside, 0] = _learning_rates(phase.schedule, local, span, steps_per_epoch)
         found[inside, 1] = _momenta(phase.schedule, phase.momentum, local, span, steps_per_epoch)
         found[inside, 2] = phase.weight_decay
         if phase.reset:
@@ -120,19 +120,19 @@ def values(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: f
     return found
 
 
-def sketch(train: TrainSection, samples: int, points: int = 240) -> tuple[Values, Values]:
+def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tuple[FloatArray, FloatArray]:
     """What a drawing needs: (epochs float64 [n], columns float64 [n, columns]) at about `points` updates.
 
     The last update before each jump and the first one after it are among them.
     """
     per_epoch = steps_per_epoch(train, samples)
     last = total_steps(train, samples) - 1
-    epochs = [phase.start for phase in phases(train)]
-    epochs += [phase.schedule_start + phase.schedule.warmup_epochs for phase in phases(train)]
+    epochs = [phase.start for phase in schedule_phases(train)]
+    epochs += [phase.schedule_start + phase.schedule.warmup_epochs for phase in schedule_phases(train)]
     jumps = np.array([first_step(epoch, per_epoch) for epoch in epochs])
     even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
     steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
-    return steps / per_epoch, values(train, steps, per_epoch)
+    return steps / per_epoch, hyperparameters_at(train, steps, per_epoch)
 
 
 def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -> set[int]:
@@ -140,12 +140,14 @@ def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -
     return {first_step(epoch, steps_per_epoch(train, samples)) for epoch in epochs}
 
 
-def crosses(step: int, period: float) -> bool:
+def completes_period(step: int, period: float) -> bool:
     """Whether the `step`-th update (counted from 1) completes another `period` of updates; never for a period of 0."""
     return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)
 
 
-def _rates(schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float) -> Values:
+def _learning_rates(
+    schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
+) -> FloatArray:
     """Learning rates at steps counted from the schedule's beginning: linear warm-up (Goyal 2017, section 2.2), decay.
 
     The decay is a function of its progress from 0 to 1. It counts from the end of the warm-up or, with
@@ -165,16 +167,16 @@ def _rates(schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float,
             milestones = np.array(schedule.milestones) * steps_per_epoch
             decayed = peak * schedule.gamma ** np.searchsorted(milestones, local, side="right")
         case "cosine":
-            decayed = _between(schedule.end_learning_rate, peak, 0.5 * (1.0 + np.cos(np.pi * progress)))
+            decayed = _interpolate(schedule.end_learning_rate, peak, 0.5 * (1.0 + np.cos(np.pi * progress)))
         case "polynomial":
-            decayed = _between(schedule.end_learning_rate, peak, (1.0 - progress) ** schedule.power)
-    rising = _between(schedule.warmup_start, peak, local / max(warmup, 1e-9))
+            decayed = _interpolate(schedule.end_learning_rate, peak, (1.0 - progress) ** schedule.power)
+    rising = _interpolate(schedule.warmup_start, peak, local / max(warmup, 1e-9))
     return np.where(local < warmup, rising, decayed)
 
 
 def _momenta(
     schedule: ScheduleSection, momentum: float, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
-) -> Values:
+) -> FloatArray:
     """Momentum: linear from `momentum_start` over the warm-up, then linear to `momentum_end` at the schedule's end.
 
     With the momentum correction of Goyal 2017, section 3, and Codreanu 2017, multiplied by rate(t) / rate(t - 1)
@@ -184,15 +186,15 @@ def _momenta(
     warmup = schedule.warmup_epochs * steps_per_epoch
     start = momentum if schedule.momentum_start is None else schedule.momentum_start
     end = momentum if schedule.momentum_end is None else schedule.momentum_end
-    rising = _between(start, momentum, local / max(warmup, 1e-9))
-    later = _between(momentum, end, np.clip((local - warmup) / max(span - warmup, 1e-9), 0.0, 1.0))
+    rising = _interpolate(start, momentum, local / max(warmup, 1e-9))
+    later = _interpolate(momentum, end, np.clip((local - warmup) / max(span - warmup, 1e-9), 0.0, 1.0))
     found = np.where(local < warmup, rising, later)
     if not schedule.momentum_correction:
         return found
-    now, before = (_rates(schedule, steps, span, steps_per_epoch) for steps in (local, local - 1))
+    now, before = (_learning_rates(schedule, steps, span, steps_per_epoch) for steps in (local, local - 1))
     corrected = (local > 0) & (local < warmup) & (before > 0)
     return np.where(corrected, found * now / np.where(corrected, before, 1.0), found)
 
 
-def _between(low: float, high: float, share: Values) -> Values:
+def _interpolate(low: float, high: float, share: FloatArray) -> FloatArray:
     return low + (high - low) * share

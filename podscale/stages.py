@@ -21,23 +21,23 @@ from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
-from podscale.errors import ExitCode, InputError, error_of
-from podscale.progress import Report
+from podscale.errors import ExitCode, InputError, error_from_exit_code
+from podscale.progress import ProgressCallback
 from podscale.rundir import (
     Lease,
-    Outcome,
     RunDirectory,
+    StageOutcome,
     dataset_directory,
     local_path,
     read_outcomes,
-    recorded_stage,
+    record_stage,
     write_outcome,
 )
-from podscale.shards.manifest import Manifest
-from podscale.shards.watch import UNWATCHED, Watch
+from podscale.shards.manifest import ShardSetManifest
+from podscale.shards.watch import NULL_OBSERVER, BuildObserver
 
 if TYPE_CHECKING:
-    from podscale.launch.outcomes import Verdict
+    from podscale.launch.outcomes import StageResult
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class ShardResult:
     """A complete shard set: where it is, what it holds, and whether it was there before."""
 
     location: str
-    manifest: Manifest
+    manifest: ShardSetManifest
     reused: bool
     notes: tuple[str, ...] = ()
     """What a person should know, one sentence each."""
 
 
 @dataclass(frozen=True)
-class Telemetry:
+class ExportedTelemetry:
     """Which run's metrics a stage exports that is not given the whole document, and how.
 
     endpoint: file in which the URL stands while they are served, of whoever holds the run directory.
@@ -63,11 +63,11 @@ class Telemetry:
     endpoint: str | None = None
 
     @classmethod
-    def of(cls, config: RunConfig, endpoint: Path | None = None) -> "Telemetry":
+    def of(cls, config: RunConfig, endpoint: Path | None = None) -> "ExportedTelemetry":
         return cls(config.run.id, config.telemetry, str(endpoint) if endpoint is not None else None)
 
     @classmethod
-    def from_environment(cls) -> "Telemetry | None":
+    def from_environment(cls) -> "ExportedTelemetry | None":
         """As the launcher says in env.TELEMETRY; None where it does not."""
         text = os.environ.get(env.TELEMETRY)
         if not text:
@@ -90,8 +90,8 @@ def shard(
     index: int = 0,
     of: int = 1,
     verify: bool = False,
-    progress: Report | None = None,
-    telemetry: Telemetry | None = None,
+    progress: ProgressCallback | None = None,
+    telemetry: ExportedTelemetry | None = None,
 ) -> ShardResult | None:
     """Makes the shard set of a data section under <workspace>/datasets, or finds it complete.
 
@@ -105,21 +105,25 @@ def shard(
     directory = local_path(location)
     record = resume.shard_outcome_path(workspace, data, index, of)
     before = read_outcomes(record).get("shard")
-    watched = _watched(telemetry, directory, record.with_name(record.name.replace(".outcome.", ".telemetry.")))
-    with recorded_stage(record, "shard") as recording, resume.disk_errors(directory), watched as watch:
+    watched = _export_build_metrics(
+        telemetry, directory, record.with_name(record.name.replace(".outcome.", ".telemetry."))
+    )
+    with record_stage(record, "shard") as recording, resume.disk_errors(directory), watched as watch:
         result = build_shard_set(
             data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress, watch=watch
         )
         if result.reused:
-            recording.found = before if before is not None and before.done else Outcome("shard", ExitCode.DONE)
+            recording.found = before if before is not None and before.done else StageOutcome("shard", ExitCode.DONE)
     return ShardResult(location, result.found, result.reused, result.notes) if result.found else None
 
 
 @contextmanager
-def _watched(telemetry: Telemetry | None, directory: Path, summary: Path) -> Iterator[Watch]:
+def _export_build_metrics(
+    telemetry: ExportedTelemetry | None, directory: Path, summary: Path
+) -> Iterator[BuildObserver]:
     """Serves the metrics of a build, and makes the last ones known at its end, also where its input was bad."""
     if telemetry is None:
-        yield UNWATCHED
+        yield NULL_OBSERVER
         return
     from podscale.telemetry.sharding import ShardMetrics
     from podscale.telemetry.stage import StageTelemetry
@@ -136,21 +140,21 @@ def _watched(telemetry: Telemetry | None, directory: Path, summary: Path) -> Ite
         served.finish(summary)
 
 
-def train(config: RunConfig, shard_set: str) -> Outcome:
+def train(config: RunConfig, shard_set: str) -> StageOutcome:
     """Trains, or continues an interrupted training, and leaves <run>/model. Raises what the ranks raised."""
-    return _supervised(config, "train", shard_set)
+    return _run_supervised(config, "train", shard_set)
 
 
-def evaluate(config: RunConfig, shard_set: str) -> Outcome:
+def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
     """Evaluates <run>/model on the validation split and leaves evaluation.json and the predictions."""
-    return _supervised(config, "evaluate", shard_set)
+    return _run_supervised(config, "evaluate", shard_set)
 
 
-def report(config: RunConfig, shard_set: str) -> Outcome:
+def report(config: RunConfig, shard_set: str) -> StageOutcome:
     """Writes the self-contained <run>/report.html and the model card."""
     from podscale.evaluate.card import write_model_card
     from podscale.evaluate.report import build_report
-    from podscale.input import open_shard_set
+    from podscale.input.build import open_shard_set
     from podscale.shards.cache import is_remote
 
     def work(run: RunDirectory, lease: Lease) -> None:
@@ -159,22 +163,24 @@ def report(config: RunConfig, shard_set: str) -> Outcome:
         write_model_card(run.path, opened)
         build_report(run.path, opened)
 
-    return _once(config, "report", shard_set, work)
+    return _run_once(config, "report", shard_set, work)
 
 
-def outcomes(config: RunConfig) -> dict[str, Outcome]:
+def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
     found = {**read_outcomes(RunDirectory.of(config).outcome), **_shard_outcome(config)}
     return {stage: found[stage] for stage in resume.STAGES if stage in found}
 
 
-def collapse_outcomes(config: RunConfig) -> dict[str, Outcome]:
+def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """How the collapse to each member of an ensemble ended, by `collapse <run of the member>`; absent if not run."""
-    ended = {member.config.run.id: outcomes(member.config).get("train") for member in ensemble.members(config)}
+    ended = {
+        member.config.run.id: run_outcomes(member.config).get("train") for member in ensemble.ensemble_members(config)
+    }
     return {f"collapse {run}": replace(one, stage=f"collapse {run}") for run, one in ended.items() if one is not None}
 
 
-def _shard_outcome(config: RunConfig) -> dict[str, Outcome]:
+def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
     """How sharding ended: as the newest of the set's own outcome and those of parts that failed."""
     workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods
     whole = read_outcomes(resume.shard_outcome_path(workspace, data))
@@ -185,85 +191,89 @@ def _shard_outcome(config: RunConfig) -> dict[str, Outcome]:
     return {"shard": max(known, key=lambda outcome: outcome.ended)} if known else {}
 
 
-def _supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> Outcome:
+def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> StageOutcome:
     from podscale.launch import supervisor
-    from podscale.launch.podtask import pod_leads
+    from podscale.launch.podtask import is_leader_pod
 
-    def work(run: RunDirectory, lease: Lease | None) -> "Verdict":
+    def work(run: RunDirectory, lease: Lease | None) -> "StageResult":
         if stage == "evaluate":
-            _find_models(config)
-        verdict = supervisor.supervise(config, stage, shard_set, lease)
+            _check_models_exist(config)
+        verdict = supervisor.supervise_stage(config, stage, shard_set, lease)
         if verdict.exit_code == ExitCode.DONE and stage == "evaluate" and verdict.leads:
-            _score(config, run, shard_set)
+            _write_evaluation(config, run, shard_set)
         return verdict
 
     def alone(run: RunDirectory, lease: Lease) -> None:
         verdict = work(run, lease)
         if verdict.exit_code != ExitCode.DONE:
-            raise error_of(verdict.exit_code, verdict.error or f"{stage} ended with exit code {verdict.exit_code}")
+            raise error_from_exit_code(
+                verdict.exit_code, verdict.error or f"{stage} ended with exit code {verdict.exit_code}"
+            )
 
-    if pod_leads(os.environ):
-        return _once(config, stage, shard_set, alone)
-    return _beside(config, stage, shard_set, work)
+    if is_leader_pod(os.environ):
+        return _run_once(config, stage, shard_set, alone)
+    return _run_follower_pod(config, stage, shard_set, work)
 
 
-def _beside(
+def _run_follower_pod(
     config: RunConfig,
     stage: Literal["train", "evaluate"],
     shard_set: str,
-    work: "Callable[[RunDirectory, Lease | None], Verdict]",
-) -> Outcome:
+    work: "Callable[[RunDirectory, Lease | None], StageResult]",
+) -> StageOutcome:
     """A pod that does not lead its job, or does not know it before the pods have met: only the one that turns out to
     have led writes to the run directory."""
     run = RunDirectory.of(config)
-    found = resume.finished(config, stage, shard_set)
+    found = resume.finished_outcome(config, stage, shard_set)
     if found is not None:
         return replace(found, reused=True)
-    preflight(config, place(), shard_set)
+    preflight(config, preflight_target(), shard_set)
     started = time.monotonic()
     verdict = work(run, None)
     ended = datetime.now(UTC).isoformat()
-    outcome = Outcome(stage, verdict.exit_code, verdict.error, time.monotonic() - started, ended)
+    outcome = StageOutcome(stage, verdict.exit_code, verdict.error, time.monotonic() - started, ended)
     if verdict.leads:
         write_outcome(run.outcome, outcome)
     if not outcome.done:
-        raise error_of(outcome.exit_code, outcome.error)
+        raise error_from_exit_code(outcome.exit_code, outcome.error)
     return outcome
 
 
-def _find_models(config: RunConfig) -> None:
+def _check_models_exist(config: RunConfig) -> None:
     """Raise InputError if a model of the evaluation is missing, with the command that makes it."""
-    members = {member.model: f"podscale collapse RUN --cycle {member.cycle}" for member in ensemble.members(config)}
-    for directory in ensemble.evaluated_models(config):
-        if not (directory / ensemble.DESCRIPTION).exists():
+    members = {
+        member.model: f"podscale collapse RUN --cycle {member.cycle}" for member in ensemble.ensemble_members(config)
+    }
+    for directory in ensemble.evaluated_model_directories(config):
+        if not (directory / ensemble.MODEL_JSON).exists():
             command = members.get(directory, "podscale train")
             hint = f"Run `{command}` first."
             raise InputError("there is no trained model to evaluate", field=str(directory), hint=hint)
 
 
-def _score(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
+def _write_evaluation(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
     """Turns the predictions that the ranks left into evaluation.json."""
     from podscale.evaluate.evaluation import evaluate_run
-    from podscale.input import open_shard_set
+    from podscale.input.build import open_shard_set
 
     evaluate_run(run.path, config, open_shard_set(shard_set, config))
 
 
-def _once(
+def _run_once(
     config: RunConfig,
     stage: Literal["train", "evaluate", "report"],
     shard_set: str,
     work: Callable[[RunDirectory, Lease], object],
-) -> Outcome:
+) -> StageOutcome:
     """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
     with resume.stage_once(config, stage, shard_set) as entered:
         if entered.found is None:
             if stage != "report":
-                preflight(config, place(), shard_set)
+                preflight(config, preflight_target(), shard_set)
             work(entered.run, entered.lease)
     return entered.outcome
 
 
-def place() -> Literal["here", "pod"]:
+def preflight_target() -> Literal["here", "pod"]:
     """Where this process is: in a pod of a cluster, or on a machine with everything on it."""
     return "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here"

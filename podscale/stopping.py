@@ -12,18 +12,18 @@ from typing import Any, NoReturn
 
 from podscale.errors import Preempted
 
-ECHO_SECONDS = 0.3
+DUPLICATE_SIGNAL_SECONDS = 0.3
 """A request to a whole process group reaches a process twice at the same moment (as `timeout` sends it); only a later
 one is a person who insists."""
 
-CONTINUES = "stopped on request; the same command continues"
+STOP_MESSAGE = "stopped on request; the same command continues"
 
 
-class Stopped(BaseException):
+class SigtermReceived(BaseException):
     """Raised by the signal handler in the middle of anything, so no `except Exception` may take it for its own."""
 
 
-def raise_on_stop(text: str = CONTINUES) -> Any:
+def raise_on_sigterm(text: str = STOP_MESSAGE) -> Any:
     """From now on the first SIGTERM raises Stopped(text), further ones are ignored; returns the handler before.
 
     Call it from the main thread.
@@ -31,18 +31,18 @@ def raise_on_stop(text: str = CONTINUES) -> Any:
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is short, and must not be cut again
-        raise Stopped(text)
+        raise SigtermReceived(text)
 
     return signal.signal(signal.SIGTERM, handle)
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def preempt_on_sigterm() -> Iterator[None]:
     """SIGTERM ends the body, which then raises Preempted."""
-    before = raise_on_stop()
+    before = raise_on_sigterm()
     try:
         yield
-    except Stopped as stop:
+    except SigtermReceived as stop:
         raise Preempted(str(stop)) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -4,20 +4,20 @@ import unicodedata
 from collections.abc import Sequence
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """1234, 'image' -> '1,234 images'; 2, 'process' -> '2 processes'."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{ending}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Hours, minutes and seconds as 1:02:03 or 2:03."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def human_bytes(number: float) -> str:
+def format_bytes(number: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if number < 1024 or unit == "TiB":
@@ -26,7 +26,7 @@ def human_bytes(number: float) -> str:
     return f"{number:.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:.1f} {unit}"
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """[2] -> 'rank 2'; [0, 1, 2, 5] -> 'ranks 0 to 2 and 5'; the numbers must rise."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -35,10 +35,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(parts)}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {join_words(parts)}"
 
 
-def listed(words: Sequence[str], before_last: str = "and") -> str:
+def join_words(words: Sequence[str], before_last: str = "and") -> str:
     """['a', 'b', 'c'] -> 'a, b and c'."""
     return ", ".join(words[:-1]) + (f" {before_last} " if len(words) > 1 else "") + "".join(words[-1:])
 
@@ -46,7 +46,7 @@ def listed(words: Sequence[str], before_last: str = "and") -> str:
 def printable(value: str | bytes) -> str:
     """Text that any browser or terminal can show: bytes as UTF-8 with \\xNN for the rest, controls as \\xNN."""
     decoded = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
-    return "".join(c if _shows(c) else f"\\x{ord(c):02x}" for c in decoded)
+    return "".join(c if _is_printable(c) else f"\\x{ord(c):02x}" for c in decoded)
 
 
 def one_line(value: str | bytes) -> str:
@@ -54,5 +54,5 @@ def one_line(value: str | bytes) -> str:
     return " | ".join(printable(value).replace("\t", " ").splitlines())
 
 
-def _shows(c: str) -> bool:
+def _is_printable(c: str) -> bool:
     return c in "\n\t" or c.isprintable() or unicodedata.category(c) == "Zs"

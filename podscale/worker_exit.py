@@ -11,27 +11,27 @@ from podscale.files import write_json
 
 
 @dataclass(frozen=True)
-class RankOutcome:
+class WorkerReport:
     """A rank's own report: its exit code, and the error as shown to people."""
 
     exit_code: int
     error: str
 
 
-def outcome_path(rank_dir: Path, rank: int) -> Path:
+def report_path(rank_dir: Path, rank: int) -> Path:
     return rank_dir / f"outcome-{rank}.json"
 
 
-def write_rank_outcome(rank_dir: Path, rank: int, outcome: RankOutcome) -> None:
-    write_json(outcome_path(rank_dir, rank), asdict(outcome))
+def write_worker_report(rank_dir: Path, rank: int, outcome: WorkerReport) -> None:
+    write_json(report_path(rank_dir, rank), asdict(outcome))
 
 
-def end_process(rank_dir: Path, rank: int, outcome: RankOutcome) -> NoReturn:
+def report_and_exit(rank_dir: Path, rank: int, outcome: WorkerReport) -> NoReturn:
     """Records how this rank ended and ends its process at once.
 
     After a lost peer an ordinary shutdown would wait for threads that wait for the peer.
     """
-    write_rank_outcome(rank_dir, rank, outcome)
+    write_worker_report(rank_dir, rank, outcome)
     if outcome.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's log people see, and the verdict
         print(outcome.error, file=sys.stderr)
     sys.stdout.flush()
@@ -39,23 +39,23 @@ def end_process(rank_dir: Path, rank: int, outcome: RankOutcome) -> NoReturn:
     os._exit(outcome.exit_code)
 
 
-def read_rank_outcomes(rank_dir: Path) -> dict[int, RankOutcome]:
+def read_worker_reports(rank_dir: Path) -> dict[int, WorkerReport]:
     """The reports of this pod's ranks, by rank."""
     outcomes = {}
     for path in rank_dir.glob("outcome-*.json"):
         try:
-            outcomes[int(path.stem.partition("-")[2])] = RankOutcome(**json.loads(path.read_text(encoding="utf-8")))
+            outcomes[int(path.stem.partition("-")[2])] = WorkerReport(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError):
             continue  # half written by a rank that was killed: no report
     return dict(sorted(outcomes.items()))
 
 
-def register_rank(rank_dir: Path, rank: int) -> None:
+def register_worker(rank_dir: Path, rank: int) -> None:
     """Says which process is which rank."""
     write_json(rank_dir / f"rank-{rank}.json", {"pid": os.getpid()})
 
 
-def registered_ranks(rank_dir: Path) -> dict[int, int]:
+def registered_workers(rank_dir: Path) -> dict[int, int]:
     """Process ids of this pod's ranks, by rank."""
     return {
         int(path.stem.partition("-")[2]): int(json.loads(path.read_text(encoding="utf-8"))["pid"])

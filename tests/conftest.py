@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from podscale.devices import cores
+from podscale.devices import cpu_count
 
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.hookimpl(optionalhook=True)  # only asked by pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`: one more than there are cores, because many tests wait, for processes above all."""
-    return min(8, cores() + 1)
+    return min(8, cpu_count() + 1)
 
 
 @pytest.fixture(scope="session")

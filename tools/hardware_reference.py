@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from podscale.hardware import GPUS, TPUS, GpuMachine, TpuKind, choose
-from podscale.hardware.choose import SHARE
-from podscale.launch.render.direct import NETWORKS
+from podscale.hardware import GPU_KINDS, TPU_KINDS, GpuMachine, TpuKind, find_hardware
+from podscale.hardware.choose import POD_SHARE
+from podscale.launch.render.direct import GPUDIRECT_NETWORKS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "hardware.md"
 
@@ -15,7 +15,7 @@ names below; everything else about a pod follows from it: which nodes, how many 
 how many machines a TPU slice has. An impossible shape is refused, with the possible ones listed. `cpu` asks for no
 accelerator; without `launch.hardware` the pods ask for what `launch.resources` counts, on any node.
 
-Each pod asks for what `launch.resources` says, else for {SHARE:.0%} of the machine's cores and memory: the node keeps
+Each pod asks for what `launch.resources` says, else for {POD_SHARE:.0%} of the machine's cores and memory: the node keeps
 the rest. Requests are limits. Processes are one per GPU, or one per TPU machine.
 """
 
@@ -69,9 +69,12 @@ cluster must have these networks besides its own; if they are called otherwise, 
 
 def render() -> str:
     """The whole page."""
-    gpus = [_gpu(kind.name, kind.label, machine, kind.direct) for kind in GPUS for machine in kind.machines]
-    tpus = [f"| `{kind.name}-TOPOLOGY` | `{kind.label}` | {_machines(kind)} | {kind.rule} |" for kind in TPUS]
-    networks = [f"- {kind.upper()}: {', '.join(f'`{name}`' for name in names[1:])}" for kind, names in NETWORKS.items()]
+    gpus = [_gpu(kind.name, kind.label, machine, kind.direct) for kind in GPU_KINDS for machine in kind.machines]
+    tpus = [f"| `{kind.name}-TOPOLOGY` | `{kind.label}` | {_machines(kind)} | {kind.rule} |" for kind in TPU_KINDS]
+    networks = [
+        f"- {kind.upper()}: {', '.join(f'`{name}`' for name in names[1:])}"
+        for kind, names in GPUDIRECT_NETWORKS.items()
+    ]
     return "\n".join([HEAD, GPU_HEAD, *gpus, "", TPU_HEAD, *tpus, "", TAIL, *networks, ""])
 
 
@@ -81,7 +84,7 @@ def _machines(kind: TpuKind) -> str:
 
 def _gpu(name: str, label: str, machine: GpuMachine, direct: str | None) -> str:
     written = f"{name} x{machine.gpus}"
-    how = (direct or "").upper() if choose(written).direct else ""
+    how = (direct or "").upper() if find_hardware(written).direct else ""
     ssd = f"{machine.local_ssd:,}" if machine.local_ssd else ""
     return f"| `{written}` | `{label}` | {machine.name} | {machine.cpus} | {machine.memory:,g} | {ssd} | {how} |"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale import config
-from podscale.commands.render import objects, stages_of
+from podscale.commands.render import parse_stages, render_stages
 from podscale.launch.render.text import to_yaml
 from podscale.pipelines import presets
 
@@ -45,14 +45,14 @@ class Case:
 
     def render(self) -> str:
         """The file's content."""
-        document = config.load(presets.resolve(self.preset), (*VOLUME, *self.changes))
-        return f"# {self.command}\n{to_yaml(objects(document, stages_of(self.stage), self.backend))}"
+        document = config.load(presets.resolve_preset(self.preset), (*VOLUME, *self.changes))
+        return f"# {self.command}\n{to_yaml(render_stages(document, parse_stages(self.stage), self.backend))}"
 
 
 def cases() -> list[Case]:
     """Every file of manifests/jobs/."""
     two = ("launch.nodes=2", "launch.processes=1")
-    found = [_of_preset(name) for name in presets.names() if name != "digits"]
+    found = [_of_preset(name) for name in presets.preset_names() if name != "digits"]
     found += [Case(f"digits.{kind}.yaml", "digits", kind, two) for kind in ("pytorchjob", "trainjob", "jobset")]
     found.append(Case("digits.jaxjob.yaml", "digits", "jaxjob", (*two, *JAX)))
     found.append(Case("digits.jax.jobset.yaml", "digits", "jobset", (*two, *JAX)))
@@ -64,7 +64,7 @@ def cases() -> list[Case]:
 
 def _of_preset(name: str) -> Case:
     """A preset as it is: a JobSet on TPUs, else a PyTorchJob."""
-    engine = config.load(presets.resolve(name)).train.engine
+    engine = config.load(presets.resolve_preset(name)).train.engine
     kind = "jobset" if engine == "jax" else "pytorchjob"
     return Case(f"{name}.{kind}.yaml", name, kind)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from podscale.telemetry.catalogue import ENTRIES, Entry
+from podscale.telemetry.catalogue import METRICS, MetricSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "metrics.md"
@@ -118,13 +118,13 @@ def render() -> str:
     rules, panels = list(read_rules()), list(read_panels())
     parts = [HEAD]
     for exporter, (title, text) in EXPORTERS.items():
-        entries = [entry for entry in ENTRIES if entry.exporter == exporter]
+        entries = [entry for entry in METRICS if entry.exporter == exporter]
         parts += [f"## {title}\n", f"{text}\n", COLUMNS, *(row(entry, rules, panels) for entry in entries), ""]
     parts.append(SERVING)
     return "\n".join(parts)
 
 
-def row(entry: Entry, rules: list[Rule], panels: list[Panel]) -> str:
+def row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str:
     """One metric as a row of its table."""
     spoken = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
     using: list[Rule] = []

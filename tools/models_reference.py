@@ -7,6 +7,7 @@ from pathlib import Path
 
 from podscale import models
 from podscale.config import ModelSection
+from podscale.models import inception, resnet
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- table: tools/models_reference.py -->\n", "<!-- end of table -->\n"
@@ -31,12 +32,12 @@ SOURCES = {
 
 def setting(name: str) -> tuple[int, int]:
     """Side of the images in pixels, and classes, for which a network was published."""
-    return CIFAR if name in models.resnet.CIFAR else INCEPTION if name in models.inception.NAMES else IMAGENET
+    return CIFAR if name in resnet.CIFAR_BLOCKS else INCEPTION if name in inception.INCEPTION_NAMES else IMAGENET
 
 
 def row(name: str) -> str:
     side, classes = setting(name)
-    spec = models.spec(ModelSection.model_validate({"name": name}), classes)
+    spec = models.model_spec(ModelSection.model_validate({"name": name}), classes)
     forward, training = spec.flops(side) / 1e9, spec.training_flops(side) / 1e9
     return f"| {name} | {spec.size:,} | {side} | {forward:.3g} | {training:.3g} | {SOURCES[name]} |\n"
 

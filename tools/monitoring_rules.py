@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 from podscale.launch.render.text import to_yaml
-from podscale.monitoring.groups import ALERTS, RECORDINGS
-from podscale.monitoring.render import Settings, google_rules, number_text, prometheus_rule, template
+from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
+from podscale.monitoring.render import RuleSettings, format_number, google_rules, prometheus_rule, rule_template
 from podscale.monitoring.thresholds import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,10 @@ def thresholds() -> str:
     lines = ["  # Limits of the alerts.", "  thresholds:"]
     for threshold in THRESHOLDS:
         lines += [f"    {line}" for line in textwrap.wrap(f"# -- {threshold.meaning}", 110, subsequent_indent="# ")]
-        lines += ["    # @schema {type: number, minimum: 0}", f"    {threshold.name}: {number_text(threshold.default)}"]
+        lines += [
+            "    # @schema {type: number, minimum: 0}",
+            f"    {threshold.name}: {format_number(threshold.default)}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -40,8 +43,8 @@ def values(text: str) -> str:
 
 def index(page: str) -> str:
     """The page with the tables of all rules put anew below its mark."""
-    alerts = [f"| [{one.name}]({one.runbook}) | {one.severity} | {one.wait} |" for one in ALERTS]
-    recordings = [f"| `{one.name}` | {one.meaning} |" for one in RECORDINGS]
+    alerts = [f"| [{one.name}]({one.runbook}) | {one.severity} | {one.wait} |" for one in ALERT_RULES]
+    recordings = [f"| `{one.name}` | {one.meaning} |" for one in RECORDING_RULES]
     before, mark, _ = page.partition(MARK)
     tables = ["", "## Alerts", "", "| alert | severity | after |", "|---|---|---|", *alerts]
     tables += ["", "## Recorded series", "", "| series | meaning |", "|---|---|", *recordings]
@@ -52,12 +55,12 @@ def render() -> dict[Path, str]:
     """Every generated file and its content."""
     file = CHART / "values.yaml"
     found = {
-        CHART / "rules" / "podscale.yaml": GENERATED + OPEN + to_yaml([template()]),
+        CHART / "rules" / "podscale.yaml": GENERATED + OPEN + to_yaml([rule_template()]),
         file: values(file.read_text(encoding="utf-8")),
         RUNBOOKS: index(RUNBOOKS.read_text(encoding="utf-8")),
     }
     for component, objects in (("prometheus-operator", prometheus_rule), ("google-prometheus", google_rules)):
-        made = objects(Settings())
+        made = objects(RuleSettings())
         made["metadata"] = {
             "name": "podscale",
             "namespace": "podscale",

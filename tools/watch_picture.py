@@ -15,7 +15,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from podscale.commands.watch import SECONDS, Watched
+from podscale.commands.watch import INTERVAL_SECONDS, WatchedRun
 from podscale.rundir import RunDirectory
 from podscale.watch.sources import DirectorySource
 
@@ -26,18 +26,18 @@ FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
 def keep(run: Path, share: float, target: Path) -> None:
     """Watches the run, and writes the picture of that moment."""
-    watched = Watched(DirectorySource(RunDirectory(run)))
+    watched = WatchedRun(DirectorySource(RunDirectory(run)))
     while not _far_enough(watched, share):
         if watched.source.ended():
             raise SystemExit(f"{run}: nobody trains it, and it has not come as far as --share {share}")
-        time.sleep(SECONDS)
+        time.sleep(INTERVAL_SECONDS)
         watched.look()
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
     console.print(watched.picture())
     console.save_svg(str(target), title=f"podscale watch {run}", theme=MONOKAI, code_format=_offline())
 
 
-def _far_enough(watched: Watched, share: float) -> bool:
+def _far_enough(watched: WatchedRun, share: float) -> bool:
     """With figures of ranks and an accuracy, which come a moment after the updates."""
     standing = watched.standing
     complete = bool(watched.figures.ranks) and standing.evaluation is not None and standing.state == "training"

@@ -31,7 +31,7 @@ def found(sides: Comparison) -> dict[str, Row] | None:
     """The figures of a seed; None where it is not complete."""
     if any(not RunDirectory.of(config).evaluation.exists() for config in sides.evaluated):
         return None
-    together = [evaluation.read(RunDirectory.of(config).evaluation).ensemble for config in sides.evaluated]
+    together = [evaluation.read_evaluation(RunDirectory.of(config).evaluation).ensemble for config in sides.evaluated]
     members, apart, singles = (one for one in together if one is not None)
     return rows(members, apart, singles)
 

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.conditions import ROOT
 from podscale import ensemble
 from podscale.config import RunConfig, load
-from podscale.config.document import overrides_of
+from podscale.config.document import format_overrides
 from podscale.config.ensemble import collapse_schedule
 
 SEEDS_APART = 100
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def members(self) -> tuple[RunConfig, ...]:
-        return tuple(member.config for member in ensemble.members(self.cycles))
+        return tuple(member.config for member in ensemble.ensemble_members(self.cycles))
 
     @property
     def trained(self) -> tuple[RunConfig, ...]:
@@ -149,7 +149,7 @@ def comparison(family: Family, seed: int, workspace: Path, source: str) -> Compa
         given = {**COMMON, **family.settings, "data.source": source, "run.workspace": str(workspace)}
         named = {"run.id": f"{name}-{seed}", "run.seed": seed_of_run}
         changes = {key.replace("__", "."): value for key, value in settings.items()}
-        return load(family.document, [*overrides_of(given), *overrides_of(named), *overrides_of(changes)])
+        return load(family.document, [*format_overrides(given), *format_overrides(named), *format_overrides(changes)])
 
     first = seed * SEEDS_APART
     cycles = document("cycles", first)

@@ -9,15 +9,14 @@ import torch
 from benchmarks.ensemble.cases import Comparison
 from podscale import resume, stages
 from podscale.config import RunConfig
-from podscale.engine.notes import Whereabouts
-from podscale.engine.place import Place
+from podscale.engine.notes import ProgressTracker
+from podscale.engine.place import WorkerEnv
 from podscale.engine.stop import StopRequest
-from podscale.ensemble import DESCRIPTION
+from podscale.ensemble import MODEL_JSON
 from podscale.evaluate.evaluation import evaluate_run
-from podscale.pytorch import world as worlds
 from podscale.pytorch.rank import run_training
-from podscale.pytorch.together import evaluate_together
-from podscale.pytorch.world import World
+from podscale.pytorch.together import evaluate_ensemble
+from podscale.pytorch.world import World, join_world, leave_world
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
 
@@ -26,37 +25,37 @@ def carry_out(sides: Comparison) -> list[str]:
     """Trains and evaluates what is not finished, and returns the names of those runs."""
     made = stages.shard(sides.cycles.data, sides.cycles.run.workspace)
     assert made is not None, "all parts at once"
-    todo = [config for config in sides.trained if not (RunDirectory.of(config).model / DESCRIPTION).exists()]
+    todo = [config for config in sides.trained if not (RunDirectory.of(config).model / MODEL_JSON).exists()]
     judge = [config for config in sides.evaluated if not RunDirectory.of(config).evaluation.exists()]
     if not todo and not judge:
         return []
     torch.set_num_threads(1)
     try:
-        world, shard_set = worlds.join(60.0, {}), ShardSet.open(Path(made.location))
+        world, shard_set = join_world(60.0, {}), ShardSet.open(Path(made.location))
         for config in todo:
             place = _place(config, "train", made.location)
             with _log(config):
-                run_training(place, world, shard_set, RunDirectory.of(config), StopRequest(), Whereabouts())
+                run_training(place, world, shard_set, RunDirectory.of(config), StopRequest(), ProgressTracker())
         for config in judge:
             _evaluate(_place(config, "evaluate", made.location), world, shard_set)
     finally:
-        worlds.leave()
+        leave_world()
     return [config.run.id for config in (*todo, *judge)]
 
 
-def _evaluate(place: Place, world: World, shard_set: ShardSet) -> None:
+def _evaluate(place: WorkerEnv, world: World, shard_set: ShardSet) -> None:
     run = RunDirectory.of(place.config)
     with _log(place.config):
-        evaluate_together(place, world, shard_set, run)
+        evaluate_ensemble(place, world, shard_set, run)
     evaluate_run(run.path, place.config, shard_set)
 
 
-def _place(config: RunConfig, stage: str, shard_set: str) -> Place:
+def _place(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
     """As the only rank of the stage, with the document in the run directory."""
-    run = resume.open_run(config)
+    run = resume.prepare_run_directory(config)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
-    return Place(config, stage, shard_set, ranks, None, 0)
+    return WorkerEnv(config, stage, shard_set, ranks, None, 0)
 
 
 def _log(config: RunConfig) -> redirect_stdout:

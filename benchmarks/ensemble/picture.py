@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.ensemble.rows import Spread
-from podscale.evaluate.report.charts.scale import Scale, rounded_out
-from podscale.evaluate.report.charts.standalone import MARGIN, standalone
-from podscale.evaluate.report.figures import short
+from podscale.evaluate.report.charts.scale import Scale, round_outwards
+from podscale.evaluate.report.charts.standalone import MARGIN_HEIGHT, standalone_svg
+from podscale.evaluate.report.figures import format_short
 from podscale.evaluate.report.svg import Markup, tag
 
 WIDTH, LEFT, ROW, TOP, FOOT = 560.0, 236.0, 21.0, 40.0, 42.0
@@ -16,12 +16,12 @@ def picture(title: str, differences: Mapping[str, Sequence[float]]) -> str:
     """The text of an SVG file. differences: in points, seed by seed, by the name of the row."""
     spreads = {name: Spread.of(values) for name, values in differences.items()}
     ends = [v for name, values in differences.items() for v in (*values, *_ends(spreads[name]), 0.0)]
-    x = Scale(*rounded_out(min(ends), max(ends)), LEFT, WIDTH - MARGIN)
+    x = Scale(*round_outwards(min(ends), max(ends)), LEFT, WIDTH - MARGIN_HEIGHT)
     bottom = TOP + ROW * len(differences)
     ticks = [
         (
             tag("line", x1=x(v), x2=x(v), y1=TOP, y2=bottom, class_="grid"),
-            tag("text", short(v), x=x(v), y=bottom + 16, text_anchor="middle"),
+            tag("text", format_short(v), x=x(v), y=bottom + 16, text_anchor="middle"),
         )
         for v in x.ticks(6)
     ]
@@ -30,12 +30,12 @@ def picture(title: str, differences: Mapping[str, Sequence[float]]) -> str:
         for number, (name, values) in enumerate(differences.items())
     ]
     foot = "points of top-1 more than one long run; dots: seeds, bars: mean and 95 %"
-    return standalone(
-        tag("text", title, x=MARGIN, y=MARGIN + 4, class_="title"),
+    return standalone_svg(
+        tag("text", title, x=MARGIN_HEIGHT, y=MARGIN_HEIGHT + 4, class_="title"),
         ticks,
         tag("line", x1=x(0.0), x2=x(0.0), y1=TOP, y2=bottom, class_="level"),
         drawn,
-        tag("text", foot, x=WIDTH - MARGIN, y=bottom + 34, text_anchor="end", class_="unit"),
+        tag("text", foot, x=WIDTH - MARGIN_HEIGHT, y=bottom + 34, text_anchor="end", class_="unit"),
         width=WIDTH,
         height=bottom + FOOT,
         enlarged=1.5,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
-from podscale.evaluate.ensemble import Answered, Ensemble
+from podscale.evaluate.ensemble import EnsembleScores, ScoreSummary
 from podscale.study.statistics import student_95
 
 LONG, AVERAGE = "one long run", "its running average"
@@ -59,7 +59,7 @@ class Spread:
         return max(2, ceil((NORMAL_95 * self.deviation / half) ** 2))
 
 
-def rows(members: Ensemble, apart: Ensemble, singles: Ensemble) -> dict[str, Row]:
+def rows(members: EnsembleScores, apart: EnsembleScores, singles: EnsembleScores) -> dict[str, Row]:
     """The rows of one seed by name, in the order of the table."""
     long, ending, cycles = singles.members
     found = {LONG: _row(long.answered, long.epochs)}
@@ -98,12 +98,12 @@ def differences(seen: Sequence[Mapping[str, Row]]) -> dict[str, list[float]]:
     return {name: against(seen, name, LONG, points) for name in seen[0] if name != LONG}
 
 
-def _group(answers: Sequence[Answered], epochs: float, mean: str, best: str) -> dict[str, Row]:
+def _group(answers: Sequence[ScoreSummary], epochs: float, mean: str, best: str) -> dict[str, Row]:
     """What one of several models does in the mean, and the best of them by the images that judge it."""
     each = [_row(one, epochs) for one in answers]
     middle = Row(epochs, 1, statistics.fmean(r.top1 for r in each), statistics.fmean(r.loss for r in each))
     return {mean: middle, best: max(each, key=lambda row: (row.top1, -row.loss))}
 
 
-def _row(answered: Answered, epochs: float) -> Row:
+def _row(answered: ScoreSummary, epochs: float) -> Row:
     return Row(epochs, answered.passes, answered.top1, inf if answered.loss is None else answered.loss)

@@ -14,13 +14,13 @@ from benchmarks.network.ranks import run_ranks
 from podscale import models
 from podscale.config import ModelSection
 from podscale.plan import nccl
-from podscale.plan.collectives import Axis, Fabric, crossing, flat, hierarchical, tree
-from podscale.pytorch.allreduce.auto import measure
+from podscale.plan.collectives import Fabric, LinkAxis, crossover_bytes, flat, hierarchical, tree
+from podscale.pytorch.allreduce.auto import measure_fabric
 
 GPUS = 1024
 GROUP = 16
 BUCKET = 64 * 2**20
-P40 = nccl.Cluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
+P40 = nccl.NcclCluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
 Cost = Callable[[float], float]
 
 
@@ -34,7 +34,7 @@ def claims() -> None:
         "the size where the ring is faster, the ring above. The model knows no time for launching a kernel.",
     ]
     with lab(Shape(2, 4, 100e6, 25e6, node_delay=0.5e-3)) as built:
-        calibrated = run_ranks(built, measure, None)[0]
+        calibrated = run_ranks(built, measure_fabric, None)[0]
     for title, fabric, by_nccl in (
         ("P40, PCIe, 100 GbE (constants of NCCL 2.30's model, LL protocol)", p40_fabric(), True),
         ("The lab's links as measured, 64 nodes of 16 ranks", at_scale(calibrated), False),
@@ -46,12 +46,12 @@ def claims() -> None:
 
 def p40_fabric() -> Fabric:
     """Rows of 16 ranks span two nodes: their slowest hop is the network's; PCIe carries 10 GB/s, the card 12."""
-    inside, network = (nccl.HOP["ring"][kind][0] * 1e-6 for kind in ("pci", "network"))
+    inside, network = (nccl.HOP_LATENCY_US["ring"][kind][0] * 1e-6 for kind in ("pci", "network"))
     hops = 2 * (GPUS - 1)
     mean = ((hops - 2 * (P40.nodes - 1)) * inside + 2 * (P40.nodes - 1) * network) / hops
-    row = Axis(GROUP, (14 * inside + network) / 15, 1 / 10e9)
-    column = Axis(GPUS // GROUP, network, GROUP / 12e9)
-    return Fabric(row, column, Axis(GPUS, mean, 1 / 10e9))
+    row = LinkAxis(GROUP, (14 * inside + network) / 15, 1 / 10e9)
+    column = LinkAxis(GPUS // GROUP, network, GROUP / 12e9)
+    return Fabric(row, column, LinkAxis(GPUS, mean, 1 / 10e9))
 
 
 def at_scale(lab_fabric: Fabric) -> Fabric:
@@ -62,9 +62,9 @@ def at_scale(lab_fabric: Fabric) -> Fabric:
     hops, across = 2 * (GPUS - 1), 2 * (nodes - 1)
     mean = ((hops - across) * row.latency + across * column.latency) / hops
     return Fabric(
-        Axis(GROUP, row.latency, row.per_byte),
-        Axis(nodes, column.latency, GROUP * card),
-        Axis(GPUS, mean, max(row.per_byte, card)),
+        LinkAxis(GROUP, row.latency, row.per_byte),
+        LinkAxis(nodes, column.latency, GROUP * card),
+        LinkAxis(GPUS, mean, max(row.per_byte, card)),
     )
 
 
@@ -73,7 +73,7 @@ def described(fabric: Fabric) -> str:
     parts = [
         f"{name}: {a.ranks} ranks, {a.latency * 1e6:.3g} us, {1e-6 / a.per_byte:.4g} MB/s" for name, a in axes.items()
     ]
-    where = crossing(fabric, hierarchical, flat)
+    where = crossover_bytes(fabric, hierarchical, flat)
     return "; ".join(parts) + f"; the ring is faster from {where / 2**20:.4g} MiB on."
 
 
@@ -86,10 +86,10 @@ def table(fabric: Fabric, by_nccl: bool) -> list[str]:
         "tree, fused": (lambda size: tree(fabric, size), True),
     }
     if by_nccl:
-        columns["NCCL's ring, each tensor"] = (lambda size: nccl.best(P40, "ring", size), False)
-        columns["NCCL's ring, fused"] = (lambda size: nccl.best(P40, "ring", size), True)
-        columns["NCCL's tree, each tensor"] = (lambda size: nccl.best(P40, "tree", size), False)
-        columns["NCCL's tree, fused"] = (lambda size: nccl.best(P40, "tree", size), True)
+        columns["NCCL's ring, each tensor"] = (lambda size: nccl.nccl_best_seconds(P40, "ring", size), False)
+        columns["NCCL's ring, fused"] = (lambda size: nccl.nccl_best_seconds(P40, "ring", size), True)
+        columns["NCCL's tree, each tensor"] = (lambda size: nccl.nccl_best_seconds(P40, "tree", size), False)
+        columns["NCCL's tree, fused"] = (lambda size: nccl.nccl_best_seconds(P40, "tree", size), True)
     names = list(columns)
     lines = ["| all-reduce | " + " | ".join(f"{name}, s | hybrid gains" for name in NETWORKS) + " |"]
     lines.append("|---|" + "---:|" * (2 * len(NETWORKS)))
@@ -118,7 +118,7 @@ def buckets(sizes: Sequence[int], most: int = BUCKET) -> list[int]:
 
 def gradient_sizes(name: str) -> list[int]:
     """Bytes of each gradient in fp32, in the order of backward."""
-    spec = models.spec(ModelSection.model_validate({"name": name}), 1000)
+    spec = models.model_spec(ModelSection.model_validate({"name": name}), 1000)
     return [4 * parameter.size for parameter in reversed(spec.parameters)]
 
 
@@ -132,9 +132,9 @@ def verdict() -> list[str]:
     for name, claimed in (("AlexNet", 3), ("ResNet-50", 11)):
         sizes = NETWORKS[name]
         hybrid = _total(lambda size: min(flat(fabric, size), hierarchical(fabric, size)), True, sizes)
-        single = sum(nccl.best(P40, "ring", size) for size in sizes) / hybrid
-        fused = sum(nccl.best(P40, "ring", size) for size in buckets(sizes)) / hybrid
-        today = sum(nccl.best(P40, "tree", size) for size in buckets(sizes)) / hybrid
+        single = sum(nccl.nccl_best_seconds(P40, "ring", size) for size in sizes) / hybrid
+        fused = sum(nccl.nccl_best_seconds(P40, "ring", size) for size in buckets(sizes)) / hybrid
+        today = sum(nccl.nccl_best_seconds(P40, "tree", size) for size in buckets(sizes)) / hybrid
         said.append(
             f"- {name}: the paper says up to {claimed} x. The model gives {single:.1f} x over NCCL's ring with a "
             f"message for every tensor, {fused:.1f} x over the same ring with fused buckets, and {today:.1f} x over "

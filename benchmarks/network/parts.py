@@ -18,10 +18,10 @@ from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
 from podscale.config import ModelSection
 from podscale.config.train import AllReduceSection
-from podscale.evaluate.report.charts.lines import Series
-from podscale.evaluate.report.charts.standalone import line_file
+from podscale.evaluate.report.charts.lines import LineSeries
+from podscale.evaluate.report.charts.standalone import line_chart_svg
 from podscale.plan.collectives import ALGORITHMS, bandwidth_bound
-from podscale.pytorch.allreduce.auto import settle
+from podscale.pytorch.allreduce.auto import resolve_algorithm
 from podscale.pytorch.models import build_model
 from podscale.pytorch.world import World
 
@@ -98,12 +98,12 @@ def plot_sizes(path: Path, shape: Shape, found: Mapping[str, Mapping[float, Samp
     )
     title = f"All-reduce on {shape.nodes} nodes x {shape.ranks} ranks, links {shape.ratio:g} : 1"
     options = {"x_unit": "MB", "log_x": True, "x_ticks": list(found["flat"])}
-    path.write_text(line_file(title, drawn, y_unit="x lower bound", **options))
+    path.write_text(line_chart_svg(title, drawn, y_unit="x lower bound", **options))
 
 
-def lines(points: Mapping[str, Sequence[tuple[float, float]]]) -> list[Series]:
+def lines(points: Mapping[str, Sequence[tuple[float, float]]]) -> list[LineSeries]:
     """Named lines in the colours of reports."""
-    return [Series(name, found, number + 1, dots=True) for number, (name, found) in enumerate(points.items())]
+    return [LineSeries(name, found, number + 1, dots=True) for number, (name, found) in enumerate(points.items())]
 
 
 def tensors() -> None:
@@ -205,7 +205,7 @@ def auto() -> None:
 def _settle(world: World, size: int) -> Any:
     with tempfile.TemporaryDirectory() as name:
         begin = time.perf_counter()
-        settled = settle(AllReduceSection(algorithm="auto"), world, size, Path(name, "all_reduce.json"))
+        settled = resolve_algorithm(AllReduceSection(algorithm="auto"), world, size, Path(name, "all_reduce.json"))
         return settled, time.perf_counter() - begin
 
 
@@ -256,7 +256,7 @@ def scaling_table(batch: int) -> list[str]:
     plot = f"network-scaling-{batch}.svg"
     title = f"Weak scaling, batch {batch} a rank, node link half a rank link"
     options = {"x_unit": "ranks", "log_x": True, "x_ticks": (1, 2, 4, 8), "y_range": (0.0, 1.0)}
-    (RESULTS / plot).write_text(line_file(title, lines(curves), y_unit="efficiency", **options))
+    (RESULTS / plot).write_text(line_chart_svg(title, lines(curves), y_unit="efficiency", **options))
     head = [
         "",
         f"## {batch} images a rank",

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.network.lab import Lab
 from benchmarks.network.wire import enter
-from podscale.processes import die_with_parent
-from podscale.pytorch import world as worlds
+from podscale.processes import exit_with_parent
+from podscale.pytorch import world
 
 PORT = 29500
 
@@ -62,7 +62,7 @@ def _answers(readers: list[Connection], seconds: float) -> list[Any]:
 
 
 def _rank(rank: int, lab: Lab, places: list[int], answer: Connection, body: Any, arguments: tuple[Any, ...]) -> None:
-    die_with_parent()
+    exit_with_parent()
     enter(lab.namespaces[places[rank]])
     os.environ.update(
         RANK=str(rank),
@@ -74,7 +74,7 @@ def _rank(rank: int, lab: Lab, places: list[int], answer: Connection, body: Any,
         GLOO_SOCKET_IFNAME="eth0",
     )
     try:
-        result = (True, body(worlds.join(300.0), *arguments))
+        result = (True, body(world.join_world(300.0), *arguments))
     except BaseException:
         result = (False, traceback.format_exc())
     answer.send_bytes(pickle.dumps(result))

@@ -11,7 +11,7 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import Sample, measure
 from benchmarks.network.replay import Replay, Trace, pieces
 from podscale.config.train import AllReduceSection
-from podscale.layout import plan_layout
+from podscale.layout import plan_buckets
 from podscale.pytorch.allreduce import build_all_reduce
 from podscale.pytorch.world import World
 
@@ -58,7 +58,7 @@ def in_buckets(
     world: World, lab: Lab, sections: dict[str, dict[str, Any]], trace: Trace, bucket_mb: float
 ) -> dict[str, Sample]:
     """The same tensors fused into buckets as the reducer lays them out."""
-    layout = plan_layout([shape.numel() for shape in trace.shapes], int(bucket_mb * 2**20) // 4, world.size)
+    layout = plan_buckets([shape.numel() for shape in trace.shapes], int(bucket_mb * 2**20) // 4, world.size)
     flat = torch.zeros(layout.length)
     buckets = [flat[start:stop] for start, stop in layout.bounds]
     found = {}

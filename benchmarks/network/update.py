@@ -10,9 +10,9 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import measure
 from podscale import models
 from podscale.config import ModelSection, TrainSection
-from podscale.pytorch.build import build_update
+from podscale.pytorch.build import build_reducer_and_optimizer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Hyper
+from podscale.pytorch.optim import HyperParams
 from podscale.pytorch.precision import build_precision
 from podscale.pytorch.world import World
 
@@ -37,10 +37,10 @@ def _cost(world: World, lab: Lab, train: TrainSection) -> Cost:
     section = ModelSection(name="resnet50")
     network = build_model(section, 1000)
     precision = build_precision(train, world)
-    reducer, weights, optimizer = build_update(
-        train, network, models.spec(section, 1000), precision, world, 40.0, extra=1
+    reducer, weights, optimizer = build_reducer_and_optimizer(
+        train, network, models.model_spec(section, 1000), precision, world, 40.0, extra=1
     )
-    hyper, finite = Hyper(*torch.tensor([0.1, 0.9, 1e-4, 2.0]).unbind()), torch.tensor(True)
+    hyper, finite = HyperParams(*torch.tensor([0.1, 0.9, 1e-4, 2.0]).unbind()), torch.tensor(True)
     seconds = []
     for _ in range(ROUNDS):
         for part in reducer.buffer.averages:

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from podscale.processes import die_with_parent
+from podscale.processes import exit_with_parent
 
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
@@ -48,7 +48,7 @@ class Wire:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                die_with_parent(parent)
+                exit_with_parent(parent)
                 os.close(ready)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 ends = _tap(first), _tap(second)

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from podscale import stages
 from podscale.config import RunConfig
-from podscale.input import build_evaluation_loader, build_loader
-from podscale.order import build_order
+from podscale.input.build import build_evaluation_loader, build_loader
+from podscale.order import build_sampler
 from podscale.rundir.layout import dataset_directory
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
@@ -130,7 +130,7 @@ def prepare(config: RunConfig, shard_set: ShardSet, updates: int, weights: Path)
     training, validation = shard_set.split("train"), shard_set.split("validation")
     everyone = {"ranks": range(RANKS), "world": RANKS, "device": "cpu"}
     phases = image_phases(config, len(training))
-    loader = build_loader(config, training, build_order(config, training), phases=phases, **everyone)  # type: ignore[arg-type]
+    loader = build_loader(config, training, build_sampler(config, training), phases=phases, **everyone)  # type: ignore[arg-type]
     with_labels = [(batch.images, batch.labels) for batch in loader.batches(0, updates)]
     loader.close()
     judge = build_evaluation_loader(config, validation, **everyone)  # type: ignore[arg-type]

@@ -30,13 +30,13 @@ def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
     from podscale.input.batch import Batch
     from podscale.pytorch import build
     from podscale.pytorch.feed import DeviceBatch
-    from podscale.pytorch.modelfile import load_weights
+    from podscale.pytorch.modelfile import load_weights_file
     from podscale.pytorch.normalise import Normalise
 
-    network = build.build_placed_model(config, world, data.classes)
-    load_weights(network, data.weights)
-    spec = models.spec(config.model, data.classes)
-    step = build.build_step(config, world, network, spec, data.samples).step
+    network = build.build_model_on_device(config, world, data.classes)
+    load_weights_file(network, data.weights)
+    spec = models.model_spec(config.model, data.classes)
+    step = build.build_train_step(config, world, network, spec, data.samples).step
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     losses = []
     for number, (images, labels) in enumerate(zip(data.images, data.labels, strict=True)):
@@ -58,15 +58,15 @@ def by_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
 def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
     import jax
 
-    from podscale.jax.mesh import mesh_of
-    from podscale.jax.modelfile import load_weights
+    from podscale.jax.mesh import mesh_for_config
+    from podscale.jax.modelfile import load_weights_file
     from podscale.jax.models import build_model
     from podscale.jax.normalise import normalise
-    from podscale.jax.step import build_step
+    from podscale.jax.step import build_train_step
 
     classes = given[0].classes
-    spec = models.spec(config.model, classes)
-    step = build_step(config, mesh_of(config, jax.devices()[:RANKS]), classes)
+    spec = models.model_spec(config.model, classes)
+    step = build_train_step(config, mesh_for_config(config, jax.devices()[:RANKS]), classes)
     apply = build_model(config.model)
 
     @jax.jit
@@ -75,8 +75,8 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
 
     found = []
     for data in given:
-        state, losses = step.begin(*load_weights(spec, data.weights)), []
-        schedule = schedules.table(config.train, data.samples)
+        state, losses = step.begin(*load_weights_file(spec, data.weights)), []
+        schedule = schedules.step_table(config.train, data.samples)
         for images, labels in zip(data.images, data.labels, strict=True):
             state, figures = step.updates(state, step.batches(images[None], labels[None]), schedule)
             losses.append(float(figures.loss[0]))

@@ -12,20 +12,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from podscale.bench.ranks import run_ranks
+from podscale.bench.ranks import run_workers
 from podscale.errors import InputError, PodscaleError
-from podscale.evaluate.report.charts.lines import Series
-from podscale.evaluate.report.charts.standalone import line_file
+from podscale.evaluate.report.charts.lines import LineSeries
+from podscale.evaluate.report.charts.standalone import line_chart_svg
 
-CHILD = "podscale.pytorch.linkspeed"
+BENCHMARK_MODULE = "podscale.pytorch.linkspeed"
 
 
-def measure(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
+def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
     """What `ranks` processes on this machine measured; raises PodscaleError where one fails or takes too long."""
     with tempfile.TemporaryDirectory() as name:
         task, result = Path(name, "job.json"), Path(name, "result.json")
         task.write_text(json.dumps(job), encoding="utf-8")
-        codes = run_ranks(CHILD, [str(task), str(result)], ranks, time_limit)
+        codes = run_workers(BENCHMARK_MODULE, [str(task), str(result)], ranks, time_limit)
         if any(codes):
             rank = next(number for number, code in enumerate(codes) if code)
             raise PodscaleError("exited; its error is above", field=f"rank {rank}", got=codes[rank])
@@ -54,7 +54,7 @@ def parse_sizes(text: str) -> list[int]:
     return sizes
 
 
-def tables(found: Mapping[str, Any]) -> list[str]:
+def format_tables(found: Mapping[str, Any]) -> list[str]:
     """Markdown: the algorithms, the phases of the torus by axis, the time that shows in a step."""
     ranks, (rows, row) = found["ranks"], found["rows"]
     lines = [
@@ -65,7 +65,7 @@ def tables(found: Mapping[str, Any]) -> list[str]:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in found["whole"]:
-        cells = _cells(one, 2 * (ranks - 1) / ranks)
+        cells = _row_cells(one, 2 * (ranks - 1) / ranks)
         lines.append(f"| {one['algorithm']} | {one['bytes']:,} | {cells} | {one['error']:.1e} |")
     lines += ["", "Along the axes, one phase after the other:", ""]
     lines += ["| axis | phase | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s |", "|---|---|" + "---:|" * 5]
@@ -73,7 +73,7 @@ def tables(found: Mapping[str, Any]) -> list[str]:
         group = one["ranks"]
         factor = (group - 1) / group * (2 if one["phase"] == "all_reduce" else 1)
         phase = f"{one['axis']} of {group} | {one['phase'].replace('_', '-')}"
-        lines.append(f"| {phase} | {one['bytes']:,} | {_cells(one, factor)} |")
+        lines.append(f"| {phase} | {one['bytes']:,} | {_row_cells(one, factor)} |")
     if found["steps"]:
         lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
         lines += [
@@ -89,7 +89,7 @@ def tables(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _cells(one: Mapping[str, Any], factor: float) -> str:
+def _row_cells(one: Mapping[str, Any], factor: float) -> str:
     seconds = sorted(one["seconds"])
     middle, high = median(seconds), percentile(seconds, 0.95)
     rate = one["bytes"] / middle / 1e9
@@ -101,7 +101,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
-def drawing(found: Mapping[str, Any]) -> str:
+def bandwidth_chart(found: Mapping[str, Any]) -> str:
     """Bus bandwidth by size, as the text of an SVG file."""
     factor = 2 * (found["ranks"] - 1) / found["ranks"]
     smallest = min(one["bytes"] for one in found["whole"])
@@ -109,6 +109,6 @@ def drawing(found: Mapping[str, Any]) -> str:
     for one in found["whole"]:
         rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
         points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
-    series = [Series(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
+    series = [LineSeries(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
     title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
-    return line_file(title, series, x_unit=f"doublings of {smallest:,} bytes")
+    return line_chart_svg(title, series, x_unit=f"doublings of {smallest:,} bytes")

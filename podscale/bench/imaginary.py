@@ -6,13 +6,13 @@ import numpy as np
 
 from podscale.files import write_json
 from podscale.shards import index
-from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
+from podscale.shards.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
 
 WIDTH, HEIGHT = 500, 375
 """The most frequent size among ImageNet's photographs, in pixels."""
 
 
-def write_imaginary_set(directory: Path, *, images: int, classes: int) -> Path:
+def write_synthetic_shard_set(directory: Path, *, images: int, classes: int) -> Path:
     """Writes a complete shard set of `images` training rows. The synthetic loader reads no record, others fail."""
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"class-{number:04d}" for number in range(classes)]
@@ -21,7 +21,7 @@ def write_imaginary_set(directory: Path, *, images: int, classes: int) -> Path:
         "train": _write_split(directory / "train", images, classes, first_key=0),
         "validation": _write_split(directory / "validation", classes, classes, first_key=images),
     }
-    Manifest(SCHEMA_VERSION, "imaginary", "imaginary", {}, classes_sha256(names), splits).write(directory)
+    ShardSetManifest(SCHEMA_VERSION, "imaginary", "imaginary", {}, classes_sha256(names), splits).write(directory)
     return directory
 
 
@@ -29,7 +29,7 @@ def _write_split(directory: Path, images: int, classes: int, *, first_key: int) 
     directory.mkdir(parents=True, exist_ok=True)
     labels = np.arange(images) % classes
     zeros = np.zeros(images, dtype=np.int64)
-    index.write(
+    index.write_index(
         directory / "index",
         {
             "key": np.arange(first_key, first_key + images),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from podscale import devices
 
-FAREWELL = 2.0
+EXIT_GRACE_SECONDS = 2.0
 """Seconds that the others get to say what they know, once a rank has failed."""
 
 
-def run_ranks(
+def run_workers(
     module: str, arguments: Sequence[str], ranks: int, limit: float, *, threads: int = 0, log: Path | None = None
 ) -> list[int | None]:
     """Runs `python -m module arguments` on every rank until all have ended, one has failed, or `limit` seconds passed.
@@ -34,7 +34,7 @@ def run_ranks(
         children = [
             subprocess.Popen(
                 command,
-                env=environment(rank, ranks, port, threads),
+                env=worker_environment(rank, ranks, port, threads),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -43,13 +43,13 @@ def run_ranks(
             for rank in range(ranks)
         ]
         try:
-            return _wait(children, deadline)
+            return _wait_for_workers(children, deadline)
         finally:
             for child in children:
-                _kill(child)
+                _kill_worker(child)
 
 
-def environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str, str]:
+def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str, str]:
     """This process's variables and torchrun's.
 
     Ranks that share a GPU pass for hosts of their own: NCCL allows one rank a device and host, and takes NCCL_HOSTID
@@ -57,7 +57,7 @@ def environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str,
     """
     gpus = devices.visible_gpus()
     found = {
-        "OMP_NUM_THREADS": str(threads or max(1, devices.cores() // ranks)),
+        "OMP_NUM_THREADS": str(threads or max(1, devices.cpu_count() // ranks)),
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -72,16 +72,16 @@ def environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str,
     return found
 
 
-def _wait(children: "list[subprocess.Popen[bytes]]", deadline: float) -> list[int | None]:
+def _wait_for_workers(children: "list[subprocess.Popen[bytes]]", deadline: float) -> list[int | None]:
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         if any(child.poll() for child in children):
-            time.sleep(FAREWELL)
+            time.sleep(EXIT_GRACE_SECONDS)
             break
         time.sleep(0.05)
     return [child.poll() for child in children]
 
 
-def _kill(child: "subprocess.Popen[bytes]") -> None:
+def _kill_worker(child: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

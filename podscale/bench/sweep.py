@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from podscale import devices
-from podscale.bench.imaginary import write_imaginary_set
-from podscale.bench.ranks import run_ranks
+from podscale.bench.imaginary import write_synthetic_shard_set
+from podscale.bench.ranks import run_workers
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.files import write_json
-from podscale.shards.manifest import NAME as MANIFEST
-from podscale.shards.manifest import Manifest
+from podscale.shards.manifest import MANIFEST_FILE as MANIFEST
+from podscale.shards.manifest import ShardSetManifest
 
-CHILD = "podscale.pytorch.throughput"
-IMAGINARY_EPOCHS = 4
+BENCHMARK_MODULE = "podscale.pytorch.throughput"
+SYNTHETIC_EPOCHS = 4
 """Batches in the imaginary training split: its index is then as small as the batch allows."""
 
 
-SHORTEST = 10.0
+MIN_SECONDS_LEFT = 10.0
 """Seconds that must be left of a sweep's budget for another variant to be started."""
 
 
 @dataclass(frozen=True)
-class Variant:
+class BenchVariant:
     """One row of a sweep: options that differ from the base document; `batch` is per rank."""
 
     name: str
@@ -42,7 +42,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SweepSettings:
     """warmup, steps, parts: updates (see throughput). time_limit: seconds of one variant. budget: of all of them."""
 
     warmup: int = 20
@@ -54,7 +54,7 @@ class Settings:
 
 
 @dataclass
-class Row:
+class SweepRow:
     """What became of a variant: `found` where it was measured, `reason` where not. key: of everything that matters."""
 
     name: str
@@ -69,57 +69,59 @@ class Row:
         return options
 
 
-Base = Callable[[list[str]], RunConfig]
+BaseDocument = Callable[[list[str]], RunConfig]
 """The document that all variants start from, with changes (`a.b=c`) applied."""
-Listener = Callable[[Row, list[Row]], None]
+RowCallback = Callable[[SweepRow, list[SweepRow]], None]
 
 
 def run_sweep(
-    base: Base, variants: Sequence[Variant], settings: Settings, results: Path, listener: Listener
-) -> list[Row]:
+    base: BaseDocument, variants: Sequence[BenchVariant], settings: SweepSettings, results: Path, listener: RowCallback
+) -> list[SweepRow]:
     """Measures each variant that `results` does not hold yet; the rows of all of them, in their order.
 
     `listener` gets each row and all rows so far. Raises InputError before anything is started where the document of a
     variant is not valid.
     """
-    documents = [document(base, variant, settings) for variant in variants]
+    documents = [variant_document(base, variant, settings) for variant in variants]
     known = {json.dumps(row.key, sort_keys=True): row for row in read_rows(results) if row.found}
-    rows: list[Row] = []
+    rows: list[SweepRow] = []
     deadline = time.monotonic() + settings.budget
     for variant, config in zip(variants, documents, strict=True):
         key = row_key(config, variant, settings)
         row = known.get(json.dumps(key, sort_keys=True))
         if row is None:
-            row = _measure(Row(variant.name, key), config, variant, settings, deadline - time.monotonic())
-        rows.append(Row(variant.name, key, row.found, row.reason, row.seconds))
+            row = _run_variant(SweepRow(variant.name, key), config, variant, settings, deadline - time.monotonic())
+        rows.append(SweepRow(variant.name, key, row.found, row.reason, row.seconds))
         others = [old for old in known.values() if old.key not in [r.key for r in rows]]
         write_json(results, [asdict(r) for r in [*rows, *others]])
         listener(rows[-1], rows)
     return rows
 
 
-def read_rows(results: Path) -> list[Row]:
+def read_rows(results: Path) -> list[SweepRow]:
     """The rows of an earlier sweep; none where there was none. Raises InputError for a file that is something else."""
     if not results.exists():
         return []
     try:
-        return [Row(**row) for row in json.loads(results.read_text(encoding="utf-8"))]
+        return [SweepRow(**row) for row in json.loads(results.read_text(encoding="utf-8"))]
     except (ValueError, TypeError) as error:
         problem = f"not the results of a benchmark ({error})"
         raise InputError(problem, field=str(results), hint="Choose another --out") from error
 
 
-def document(base: Base, variant: Variant, settings: Settings) -> RunConfig:
+def variant_document(base: BaseDocument, variant: BenchVariant, settings: SweepSettings) -> RunConfig:
     """The run document of a variant: as little as possible changed, but that real images get all cores to decode."""
     if variant.real and settings.shard_set is None:
         raise InputError(f"missing, and {variant.name} reads real images", field="--shard-set")
     plain = base([])
-    processes = variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes()
+    processes = (
+        variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes_per_node()
+    )
     changes = ["telemetry.enabled=false", f"launch.processes={processes}"]
     if variant.real and plain.input.loader == "synthetic":
         changes.append("input.loader=auto")
     if variant.real and plain.input.workers == 1:
-        changes.append(f"input.workers={max(1, devices.cores() // processes)}")
+        changes.append(f"input.workers={max(1, devices.cpu_count() // processes)}")
     changes += [f"{name}={json.dumps(value)}" for name, value in variant.changes.items()]
     if not variant.real:
         changes.append("input.loader=synthetic")
@@ -128,7 +130,7 @@ def document(base: Base, variant: Variant, settings: Settings) -> RunConfig:
     return base(changes)
 
 
-def row_key(config: RunConfig, variant: Variant, settings: Settings) -> dict[str, Any]:
+def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -> dict[str, Any]:
     """What makes two rows the same measurement."""
     sections = {"input", "model", "train", "launch"}
     options = {
@@ -141,9 +143,11 @@ def row_key(config: RunConfig, variant: Variant, settings: Settings) -> dict[str
     return {"images": images, "steps": settings.steps, "warmup": settings.warmup, "options": kept}
 
 
-def _measure(row: Row, config: RunConfig, variant: Variant, settings: Settings, left: float) -> Row:
+def _run_variant(
+    row: SweepRow, config: RunConfig, variant: BenchVariant, settings: SweepSettings, left: float
+) -> SweepRow:
     limit = min(settings.time_limit, left)
-    if left < SHORTEST:
+    if left < MIN_SECONDS_LEFT:
         row.reason = "not measured: the time of the sweep was over"
         return row
     started = time.monotonic()
@@ -151,29 +155,29 @@ def _measure(row: Row, config: RunConfig, variant: Variant, settings: Settings, 
         place = Path(scratch)
         shard_set = settings.shard_set if variant.real else None
         job = place / "job.json"
-        write_json(job, _job(config, settings, shard_set, place))
+        write_json(job, _benchmark_job(config, settings, shard_set, place))
         log = place / "log.txt"
         arguments, threads = [str(job), str(place / "result.json")], config.launch.threads or 0
-        codes = run_ranks(CHILD, arguments, config.launch.processes, limit, threads=threads, log=log)
+        codes = run_workers(BENCHMARK_MODULE, arguments, config.launch.processes, limit, threads=threads, log=log)
         if (place / "result.json").exists():
             row.found = json.loads((place / "result.json").read_text())
         elif None in codes and not any(codes):
             row.reason = f"ran past its limit of {limit:.0f} s"
         else:
-            row.reason = _reason(place, log)
+            row.reason = _failure_reason(place, log)
     row.seconds = round(time.monotonic() - started, 1)
     return row
 
 
-def _job(config: RunConfig, settings: Settings, shard_set: str | None, place: Path) -> dict[str, Any]:
+def _benchmark_job(config: RunConfig, settings: SweepSettings, shard_set: str | None, place: Path) -> dict[str, Any]:
     """What the child reads: a document whose schedule lasts for all updates, and where its samples are."""
     updates = settings.warmup + settings.steps + settings.parts
     batch = config.train.global_batch
     if shard_set is None:
-        images = IMAGINARY_EPOCHS * batch
-        shard_set = str(write_imaginary_set(place / "imaginary", images=images, classes=1000))
+        images = SYNTHETIC_EPOCHS * batch
+        shard_set = str(write_synthetic_shard_set(place / "imaginary", images=images, classes=1000))
     else:
-        images = Manifest.parse((Path(shard_set) / MANIFEST).read_text(), shard_set).splits["train"].count
+        images = ShardSetManifest.parse((Path(shard_set) / MANIFEST).read_text(), shard_set).splits["train"].count
     values = config.model_dump(mode="json")
     values["run"] |= {"id": "bench", "workspace": str(place)}
     values["train"] |= {"epochs": (updates + 1) * batch / images, "recipe": None, "recipe_origin": None, "phases": []}
@@ -191,7 +195,7 @@ def _job(config: RunConfig, settings: Settings, shard_set: str | None, place: Pa
     }
 
 
-def _reason(place: Path, log: Path) -> str:
+def _failure_reason(place: Path, log: Path) -> str:
     """Why nothing was found: the error of the first rank that has one, else the end of what was printed."""
     for path in sorted(place.glob("result.[0-9]*")):
         return str(json.loads(path.read_text())["error"])

@@ -6,51 +6,51 @@ from pathlib import Path
 from typing import Any
 
 from podscale import devices
-from podscale.bench.sweep import Row
+from podscale.bench.sweep import SweepRow
 from podscale.files import write_atomically
-from podscale.hardware import find_chip
-from podscale.text import human_bytes
+from podscale.hardware import find_gpu_chip
+from podscale.text import format_bytes
 
-YARDSTICK = ("H200", 7960.0)
+REFERENCE_RATE = ("H200", 7960.0)
 """NVIDIA's MXNet submission to MLPerf Training v4.0: 8 x H200, 400 images each, communication included."""
 MILESTONES = (5500, 6500, 8000, 9000)
 """Images/s on one H200 that this project has set itself."""
 REAL_SHARE = 0.98
 """Of the synthetic rate that real images are to reach."""
 
-HEADER = (
+TABLE_HEADER = (
     "| variant | images | batch | images/s | MFU | ms a step: median, p95 | forward | backward | all-reduce shown "
     "| optimizer | data wait | memory | first step |"
 )
-RULE = "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+TABLE_RULE = "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 
 
-def write_report(path: Path, command: str, rows: Sequence[Row]) -> None:
+def write_report(path: Path, command: str, rows: Sequence[SweepRow]) -> None:
     """Writes the Markdown file of a sweep."""
-    write_atomically(path, "\n".join([*report(command, rows), ""]))
+    write_atomically(path, "\n".join([*format_report(command, rows), ""]))
 
 
-def report(command: str, rows: Sequence[Row]) -> list[str]:
+def format_report(command: str, rows: Sequence[SweepRow]) -> list[str]:
     """Conditions, table, ratios and what could not be measured."""
     measured = [row for row in rows if row.found]
-    lines = ["# Training throughput", "", *_conditions(command, measured), "", HEADER, RULE]
-    lines += [_line(row) for row in measured]
-    lines += ["", *_reading(measured)]
+    lines = ["# Training throughput", "", *_conditions(command, measured), "", TABLE_HEADER, TABLE_RULE]
+    lines += [_format_row(row) for row in measured]
+    lines += ["", *_conclusions(measured)]
     if failed := [row for row in rows if not row.found]:
         lines += ["", "Not measured:", "", "| variant | seconds | reason |", "|---|---:|---|"]
         lines += [f"| {row.name} | {row.seconds:.0f} | {row.reason.replace('|', '/')} |" for row in failed]
     return lines
 
 
-def _conditions(command: str, measured: Sequence[Row]) -> list[str]:
-    devices_seen = sorted({_found(row)["device"] for row in measured}) or ["nothing was measured"]
-    versions = {f"{name} {version}" for row in measured for name, version in _found(row)["versions"].items()}
-    ranks = sorted({_found(row)["ranks"] for row in measured})
+def _conditions(command: str, measured: Sequence[SweepRow]) -> list[str]:
+    devices_seen = sorted({_result_cells(row)["device"] for row in measured}) or ["nothing was measured"]
+    versions = {f"{name} {version}" for row in measured for name, version in _result_cells(row)["versions"].items()}
+    ranks = sorted({_result_cells(row)["ranks"] for row in measured})
     models = sorted({f"{_option(row, 'model.name')} at {_option(row, 'input.image_size')} px" for row in measured})
     lines = [
         f"Command: `{command}`  ",
         f"Device: {', '.join(devices_seen)}; ranks: {', '.join(map(str, ranks))}; "
-        f"{devices.cores()} cores of {devices.cpu_name()}  ",
+        f"{devices.cpu_count()} cores of {devices.cpu_name()}  ",
         f"Model: {', '.join(models)}  ",
         f"Versions: {', '.join(sorted(versions))}  ",
         f"Date: {time.strftime('%Y-%m-%d')}",
@@ -60,14 +60,14 @@ def _conditions(command: str, measured: Sequence[Row]) -> list[str]:
         "MFU counts 2 per multiply-add of convolutions and linear layers, forward and backward, against dense peaks:",
     ]
     for name in devices_seen:
-        chip = find_chip(name)
+        chip = find_gpu_chip(name)
         peaks = f"fp32 {chip.fp32:g}, fp16 {chip.fp16:g}, bf16 {chip.bf16:g} TFLOP/s" if chip else "peaks unknown"
         lines.append(f"{name}: {peaks}.")
     return lines
 
 
-def _line(row: Row) -> str:
-    found, parts = _found(row), _found(row)["part_seconds"]
+def _format_row(row: SweepRow) -> str:
+    found, parts = _result_cells(row), _result_cells(row)["part_seconds"]
     per_part = [_ms(parts.get(name)) for name in ("forward", "backward", "allreduce_wait", "optimizer")]
     waits = found["host_seconds"].get("data_wait", 0.0)
     cells = [
@@ -81,61 +81,63 @@ def _line(row: Row) -> str:
         f"{_ms(found['step_median_seconds'])}, {_ms(found['step_p95_seconds'])}",
         *per_part,
         _ms(waits),
-        human_bytes(found["memory_bytes"]),
+        format_bytes(found["memory_bytes"]),
         f"{found['first_step_seconds']:.1f} s",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _mfu(row: Row) -> str:
-    found = _found(row)
-    chip = find_chip(found["device"])
+def _mfu(row: SweepRow) -> str:
+    found = _result_cells(row)
+    chip = find_gpu_chip(found["device"])
     peak = chip.peak(_option(row, "train.precision")) if chip else 0.0
     if not peak:
         return ""
     return f"{found['images_per_second'] * found['training_flops_per_image'] / (peak * 1e12):.1%}"
 
 
-def _reading(measured: Sequence[Row]) -> list[str]:
+def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
     """What the rows say together."""
     lines = []
     synthetic = [row for row in measured if row.key["images"] == "synthetic"]
-    if best := max(synthetic, key=_rate, default=None):
-        lines.append(f"Fastest with images made up: {best.name}, {_rate(best):,.1f} images/s.")
-        if YARDSTICK[0] in _found(best)["device"] and _option(best, "model.name") == "resnet50":
-            passed = [str(mark) for mark in MILESTONES if _rate(best) >= mark]
+    if best := max(synthetic, key=_row_rate, default=None):
+        lines.append(f"Fastest with images made up: {best.name}, {_row_rate(best):,.1f} images/s.")
+        if REFERENCE_RATE[0] in _result_cells(best)["device"] and _option(best, "model.name") == "resnet50":
+            passed = [str(mark) for mark in MILESTONES if _row_rate(best) >= mark]
             lines.append(
-                f"That is {_rate(best) / YARDSTICK[1]:.2f} of the best published rate per {YARDSTICK[0]} "
-                f"({YARDSTICK[1]:,.0f}: NVIDIA, MXNet, MLPerf v4.0, 8 devices with their communication). "
+                f"That is {_row_rate(best) / REFERENCE_RATE[1]:.2f} of the best published rate per {REFERENCE_RATE[0]} "
+                f"({REFERENCE_RATE[1]:,.0f}: NVIDIA, MXNet, MLPerf v4.0, 8 devices with their communication). "
                 f"Milestones {', '.join(map(str, MILESTONES))}: passed {', '.join(passed) or 'none'}."
             )
     for row in measured:
-        if row.key["images"] == "real" and (twin := _twin(row, synthetic, "input.loader", "input.workers")):
-            share = _rate(row) / _rate(twin)
+        if row.key["images"] == "real" and (twin := _comparable_row(row, synthetic, "input.loader", "input.workers")):
+            share = _row_rate(row) / _row_rate(twin)
             lines.append(f"Real images reach {share:.1%} of the rate without (goal {REAL_SHARE:.0%}): `{row.name}`.")
     fp32 = [row for row in synthetic if _option(row, "train.precision") == "fp32"]
     for row in synthetic:
-        if row not in fp32 and (twin := _twin(row, fp32, "train.precision")):
-            lines.append(f"{_rate(row) / _rate(twin):.2f} times the rate of fp32, all else alike: `{row.name}`.")
+        if row not in fp32 and (twin := _comparable_row(row, fp32, "train.precision")):
+            lines.append(
+                f"{_row_rate(row) / _row_rate(twin):.2f} times the rate of fp32, all else alike: `{row.name}`."
+            )
     return lines
 
 
-def _twin(row: Row, others: Sequence[Row], *options: str) -> Row | None:
+def _comparable_row(row: SweepRow, others: Sequence[SweepRow], *options: str) -> SweepRow | None:
     """The row among others that differs from `row` in at most these options."""
     ignored = dict.fromkeys(options)
     return next((other for other in others if {**other.options, **ignored} == {**row.options, **ignored}), None)
 
 
-def _found(row: Row) -> dict[str, Any]:
+def _result_cells(row: SweepRow) -> dict[str, Any]:
     assert row.found is not None
     return row.found
 
 
-def _rate(row: Row) -> float:
-    return float(_found(row)["images_per_second"])
+def _row_rate(row: SweepRow) -> float:
+    return float(_result_cells(row)["images_per_second"])
 
 
-def _option(row: Row, name: str) -> str:
+def _option(row: SweepRow, name: str) -> str:
     return str(row.options.get(name, ""))
 
 

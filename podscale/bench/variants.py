@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from podscale.bench.sweep import Variant
+from podscale.bench.sweep import BenchVariant
 from podscale.errors import InputError
 
 GRAPH = {"train.cuda_graph": True}
@@ -13,43 +13,43 @@ AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
 FOLDED = {"train.stem_compute": "space_to_depth"}
 BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
 
-GPU = (
-    Variant("bf16", BF16, 256),
-    Variant("bf16, graph", {**BF16, **GRAPH}, 256),
-    Variant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
-    Variant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
-    Variant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real=True),
-    Variant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
-    Variant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
-    Variant("fp32", FP32, 256),
-    Variant("bf16-pure, graph, 400", {**PURE, **GRAPH}, 400),
-    Variant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
-    Variant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
-    Variant("bf16, compile", {**BF16, "train.compile": "default"}, 256),
-    Variant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
-    Variant("fp16, compile, graph, 400", {**FP16, **COMPILED}, 400),
-    Variant("bf16, compile, graph, 512", {**BF16, **COMPILED}, 512),
-    Variant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
-    Variant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
-    Variant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
-    Variant(
+GPU_VARIANTS = (
+    BenchVariant("bf16", BF16, 256),
+    BenchVariant("bf16, graph", {**BF16, **GRAPH}, 256),
+    BenchVariant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
+    BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real=True),
+    BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
+    BenchVariant("fp32", FP32, 256),
+    BenchVariant("bf16-pure, graph, 400", {**PURE, **GRAPH}, 400),
+    BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
+    BenchVariant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
+    BenchVariant("bf16, compile", {**BF16, "train.compile": "default"}, 256),
+    BenchVariant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
+    BenchVariant("fp16, compile, graph, 400", {**FP16, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 512", {**BF16, **COMPILED}, 512),
+    BenchVariant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
+    BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
+    BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
+    BenchVariant(
         "bf16, compile, graph, 400, torchvision", {**BF16, **COMPILED, "input.loader": "torchvision"}, 400, real=True
     ),
 )
 """One GPU, ResNet-50: first what tells most, so that a sweep that is cut short was worth its time."""
 
-CPU = (
-    Variant("fp32", FP32, 8),
-    Variant("bf16", BF16, 8),
-    Variant("fp32, compile", {**FP32, "train.compile": "default"}, 8),
-    Variant("fp32, NCHW", {**FP32, "train.channels_last": False}, 8),
+CPU_VARIANTS = (
+    BenchVariant("fp32", FP32, 8),
+    BenchVariant("bf16", BF16, 8),
+    BenchVariant("fp32, compile", {**FP32, "train.compile": "default"}, 8),
+    BenchVariant("fp32, NCHW", {**FP32, "train.channels_last": False}, 8),
 )
 """A laptop: that it works, not how fast."""
 
-SWEEPS: Mapping[str, Sequence[Variant]] = {"gpu": GPU, "cpu": CPU}
+SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_VARIANTS}
 
 
-def named_sweep(name: str, *, real: bool) -> list[Variant]:
+def named_sweep(name: str, *, real: bool) -> list[BenchVariant]:
     """The variants of a sweep, those with real images only where there are some; raises InputError for another name."""
     if name not in SWEEPS:
         hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
@@ -57,7 +57,7 @@ def named_sweep(name: str, *, real: bool) -> list[Variant]:
     return [variant for variant in SWEEPS[name] if real or not variant.real]
 
 
-def grid(settings: Sequence[str], *, real: bool) -> list[Variant]:
+def variant_grid(settings: Sequence[str], *, real: bool) -> list[BenchVariant]:
     """Every combination of `a.b=x,y` settings; `batch=` is images per rank. Without settings, the base document."""
     options = []
     for setting in settings:
@@ -69,16 +69,16 @@ def grid(settings: Sequence[str], *, real: bool) -> list[Variant]:
     return [_variant(chosen, real) for chosen in product(*options)]
 
 
-def _variant(chosen: Sequence[tuple[str, str]], real: bool) -> Variant:
+def _variant(chosen: Sequence[tuple[str, str]], real: bool) -> BenchVariant:
     batch = next((value for name, value in chosen if name == "batch"), None)
     if batch is not None and not batch.isdecimal():
         raise InputError("images per rank, a whole number", field="--vary batch", got=batch)
-    changes: dict[str, Any] = {name: _value(value) for name, value in chosen if name != "batch"}
+    changes: dict[str, Any] = {name: _parse_value(value) for name, value in chosen if name != "batch"}
     name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen) or "as the document says"
-    return Variant(name, changes, None if batch is None else int(batch), real)
+    return BenchVariant(name, changes, None if batch is None else int(batch), real)
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Numbers and truth values as such: the document's reader takes YAML, `document` hands over JSON."""
     import yaml
 

@@ -1,7 +1,17 @@
 """Checkpoints: complete or ignored, framework-free, restorable at any world size."""
 
-from podscale.checkpoint.identity import Identity
-from podscale.checkpoint.layout import Entry, Snapshot
-from podscale.checkpoint.store import Checkpoints, Failed, Passed, Report, Restored, Saved
+from podscale.checkpoint.identity import RunIdentity
+from podscale.checkpoint.layout import CheckpointEntry, Snapshot
+from podscale.checkpoint.store import CheckpointReport, CheckpointStore, Failed, Restored, Saved, Skipped
 
-__all__ = ["Checkpoints", "Entry", "Failed", "Identity", "Passed", "Report", "Restored", "Saved", "Snapshot"]
+__all__ = [
+    "CheckpointEntry",
+    "CheckpointReport",
+    "CheckpointStore",
+    "Failed",
+    "Restored",
+    "RunIdentity",
+    "Saved",
+    "Skipped",
+    "Snapshot",
+]

@@ -19,7 +19,7 @@ from safetensors.numpy import load as load_safetensors
 CHUNK_BYTES = 16 * 2**20
 ALIGNMENT = 64
 
-DTYPES = {
+SAFETENSORS_DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -79,7 +79,7 @@ def _header(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     offset = 0
     for name, array in arrays.items():
         entries[name] = {
-            "dtype": DTYPES[array.dtype.name],
+            "dtype": SAFETENSORS_DTYPES[array.dtype.name],
             "shape": list(array.shape),
             "data_offsets": [offset, offset + array.nbytes],
         }

@@ -7,7 +7,7 @@ from podscale.config.identity import differences
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """What must agree between a checkpoint and the run that continues it.
 
     result: the `result` options of the run document as {dotted name: JSON value} (`config.result_values`).
@@ -19,7 +19,7 @@ class Identity:
     classes_sha256: str
     data_fingerprint: str
 
-    def conflicts(self, saved: "Identity") -> list[str]:
+    def conflicts(self, saved: "RunIdentity") -> list[str]:
         """One line for each thing in which `saved` belongs to another run than this; empty where it may continue."""
         lines = [str(difference) for difference in differences(saved.result, self.result)]
         if saved.classes_sha256 != self.classes_sha256:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy.typing as npt
 
 from podscale.checkpoint.arrayfile import WrittenFile, read_arrays
-from podscale.checkpoint.identity import Identity
+from podscale.checkpoint.identity import RunIdentity
 from podscale.files import write_atomically
 
-MANIFEST = "manifest.json"
-SCHEMA = 1
-STEP_NAME = re.compile(r"^step-(\d+)$")
+MANIFEST_FILE = "manifest.json"
+SCHEMA_VERSION = 1
+STEP_DIRECTORY_PATTERN = re.compile(r"^step-(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     step: int
-    identity: Identity
+    identity: RunIdentity
     files: tuple[WrittenFile, ...]
     meta: dict[str, Any] = field(default_factory=dict)
     top1: float | None = None
@@ -50,11 +50,11 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """A checkpoint whose manifest is valid and whose files are there at their full size."""
 
     path: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def step(self) -> int:
@@ -73,35 +73,35 @@ def steps_on_disk(root: Path) -> dict[int, Path]:
     """Every checkpoint directory by step, complete or not, newest first."""
     if not root.is_dir():
         return {}
-    found = {int(match[1]): path for path in root.iterdir() if (match := STEP_NAME.match(path.name))}
+    found = {int(match[1]): path for path in root.iterdir() if (match := STEP_DIRECTORY_PATTERN.match(path.name))}
     return dict(sorted(found.items(), reverse=True))
 
 
-def manifest_bytes(manifest: Manifest) -> bytes:
+def manifest_bytes(manifest: CheckpointManifest) -> bytes:
     """The manifest as written, with the hash of its own content."""
-    content = {"schema": SCHEMA, **asdict(manifest)}
+    content = {"schema": SCHEMA_VERSION, **asdict(manifest)}
     return json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False).encode() + b"\n"
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
     """Makes the checkpoint exist: the last write, durable when it returns."""
-    with (directory / MANIFEST).open("wb") as file:
+    with (directory / MANIFEST_FILE).open("wb") as file:
         file.write(manifest_bytes(manifest))
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_manifest(directory: Path, manifest: Manifest) -> None:
+def replace_manifest(directory: Path, manifest: CheckpointManifest) -> None:
     """Changes what a complete checkpoint says of itself; it stays complete throughout."""
-    write_atomically(directory / MANIFEST, manifest_bytes(manifest))
+    write_atomically(directory / MANIFEST_FILE, manifest_bytes(manifest))
 
 
-def read_entry(directory: Path) -> Entry:
+def read_entry(directory: Path) -> CheckpointEntry:
     """The checkpoint in `directory`; raises ValueError saying why it is not complete.
 
     Sizes are checked here, which is cheap; hashes when the arrays are read.
     """
-    manifest = _read_manifest(directory / MANIFEST)
+    manifest = _read_manifest(directory / MANIFEST_FILE)
     for file in manifest.files:
         try:
             size = (directory / file.name).stat().st_size
@@ -109,10 +109,10 @@ def read_entry(directory: Path) -> Entry:
             raise ValueError(f"{file.name} is missing") from error
         if size != file.bytes:
             raise ValueError(f"{file.name} has {size} bytes instead of {file.bytes}")
-    return Entry(directory, manifest)
+    return CheckpointEntry(directory, manifest)
 
 
-def complete_entries(root: Path) -> list[Entry]:
+def complete_entries(root: Path) -> list[CheckpointEntry]:
     """The complete checkpoints, newest first."""
     entries = []
     for path in steps_on_disk(root).values():
@@ -123,7 +123,7 @@ def complete_entries(root: Path) -> list[Entry]:
     return entries
 
 
-def read_snapshot(entry: Entry) -> Snapshot:
+def read_snapshot(entry: CheckpointEntry) -> Snapshot:
     """Reads and verifies every array; raises ValueError where a file is damaged."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for file in entry.manifest.files:
@@ -131,7 +131,7 @@ def read_snapshot(entry: Entry) -> Snapshot:
     return Snapshot(entry.step, arrays, entry.manifest.meta)
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> CheckpointManifest:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -142,10 +142,10 @@ def _read_manifest(path: Path) -> Manifest:
         raise ValueError(f"{path.name} is cut off or damaged") from None
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
         raise ValueError(f"{path.name} does not match its sha256")
-    if content.pop("schema") != SCHEMA:
+    if content.pop("schema") != SCHEMA_VERSION:
         raise ValueError(f"{path.name} has a layout this version does not know")
     files = tuple(WrittenFile(**file) for file in content.pop("files"))
-    return Manifest(identity=Identity(**content.pop("identity")), files=files, **content)
+    return CheckpointManifest(identity=RunIdentity(**content.pop("identity")), files=files, **content)
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 
 from podscale.errors import InputError
 
-WEIGHTS = "model.safetensors"
-BESIDE = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
+WEIGHTS_FILE = "model.safetensors"
+OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
 """The other weights that a run kept, by which of them are the model (evaluate.weights)."""
 
 

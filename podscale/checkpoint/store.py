@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podscale.checkpoint.identity import Identity
+from podscale.checkpoint.identity import RunIdentity
 from podscale.checkpoint.layout import (
-    STEP_NAME,
-    Entry,
-    Manifest,
+    STEP_DIRECTORY_PATTERN,
+    CheckpointEntry,
+    CheckpointManifest,
     Snapshot,
     complete_entries,
     read_entry,
@@ -21,7 +21,7 @@ from podscale.checkpoint.layout import (
     steps_on_disk,
 )
 from podscale.checkpoint.retention import best_entries, kept_steps
-from podscale.checkpoint.writer import FULL, remove_checkpoint, write_checkpoint
+from podscale.checkpoint.writer import DISK_FULL_ERRNOS, remove_checkpoint, write_checkpoint
 from podscale.errors import InputError, PodscaleError
 
 logger = logging.getLogger(__name__)
@@ -56,18 +56,18 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Passed:
+class Skipped:
     """A checkpoint that restore had to pass over, and why."""
 
     step: int
     reason: str
 
 
-Report = Saved | Failed | Restored | Passed
+CheckpointReport = Saved | Failed | Restored | Skipped
 """What a listener hears of."""
 
 
-class Checkpoints:
+class CheckpointStore:
     """Saves and restores under `directory`; one writer at a time (the run's lease sees to that).
 
     One save is in flight at most: a further `save` waits for it, so that memory holds one snapshot and every
@@ -79,14 +79,14 @@ class Checkpoints:
     def __init__(
         self,
         directory: Path,
-        identity: Identity,
+        identity: RunIdentity,
         *,
         keep_last: int,
         keep_best: int,
         snapshots: Collection[int] = (),
         asynchronous: bool,
         fence: Callable[[], None] | None,
-        listener: Callable[[Report], None] | None = None,
+        listener: Callable[[CheckpointReport], None] | None = None,
     ) -> None:
         self.directory = directory
         self._identity = identity
@@ -160,11 +160,11 @@ class Checkpoints:
             return self._named(start)
         return self._newest(self.directory) or self._foreign(start)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointEntry]:
         """The complete checkpoints, newest first."""
         return [entry for entry in complete_entries(self.directory) if entry.step not in self._damaged]
 
-    def best(self) -> Entry | None:
+    def best(self) -> CheckpointEntry | None:
         """The complete checkpoint with the highest top-1, of this and of earlier launches."""
         return next(iter(best_entries(self.entries())), None)
 
@@ -183,7 +183,7 @@ class Checkpoints:
                 manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
             except PodscaleError as error:
                 cause = error.__cause__
-                full = isinstance(cause, OSError) and cause.errno in FULL
+                full = isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS
                 self._listener(Failed(snapshot.step, str(error), full))
                 raise
             self._verified.add(snapshot.step)
@@ -192,7 +192,7 @@ class Checkpoints:
         seconds = time.perf_counter() - started
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
 
-    def _scored(self, step: int, top1: float | None) -> Manifest:
+    def _scored(self, step: int, top1: float | None) -> CheckpointManifest:
         """The state after a step is one: saved again, it is the same arrays, and only a score may be new."""
         self._fence()
         entry = read_entry(step_directory(self.directory, step))
@@ -220,7 +220,7 @@ class Checkpoints:
                 raise
             except ValueError as error:
                 logger.warning("%s is passed over: %s", path, error)
-                self._listener(Passed(step, str(error)))
+                self._listener(Skipped(step, str(error)))
                 if root == self.directory:
                     self._damaged.add(step)
         return None
@@ -240,7 +240,7 @@ class Checkpoints:
 
     def _foreign(self, start: Path) -> Snapshot:
         """A state of another run directory to start from."""
-        if STEP_NAME.match(start.name):
+        if STEP_DIRECTORY_PATTERN.match(start.name):
             return self._read_named(start)
         snapshot = self._newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
         if snapshot is None:

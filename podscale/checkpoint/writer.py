@@ -11,18 +11,18 @@ from typing import Any
 import numpy.typing as npt
 
 from podscale.checkpoint.arrayfile import write_arrays
-from podscale.checkpoint.identity import Identity
-from podscale.checkpoint.layout import MANIFEST, Manifest, Snapshot, step_directory, write_manifest
+from podscale.checkpoint.identity import RunIdentity
+from podscale.checkpoint.layout import MANIFEST_FILE, CheckpointManifest, Snapshot, step_directory, write_manifest
 from podscale.errors import PodscaleError
-from podscale.files import sync_directory
+from podscale.files import fsync_directory
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 """What a file system answers that has no room left for this user."""
 
 
 def write_checkpoint(
-    root: Path, snapshot: Snapshot, identity: Identity, top1: float | None, fence: Callable[[], None]
-) -> Manifest:
+    root: Path, snapshot: Snapshot, identity: RunIdentity, top1: float | None, fence: Callable[[], None]
+) -> CheckpointManifest:
     """Writes step-<n>/ under `root`; durable when it returns.
 
     `fence` raises where another run has taken the directory over; it is asked before the first byte and again before
@@ -37,17 +37,17 @@ def write_checkpoint(
         directory.mkdir()
         files = tuple(
             write_arrays(directory / f"{group}.safetensors", arrays)
-            for group, arrays in _groups(snapshot.arrays).items()
+            for group, arrays in _group_by_file(snapshot.arrays).items()
         )
-        sync_directory(directory)
+        fsync_directory(directory)
         fence()
-        manifest = Manifest(snapshot.step, identity, files, snapshot.meta, top1)
+        manifest = CheckpointManifest(snapshot.step, identity, files, snapshot.meta, top1)
         write_manifest(directory, manifest)
-        sync_directory(directory)
-        sync_directory(root)
+        fsync_directory(directory)
+        fsync_directory(root)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise _explain(directory, snapshot, error) from error
+        raise _write_error_message(directory, snapshot, error) from error
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -58,14 +58,14 @@ def remove_checkpoint(directory: Path) -> None:
     """Removes a checkpoint, its manifest first: one that is half removed no longer counts as complete."""
     if not directory.exists():
         return
-    manifest = directory / MANIFEST
+    manifest = directory / MANIFEST_FILE
     if manifest.exists():
         manifest.unlink()
-        sync_directory(directory)
+        fsync_directory(directory)
     shutil.rmtree(directory)
 
 
-def _groups(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDArray[Any]]]:
+def _group_by_file(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDArray[Any]]]:
     """One file for each first part of the names: model, optimizer."""
     groups: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
     for name, array in arrays.items():
@@ -73,10 +73,10 @@ def _groups(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDAr
     return dict(groups)
 
 
-def _explain(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
+def _write_error_message(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     hint = "Earlier checkpoints are untouched: the same command continues from the newest."
-    if error.errno in FULL:
+    if error.errno in DISK_FULL_ERRNOS:
         need = sum(array.nbytes for array in snapshot.arrays.values())
         hint = f"Free {need / 2**20:.1f} MiB or lower checkpoint.keep_last. {hint}"
     problem = f"the checkpoint of step {snapshot.step} could not be written: {reason}"

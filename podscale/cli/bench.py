@@ -35,10 +35,10 @@ def allreduce(
     json: Json = False,
 ) -> None:
     """Time, algbw and busbw of every all-reduce by size and axis, and what shows of it in a step (gloo or NCCL)."""
-    from podscale.commands import bench_allreduce as command
+    from podscale.commands import bench_allreduce
 
-    command.run(
-        command.Options(
+    bench_allreduce.run_bench_allreduce(
+        bench_allreduce.AllReduceBenchOptions(
             ranks, algorithms, sizes, wire, row, bucket_mb, seconds, model, side, batch, time_limit, out, json
         )
     )
@@ -71,15 +71,15 @@ def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
 ) -> None:
     """Images/s, parts of an update, share of the device's peak, memory. Started again, it measures what is missing."""
-    from podscale.bench.sweep import Settings
-    from podscale.commands import bench_train as command
+    from podscale.bench.sweep import SweepSettings
+    from podscale.commands import bench_train
 
-    command.train(
+    bench_train.run_bench_train(
         document,
         changes,
         sweep=sweep,
         vary=vary,
-        settings=Settings(warmup, steps, parts, time_limit, budget, shard_set),
+        settings=SweepSettings(warmup, steps, parts, time_limit, budget, shard_set),
         out=out,
         command=os.environ.get(env.COMMAND, "podscale bench train"),
     )

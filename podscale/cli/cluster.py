@@ -39,9 +39,9 @@ def render(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
 ) -> None:
     """Print the Kubernetes objects that carry out a run: `podscale render RUN | kubectl apply -f -`."""
-    from podscale.commands import render as command
+    from podscale.commands.render import render_run
 
-    command.render_run(document, changes, backend=backend, stage=stage, defaults=defaults, output=output)
+    render_run(document, changes, backend=backend, stage=stage, defaults=defaults, output=output)
 
 
 @app.command()
@@ -64,10 +64,10 @@ def submit(
     ] = False,
 ) -> None:
     """Carry out a run on a Kubernetes cluster, each stage as a job. The same command again adopts what is there."""
-    from podscale.commands import cluster
+    from podscale.commands.cluster import ClusterOptions, run_submit
 
-    where = cluster.Where(namespace, context)
-    code = cluster.submit(
+    where = ClusterOptions(namespace, context)
+    code = run_submit(
         document,
         changes,
         where,
@@ -86,9 +86,9 @@ def status(
     run: RunOrId, stage: Stage = None, namespace: Namespace = None, context: Context = None, json: Json = False
 ) -> None:
     """Tell how the jobs of a run stand on the cluster, and why where they wait."""
-    from podscale.commands import cluster
+    from podscale.commands.cluster import ClusterOptions, run_status
 
-    raise typer.Exit(cluster.status(run, cluster.Where(namespace, context), stage=stage, as_json=json))
+    raise typer.Exit(run_status(run, ClusterOptions(namespace, context), stage=stage, as_json=json))
 
 
 @app.command()
@@ -101,9 +101,9 @@ def logs(
     context: Context = None,
 ) -> None:
     """Print the log of rank 0, also through restarts."""
-    from podscale.commands import cluster
+    from podscale.commands.cluster import ClusterOptions, run_logs
 
-    cluster.logs(run, cluster.Where(namespace, context), stage=stage, follow=follow, pod=pod)
+    run_logs(run, ClusterOptions(namespace, context), stage=stage, follow=follow, pod=pod)
 
 
 @app.command()
@@ -116,17 +116,17 @@ def stop(
     context: Context = None,
 ) -> None:
     """End the jobs of a run: their pods save first, and submitting again goes on from there."""
-    from podscale.commands import cluster
+    from podscale.commands.cluster import ClusterOptions, run_stop
 
-    cluster.stop(run, cluster.Where(namespace, context), stage=stage, remove=remove, wait=wait)
+    run_stop(run, ClusterOptions(namespace, context), stage=stage, remove=remove, wait=wait)
 
 
 @app.command("list")
 def list_jobs(namespace: Namespace = None, context: Context = None, json: Json = False) -> None:
     """List the jobs of a namespace."""
-    from podscale.commands import cluster
+    from podscale.commands.cluster import ClusterOptions, run_list
 
-    cluster.listing(cluster.Where(namespace, context), as_json=json)
+    run_list(ClusterOptions(namespace, context), as_json=json)
 
 
 @app.command()
@@ -144,10 +144,10 @@ def doctor(
 ) -> None:
     """Tell what this machine, or a cluster, offers and what is missing for what."""
     if cluster:
-        from podscale.commands import cluster as command
+        from podscale.commands.cluster import ClusterOptions, run_cluster_doctor
 
-        where = command.Where(namespace, context)
-        raise typer.Exit(command.doctor(document, changes, where, defaults, as_json=json))
-    from podscale import doctor as examination
+        where = ClusterOptions(namespace, context)
+        raise typer.Exit(run_cluster_doctor(document, changes, where, defaults, as_json=json))
+    from podscale.doctor import run_doctor
 
-    raise typer.Exit(examination.main(workspace, as_json=json))
+    raise typer.Exit(run_doctor(workspace, as_json=json))

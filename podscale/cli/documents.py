@@ -24,7 +24,7 @@ def show_config(
     """Print the resolved run document: every option with its value."""
     from podscale.commands import documents
 
-    documents.show(document, changes, as_json=json, schema=schema, plot=plot, svg=svg)
+    documents.show_document(document, changes, as_json=json, schema=schema, plot=plot, svg=svg)
 
 
 @app.command("compile")

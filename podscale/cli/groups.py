@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
+def expand_option_groups(command: Callable[..., Result]) -> Callable[..., Result]:
     """Puts the fields of each parameter that is a dataclass in its place, so that typer sees options.
 
     A field is annotated as a parameter of a command would be: Annotated[type, typer.Option(...)], with a default.
@@ -27,21 +27,21 @@ def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
         }
         return command(**given, **made)
 
-    seen = [one for parameter in signature.parameters.values() for one in _expanded(parameter)]
+    seen = [one for parameter in signature.parameters.values() for one in _expand_parameter(parameter)]
     with_fields.__signature__ = signature.replace(parameters=seen)  # type: ignore[attr-defined]
     with_fields.__annotations__ = {one.name: one.annotation for one in seen}
     return with_fields
 
 
-def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+def _expand_parameter(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if is_dataclass(parameter.annotation):
         for field in fields(parameter.annotation):
             yield parameter.replace(
-                name=field.name, kind=parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type
+                name=field.name, kind=parameter.KEYWORD_ONLY, default=_field_default(field), annotation=field.type
             )
     else:
         yield parameter.replace(kind=parameter.KEYWORD_ONLY)
 
 
-def _default(field: "Field[Any]") -> Any:
+def _field_default(field: "Field[Any]") -> Any:
     return inspect.Parameter.empty if field.default is MISSING else field.default

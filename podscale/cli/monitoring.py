@@ -34,12 +34,12 @@ def watch(
 ) -> None:
     """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
     from podscale.commands import cluster
-    from podscale.commands import watch as command
-    from podscale.telemetry.endpoint import Client
+    from podscale.commands.watch import watch_run
+    from podscale.telemetry.endpoint import ClientCertFiles
 
-    client = Client.of(client_certificate, client_key)
-    where = cluster.Where(namespace, context)
-    raise typer.Exit(command.watch(run, where, stage=stage, once=once, as_json=json, client=client))
+    client = ClientCertFiles.of(client_certificate, client_key)
+    where = cluster.ClusterOptions(namespace, context)
+    raise typer.Exit(watch_run(run, where, stage=stage, once=once, as_json=json, client=client))
 
 
 @app.command()
@@ -50,10 +50,10 @@ def monitor(
     client_key: ClientKey = None,
 ) -> None:
     """Start the real Prometheus with Podscale's rules for the runs of this machine, and tell which alerts fire."""
-    from podscale.commands import monitor as command
-    from podscale.telemetry.endpoint import Client
+    from podscale.commands.monitor import run_monitor
+    from podscale.telemetry.endpoint import ClientCertFiles
 
-    command.monitor(runs, port, Client.of(client_certificate, client_key))
+    run_monitor(runs, port, ClientCertFiles.of(client_certificate, client_key))
 
 
 @rules.command("export")
@@ -72,9 +72,9 @@ def rules_export(
     ] = 1,
 ) -> None:
     """Write the rules for a Prometheus that the chart does not reach."""
-    from podscale.commands import rules as command
+    from podscale.commands.rules import export_rules
 
-    command.export(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without, shorten=shorten)
+    export_rules(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without, shorten=shorten)
 
 
 @dashboards.command()
@@ -85,6 +85,6 @@ def export(
     ] = "docs/runbooks/",
 ) -> None:
     """Write the dashboards as files that Grafana's provisioning or its import page takes."""
-    from podscale.commands.dashboards import export as command
+    from podscale.commands.dashboards import export_dashboards as command
 
     command(folder, runbooks)

@@ -11,14 +11,14 @@ def complete_run(incomplete: str) -> list[str]:
     from podscale.pipelines import presets
 
     files = [str(path) for path in Path().glob(f"{incomplete}*") if path.suffix in (".yaml", ".yml") or path.is_dir()]
-    return [name for name in presets.names() if name.startswith(incomplete)] + files
+    return [name for name in presets.preset_names() if name.startswith(incomplete)] + files
 
 
 def complete_option(incomplete: str) -> list[str]:
     """What a shell offers for --set."""
-    from podscale.config import options
+    from podscale.config import option_names
 
-    return [f"{name}=" for name in options() if name.startswith(incomplete)]
+    return [f"{name}=" for name in option_names() if name.startswith(incomplete)]
 
 
 Run = Annotated[

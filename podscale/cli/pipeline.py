@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podscale import env
-from podscale.cli.groups import grouped
+from podscale.cli.groups import expand_option_groups
 from podscale.cli.options import Defaults, Json, Kfp, Run, Set
 
 if TYPE_CHECKING:
-    from podscale.pipelines.endpoint import Endpoint
+    from podscale.pipelines.endpoint import KfpEndpoint
+
 
 app = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
 
 
 @dataclass(frozen=True)
-class Place:
+class BackendOptions:
     """Where the backend is, and how to get in."""
 
     host: Annotated[
@@ -34,15 +35,15 @@ class Place:
         None
     )
 
-    def endpoint(self) -> "Endpoint":
+    def endpoint(self) -> "KfpEndpoint":
         """What was named, with what the environment says of the rest."""
-        from podscale.pipelines.endpoint import endpoint
+        from podscale.pipelines.endpoint import resolve_endpoint
 
-        return endpoint(**vars(self))
+        return resolve_endpoint(**vars(self))
 
 
 @dataclass(frozen=True)
-class Package:
+class PackageOptions:
     """What is sent."""
 
     pipeline: Annotated[str, typer.Option(help="Name of the pipeline that gets a new version.")] = "podscale-training"
@@ -54,7 +55,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartOptions:
     """What is started."""
 
     experiment: Annotated[str, typer.Option(help="Experiment that the run belongs to.")] = "podscale"
@@ -65,48 +66,50 @@ class Start:
 
 
 @app.command()
-@grouped
-def upload(document: Run = None, changes: Set = [], *, place: Place, package: Package, json: Json = False) -> None:
+@expand_option_groups
+def upload(
+    document: Run = None, changes: Set = [], *, place: BackendOptions, package: PackageOptions, json: Json = False
+) -> None:
     """Make the package of a run document the newest version of a pipeline; the same package is sent once."""
-    from podscale.commands import pipeline as command
+    from podscale.commands.pipeline import PipelineRequest, upload_pipeline
 
-    command.upload(command.What(document, changes, **vars(package)), place.endpoint(), as_json=json)
+    upload_pipeline(PipelineRequest(document, changes, **vars(package)), place.endpoint(), as_json=json)
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def run(
     document: Run = None,
     changes: Set = [],
     *,
-    place: Place,
-    package: Package,
-    start: Start,
+    place: BackendOptions,
+    package: PackageOptions,
+    start: StartOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Show the stages as they go; fail where the run fails.")] = False,
     json: Json = False,
 ) -> None:
     """Upload, and start a run. Interrupting --wait leaves the run at work."""
-    from podscale.commands import pipeline as command
+    from podscale.commands.pipeline import PipelineRequest, run_remote_pipeline
 
-    what = command.What(document, changes, **vars(package), **vars(start))
-    raise typer.Exit(command.run(what, place.endpoint(), wait=wait, as_json=json))
+    what = PipelineRequest(document, changes, **vars(package), **vars(start))
+    raise typer.Exit(run_remote_pipeline(what, place.endpoint(), wait=wait, as_json=json))
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def schedule(
     cron: Annotated[str, typer.Option(metavar="'M H D M W'", help="When, in UTC: five fields, or six with seconds.")],
     document: Run = None,
     changes: Set = [],
     *,
-    place: Place,
-    package: Package,
-    start: Start,
+    place: BackendOptions,
+    package: PackageOptions,
+    start: StartOptions,
     replace: Annotated[bool, typer.Option("--replace", help="Take the place of a schedule of this name.")] = False,
     json: Json = False,
 ) -> None:
     """Upload, and start a run at every time of a cron expression; each is named <run.id>-<time>."""
-    from podscale.commands import pipeline as command
+    from podscale.commands.pipeline import PipelineRequest, schedule_pipeline
 
-    what = command.What(document, changes, **vars(package), **vars(start))
-    command.schedule(what, place.endpoint(), cron=cron, replace=replace, as_json=json)
+    what = PipelineRequest(document, changes, **vars(package), **vars(start))
+    schedule_pipeline(what, place.endpoint(), cron=cron, replace=replace, as_json=json)

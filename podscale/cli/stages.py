@@ -23,9 +23,11 @@ def run(
     ] = "process",
 ) -> None:
     """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
-    from podscale.commands import run as command
+    from podscale.commands.run import run_local_pipeline
 
-    raise typer.Exit(command.run(document, changes, runner=runner, dry_run=dry_run, fresh=fresh, verbose=verbose))
+    raise typer.Exit(
+        run_local_pipeline(document, changes, runner=runner, dry_run=dry_run, fresh=fresh, verbose=verbose)
+    )
 
 
 @app.command()
@@ -53,12 +55,12 @@ def shard(
     from podscale.commands import stage
 
     if inspect is not None:
-        return stage.inspect(inspect, verify=verify, contact_sheets=contact_sheet, as_json=json)
+        return stage.run_inspect(inspect, verify=verify, contact_sheets=contact_sheet, as_json=json)
     if contact_sheet is not None or json:
         raise InputError("these go with --inspect DIR", field="--contact-sheet, --json")
     short = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
     changes = [*changes, *(f"{name}={value}" for name, value in short.items() if value is not None)]
-    return stage.shard(document, changes, workers=workers, index=index, of=of, verify=verify)
+    return stage.run_shard(document, changes, workers=workers, index=index, of=of, verify=verify)
 
 
 @app.command()
@@ -74,7 +76,7 @@ def train(
     """Stage 2: train on a finished shard set, or continue an interrupted training."""
     from podscale.commands import stage
 
-    stage.train(document, [*changes, *([f"checkpoint.resume={resume}"] if resume is not None else [])], shard_set)
+    stage.run_train(document, [*changes, *([f"checkpoint.resume={resume}"] if resume is not None else [])], shard_set)
 
 
 @app.command()
@@ -89,7 +91,7 @@ def collapse(
     """Train the members of an ensemble from the snapshots that its run kept, each a run of its own."""
     from podscale.commands import stage
 
-    stage.collapse(document, changes, shard_set, cycle)
+    stage.run_collapse(document, changes, shard_set, cycle)
 
 
 @app.command()
@@ -108,7 +110,7 @@ def evaluate(
     """Stage 3: evaluate the trained model on every validation image, or several models together."""
     from podscale.commands import stage
 
-    stage.evaluate(documents or [], changes, shard_set)
+    stage.run_evaluate(documents or [], changes, shard_set)
 
 
 @app.command()
@@ -116,4 +118,4 @@ def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation 
     """Stage 4: write report.html and the model card."""
     from podscale.commands import stage
 
-    stage.report(document, changes, shard_set)
+    stage.run_report(document, changes, shard_set)

@@ -15,7 +15,7 @@ def complete_study(incomplete: str) -> list[str]:
     from podscale.pipelines import presets
 
     files = [str(path) for path in Path().glob(f"{incomplete}*") if path.suffix in (".yaml", ".yml") or path.is_dir()]
-    return [name for name in presets.studies() if name.startswith(incomplete)] + files
+    return [name for name in presets.study_names() if name.startswith(incomplete)] + files
 
 
 @app.command()
@@ -49,9 +49,9 @@ def study(
     kfp: Kfp = "2.16",
 ) -> None:
     """A grid of runs: table, curves with their spread, critical batch size. The same command again continues."""
-    from podscale.commands import study as command
+    from podscale.commands.study import StudyOptions, compile_study_package, run_study
 
     if backend == "kfp":
-        return command.compile_package(document, changes, output, parallel=parallel, kfp=kfp)
-    options = command.Options(jobs, time_box, restart=restart, keep_runs=keep_runs, out=out)
-    return command.run(document, changes, options, dry_run=dry_run, backend=backend)
+        return compile_study_package(document, changes, output, parallel=parallel, kfp=kfp)
+    options = StudyOptions(jobs, time_box, restart=restart, keep_runs=keep_runs, out=out)
+    return run_study(document, changes, options, dry_run=dry_run, backend=backend)

@@ -10,7 +10,7 @@ import typer
 from podscale import env
 from podscale.cli import bench, cluster, documents, monitoring, pipeline, stages, study, tpu
 from podscale.errors import ExitCode, PodscaleError
-from podscale.stopping import stoppable
+from podscale.stopping import preempt_on_sigterm
 from podscale.version import VERSION
 
 EXIT_CODES = (
@@ -18,7 +18,7 @@ EXIT_CODES = (
     "continues; 76 hang detected; 77 a peer was lost; 130 interrupted."
 )
 
-WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What a wrong option raises: click's own class, or that of the click which newer versions of typer carry inside."""
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ app.add_typer(tpu.app, name="tpu")
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root_command(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         typer.echo(f"podscale {VERSION}")
         raise typer.Exit
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
     os.environ[env.COMMAND] = shlex.join(typed)  # for environment.json
     try:
-        with stoppable():
+        with preempt_on_sigterm():
             result = app(args=arguments, prog_name="podscale", standalone_mode=False)
         return result if isinstance(result, int) else int(ExitCode.DONE)
     except PodscaleError as error:
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("podscale: interrupted", file=sys.stderr)
         return 130
-    except WrongUsage as error:
+    except UsageError as error:
         error.show()
         return int(error.exit_code)
     except BrokenPipeError:

@@ -33,6 +33,8 @@ def compile_step(
 ) -> None:
     """Compile the training step with the real TPU compiler: memory, about the largest batch that fits, collectives,
     work, estimated speed. Takes minutes, and needs libtpu but no TPU."""
-    from podscale.commands import tpu_compile as command
+    from podscale.commands import tpu_compile
 
-    command.run(document, changes, command.Options(topology, slices, sweep, cache, time_limit, json))
+    tpu_compile.run_tpu_compile(
+        document, changes, tpu_compile.CompileOptions(topology, slices, sweep, cache, time_limit, json)
+    )

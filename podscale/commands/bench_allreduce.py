@@ -15,11 +15,11 @@ from podscale.errors import InputError
 from podscale.files import write_json
 
 ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid")
-KNOW_NO_ROWS = ("flat", "ring", "tree")
+ALGORITHMS_WITHOUT_ROWS = ("flat", "ring", "tree")
 
 
 @dataclass(frozen=True)
-class Options:
+class AllReduceBenchOptions:
     """As on the command line."""
 
     ranks: int
@@ -37,13 +37,13 @@ class Options:
     json: bool
 
 
-def run(options: Options) -> None:
+def run_bench_allreduce(options: AllReduceBenchOptions) -> None:
     """Measures, prints tables or JSON, and writes allreduce.md, .json and .svg to `out` where one is given."""
     if options.out is not None and not options.out.is_dir():
         raise InputError("the folder does not exist", field="--out", got=str(options.out))
-    job = _job(options)
+    job = _benchmark_job(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        found = _as_rank(job)
+        found = _run_as_worker(job)
         if os.environ["RANK"] != "0":
             return
     else:
@@ -51,19 +51,19 @@ def run(options: Options) -> None:
             raise InputError(
                 f"does not divide --ranks {options.ranks}", field="--row", got=options.row, hint="Choose a divisor."
             )
-        found = allreduce.measure(job, options.ranks, options.time_limit)
-    lines = allreduce.tables(found)
+        found = allreduce.run_link_benchmark(job, options.ranks, options.time_limit)
+    lines = allreduce.format_tables(found)
     if options.out is not None:
         command = f"Command: `{os.environ.get(env.COMMAND, '')}`  "
-        machine = f"Machine: {devices.cores()} cores of {devices.cpu_name()}  "
+        machine = f"Machine: {devices.cpu_count()} cores of {devices.cpu_name()}  "
         text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
         (options.out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
-        (options.out / "allreduce.svg").write_text(allreduce.drawing(found), encoding="utf-8")
+        (options.out / "allreduce.svg").write_text(allreduce.bandwidth_chart(found), encoding="utf-8")
         write_json(options.out / "allreduce.json", found)
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if options.json else "\n".join([*lines, ""]))
 
 
-def _job(options: Options) -> dict[str, Any]:
+def _benchmark_job(options: AllReduceBenchOptions) -> dict[str, Any]:
     sections = {name: _section(name, options) for name in options.algorithms.split(",")}
     return {
         "sections": sections,
@@ -76,22 +76,21 @@ def _job(options: Options) -> dict[str, Any]:
     }
 
 
-def _section(name: str, options: Options) -> dict[str, Any]:
+def _section(name: str, options: AllReduceBenchOptions) -> dict[str, Any]:
     if name not in ALGORITHMS:
         raise InputError("unknown algorithm", field="--algorithms", got=name, hint=f"Known: {', '.join(ALGORITHMS)}.")
     if options.wire not in ("fp32", "bf16", "fp16"):
         raise InputError("messages are fp32, bf16 or fp16", field="--wire", got=options.wire)
-    wire_row = "fp32" if name in KNOW_NO_ROWS else options.wire
+    wire_row = "fp32" if name in ALGORITHMS_WITHOUT_ROWS else options.wire
     values = {"algorithm": name, "row": options.row, "bucket_mb": options.bucket_mb}
     values |= {"wire_row": wire_row, "wire_column": options.wire}
     AllReduceSection.model_validate(values)
     return values
 
 
-def _as_rank(job: dict[str, Any]) -> dict[str, Any]:
-    from podscale.pytorch import linkspeed
-    from podscale.pytorch import world as worlds
+def _run_as_worker(job: dict[str, Any]) -> dict[str, Any]:
+    from podscale.pytorch import linkspeed, world
 
-    found = linkspeed.measure(worlds.join(300.0), linkspeed.Job(**job))
-    worlds.leave()
+    found = linkspeed.measure_links(world.join_world(300.0), linkspeed.LinkBenchmarkJob(**job))
+    world.leave_world()
     return found

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale import config, devices
-from podscale.bench.sweep import Row, Settings, run_sweep
-from podscale.bench.train_report import report, write_report
-from podscale.bench.variants import grid, named_sweep
+from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
+from podscale.bench.train_report import format_report, write_report
+from podscale.bench.variants import named_sweep, variant_grid
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.pipelines import presets
@@ -24,13 +24,13 @@ RESNET50 = (
 """What is measured where no document is named."""
 
 
-def train(
+def run_bench_train(
     document: str | None,
     changes: Sequence[str],
     *,
     sweep: str | None,
     vary: Sequence[str],
-    settings: Settings,
+    settings: SweepSettings,
     out: Path,
     command: str,
 ) -> None:
@@ -39,26 +39,26 @@ def train(
         raise InputError("the folder does not exist", field="--out", got=str(out))
     if sweep is not None and vary:
         raise InputError("a sweep is one or the other", field="--sweep, --vary")
-    preset = presets.resolve(document) if document is not None else None
+    preset = presets.resolve_preset(document) if document is not None else None
     given = [*(() if document is not None else RESNET50), *changes]
 
     def base(more: list[str]) -> RunConfig:
         return config.load(preset, [*given, *more])
 
     real = settings.shard_set is not None
-    variants = named_sweep(sweep, real=real) if sweep is not None else grid(vary, real=real)
+    variants = named_sweep(sweep, real=real) if sweep is not None else variant_grid(vary, real=real)
     name = f"train-{device_slug()}"
     table = out / f"{name}.md"
 
     shown = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in shlex.split(command))
 
-    def measured(row: Row, rows: list[Row]) -> None:
+    def measured(row: SweepRow, rows: list[SweepRow]) -> None:
         write_report(table, shown, rows)
         what = f"{row.found['images_per_second']:,.1f} images/s" if row.found else row.reason
         print(f"{row.name}: {what}", file=sys.stderr, flush=True)
 
     rows = run_sweep(base, variants, settings, out / f"{name}.json", measured)
-    print("\n".join(report(shown, rows)))
+    print("\n".join(format_report(shown, rows)))
 
 
 def device_slug() -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from podscale.errors import InputError
 from podscale.files import write_atomically
-from podscale.monitoring.rule import filled
+from podscale.monitoring.rule import fill_tokens
 
 
-def export(folder: Path, runbooks: str) -> None:
+def export_dashboards(folder: Path, runbooks: str) -> None:
     """Writes every dashboard into `folder` and prints its path.
 
     runbooks: address of the pages on the alerts, for the links. Raises InputError where that cannot be written.
@@ -21,7 +21,7 @@ def export(folder: Path, runbooks: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted(packaged.iterdir(), key=lambda file: file.name):
             if file.name.endswith(".json"):
-                text = filled(file.read_text(encoding="utf-8"), {"runbooks": f"{runbooks.rstrip('/')}/"})
+                text = fill_tokens(file.read_text(encoding="utf-8"), {"runbooks": f"{runbooks.rstrip('/')}/"})
                 write_atomically(folder / file.name, text)
                 print(folder / file.name)
     except OSError as error:

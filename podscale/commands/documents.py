@@ -13,16 +13,16 @@ from podscale.config.preflight import find_problems
 from podscale.errors import InputError
 from podscale.pipelines import presets
 
-FROM_CLUSTER = "cluster"
+CLUSTER_DEFAULTS = "cluster"
 """For `resolved`: the defaults that the chart left in the document's namespace."""
 
 
-def resolved(document: str | None, changes: Sequence[str], defaults: str | None) -> RunConfig:
+def load_with_defaults(document: str | None, changes: Sequence[str], defaults: str | None) -> RunConfig:
     """As `load`, over the defaults that a person named: those of a file, those FROM_CLUSTER, or None."""
-    return load(document, changes, _defaults(document, changes, defaults))
+    return load_run_document(document, changes, _load_defaults(document, changes, defaults))
 
 
-def load(document: str | None, changes: Sequence[str], defaults: Defaults | None = None) -> RunConfig:
+def load_run_document(document: str | None, changes: Sequence[str], defaults: Defaults | None = None) -> RunConfig:
     """The run document that a person named, with the changes of the command line; tells what a recipe filled in.
 
     Where nobody names one it is the document in the environment, which pods have, else the default preset.
@@ -30,36 +30,36 @@ def load(document: str | None, changes: Sequence[str], defaults: Defaults | None
     """
     if document is None and env.RUN_DOCUMENT in os.environ:
         return config.loads(os.environ[env.RUN_DOCUMENT], env.RUN_DOCUMENT, changes, defaults)
-    found = config.load(presets.resolve(document), changes, defaults)
+    found = config.load(presets.resolve_preset(document), changes, defaults)
     if found.train.recipe_origin:
         print(f"recipe {found.train.recipe_origin}", file=sys.stderr)
     return found
 
 
-def _defaults(document: str | None, changes: Sequence[str], named: str | None) -> Defaults | None:
+def _load_defaults(document: str | None, changes: Sequence[str], named: str | None) -> Defaults | None:
     if named is None:
         return None
-    if named != FROM_CLUSTER:
+    if named != CLUSTER_DEFAULTS:
         return Defaults(read_text(Path(named)), named)
-    from podscale.launch.cluster.api import connect
-    from podscale.launch.cluster.connection import Choice
-    from podscale.launch.cluster.defaults import find_defaults
+    from podscale.launch.cluster.api import connect_cluster
+    from podscale.launch.cluster.connection import NamedCluster
+    from podscale.launch.cluster.defaults import find_cluster_defaults
 
-    path = presets.resolve(document)
-    choice = Choice(*(peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context")))
-    return find_defaults(connect(choice))
+    path = presets.resolve_preset(document)
+    choice = NamedCluster(*(peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context")))
+    return find_cluster_defaults(connect_cluster(choice))
 
 
-def show(
+def show_document(
     document: str | None, changes: Sequence[str], *, as_json: bool, schema: bool, plot: bool, svg: Path | None
 ) -> None:
     """Prints the resolved document as YAML or JSON, the schema of all documents, or a drawing of its schedules."""
     if schema:
-        sys.stdout.write(schema_text())
+        sys.stdout.write(json_schema_text())
         return
-    found = load(document, changes)
+    found = load_run_document(document, changes)
     if plot or svg is not None:
-        from podscale.commands.plot import plot as drawn
+        from podscale.commands.plot import plot_schedules as drawn
 
         print(drawn(found, svg))
         return
@@ -67,7 +67,7 @@ def show(
     sys.stdout.write(text)
 
 
-def schema_text() -> str:
+def json_schema_text() -> str:
     """The JSON schema as it is committed: `podscale config --schema > podscale/config/schema.json`."""
     return json.dumps(config.json_schema(), indent=2) + "\n"
 
@@ -76,22 +76,22 @@ def compile_package(
     document: str | None, changes: Sequence[str], output: Path, *, defaults: str | None, kfp: str
 ) -> None:
     """Writes the KFP package of a run document; what would not work on a cluster is told but not refused."""
-    found = resolved(document, changes, defaults)
+    found = load_with_defaults(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("a pipeline package ends in .yaml", field=str(output))
     if not output.absolute().parent.is_dir():
         raise InputError("the folder does not exist", field=str(output))
     for problem in find_problems(found, "cluster"):
         print(f"note: {problem}", file=sys.stderr)
-    from podscale.pipelines.package import package
+    from podscale.pipelines.package import package_pipeline
 
-    output.write_text(package(found, kfp=kfp), encoding="utf-8")
+    output.write_text(package_pipeline(found, kfp=kfp), encoding="utf-8")
     print(f"{output}: the pipeline of run {found.run.id}")
 
 
 def list_presets(*, as_json: bool) -> None:
     """Prints name and first line of each preset."""
-    found = {name: presets.claim_line(name) for name in presets.names()}
+    found = {name: presets.preset_summary(name) for name in presets.preset_names()}
     if as_json:
         print(json.dumps(found, indent=2))
         return

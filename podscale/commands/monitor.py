@@ -4,50 +4,52 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from podscale.monitoring.local import Firing, LocalPrometheus, running
-from podscale.monitoring.scraping import CADENCE
-from podscale.stopping import Stopped
-from podscale.telemetry.endpoint import Client
-from podscale.text import count
+from podscale.monitoring.local import FiringAlert, LocalPrometheus, run_prometheus
+from podscale.monitoring.scraping import DEFAULT_INTERVALS
+from podscale.stopping import SigtermReceived
+from podscale.telemetry.endpoint import ClientCertFiles
+from podscale.text import format_count
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
-def monitor(runs: Path, port: int, client: Client | None = None) -> None:
+def run_monitor(runs: Path, port: int, client: ClientCertFiles | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM, and tells which runs it follows and which alerts fire and end."""
-    with suppress(KeyboardInterrupt, Stopped), running(runs, port, client) as prometheus:
+    with suppress(KeyboardInterrupt, SigtermReceived), run_prometheus(runs, port, client) as prometheus:
         print(f"Prometheus at {prometheus.url}, with Podscale's rules; it follows the runs in {runs}", flush=True)
         print(f"its samples stay in {runs}/.prometheus; Ctrl-C ends it", flush=True)
-        follow(prometheus)
+        follow_prometheus(prometheus)
 
 
-def follow(prometheus: LocalPrometheus) -> None:
+def follow_prometheus(prometheus: LocalPrometheus) -> None:
     """Looks again and again, and prints what is new."""
     followed: list[str] | None = None
-    news = News()
+    news = AlertPrinter()
     asked = 0.0
     while True:
         prometheus.check()
         found = prometheus.follow()
         if found != followed:
-            print(f"{count(len(found), 'endpoint')}: {', '.join(found) or 'no run serves metrics now'}", flush=True)
+            print(
+                f"{format_count(len(found), 'endpoint')}: {', '.join(found) or 'no run serves metrics now'}", flush=True
+            )
             followed = found
-        if time.monotonic() - asked > CADENCE.evaluation:
+        if time.monotonic() - asked > DEFAULT_INTERVALS.evaluation:
             asked = time.monotonic()
             with suppress(OSError):
                 news.tell(set(prometheus.alerts()), prometheus.troubles(), found)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-class News:
+class AlertPrinter:
     """Alerts and failing scrapes, each told once when it begins and once when it is over."""
 
     def __init__(self) -> None:
-        self._firing: set[Firing] = set()
+        self._firing: set[FiringAlert] = set()
         self._down: dict[str, str] = {}
         self._told: set[str] = set()
 
-    def tell(self, firing: set[Firing], down: dict[str, str], followed: list[str]) -> None:
+    def tell(self, firing: set[FiringAlert], down: dict[str, str], followed: list[str]) -> None:
         """down: why the last scrape of an address failed; told at the second time, for a stage may just have ended."""
         for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
             print(f"ALERT {alert.name}: {alert.summary}", flush=True)

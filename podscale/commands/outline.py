@@ -1,11 +1,11 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
 from podscale import devices, models, resume, schedules
-from podscale.blocks import matrix_elements
+from podscale.blocks import preconditioner_elements
 from podscale.config import RunConfig, TrainSection
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
-from podscale.text import count, human_bytes
+from podscale.text import format_bytes, format_count
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
@@ -13,10 +13,10 @@ MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "
 UNKNOWN = "known once the shards are made"
 
 
-def outline(config: RunConfig, *, fresh: bool = False) -> str:
+def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
     """The plan of a run as text: place, data, model, training, memory, stages, problems. Nothing is written."""
     if not fresh:
-        resume.refuse_other_document(config)
+        resume.check_run_document(config)
     counts, classes = known_data(config)
     rows = [
         ("run", f"{config.run.id} in {RunDirectory.of(config).path}"),
@@ -55,7 +55,7 @@ def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
     where = dataset_directory(config.run.workspace, config.data)
     if not counts:
         return f"{config.data.source} ({config.data.format}), images {UNKNOWN}; shards go to {where}"
-    listing = ", ".join(f"{count(number, 'image')} {name}" for name, number in counts.items())
+    listing = ", ".join(f"{format_count(number, 'image')} {name}" for name, number in counts.items())
     return f"{listing}, in {where}"
 
 
@@ -64,7 +64,7 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
     name = f"{config.model.name} (width {config.model.width}{stem})"
     if classes is None:
         return f"{name}, number of classes {UNKNOWN}"
-    spec = models.spec(config.model, classes)
+    spec = models.model_spec(config.model, classes)
     flops = spec.flops(config.input.image_size)
     return f"{name}, {spec.size:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
 
@@ -73,11 +73,11 @@ def _process_row(config: RunConfig) -> str:
     per_node = processes_per_node(config)
     ranks = per_node * config.launch.nodes
     gpus = devices.visible_gpus()
-    place = f"{gpus} GPUs" if gpus else f"{devices.cores()} CPU cores"
+    place = f"{gpus} GPUs" if gpus else f"{devices.cpu_count()} CPU cores"
     parts = ranks * config.train.accumulation
     per_rank = config.train.global_batch // parts
     again = f" x {config.train.accumulation} accumulation" if config.train.accumulation > 1 else ""
-    return f"{count(ranks, 'process')} on {place}, {per_rank} images each{again}"
+    return f"{format_count(ranks, 'process')} on {place}, {per_rank} images each{again}"
 
 
 def _training_row(config: RunConfig, images: int | None) -> str:
@@ -89,18 +89,18 @@ def _training_row(config: RunConfig, images: int | None) -> str:
     if images is None:
         return f"{text}, updates {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)
-    return f"{text}: {count(steps, 'update')}, {count(steps * config.train.global_batch, 'image')}"
+    return f"{text}: {format_count(steps, 'update')}, {format_count(steps * config.train.global_batch, 'image')}"
 
 
 def _evaluation_row(config: RunConfig, images: int | None) -> str:
     every = config.evaluate.every_epochs
     when = f"every {every:g} epochs and at the end" if every not in (0, 1) else "every epoch" if every else "at the end"
-    return f"{count(images, 'image')} {when}" if images is not None else f"{when}, images {UNKNOWN}"
+    return f"{format_count(images, 'image')} {when}" if images is not None else f"{when}, images {UNKNOWN}"
 
 
 def _memory_row(config: RunConfig, classes: int | None) -> str:
     """Weights, gradients, momentum, and what forward keeps for backward: outputs of convolutions and of their norms."""
-    spec = models.spec(config.model, classes or 1000)
+    spec = models.model_spec(config.model, classes or 1000)
     per_node = processes_per_node(config)
     ranks = per_node * config.launch.nodes
     weights, kept_beside = _state_bytes(config.train, spec.size, ranks, per_node)
@@ -108,12 +108,12 @@ def _memory_row(config: RunConfig, classes: int | None) -> str:
     per_rank = config.train.global_batch // (ranks * config.train.accumulation)
     kept = 2 * spec.activations(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
     text = (
-        f"about {human_bytes(weights + kept_beside + kept)} per process: weights and gradients {human_bytes(weights)}, "
-        f"optimizer {human_bytes(kept_beside)}, activations {human_bytes(kept)}"
+        f"about {format_bytes(weights + kept_beside + kept)} per process: weights and gradients {format_bytes(weights)}, "
+        f"optimizer {format_bytes(kept_beside)}, activations {format_bytes(kept)}"
     )
-    available = devices.memory().available
+    available = devices.memory_info().available
     if not devices.visible_gpus() and available:
-        text += f"; {human_bytes(available)} of main memory is free"
+        text += f"; {format_bytes(available)} of main memory is free"
     return text
 
 
@@ -134,7 +134,7 @@ def _matrix_bytes(train: TrainSection, spec: models.ModelSpec, ranks: int) -> in
     if train.optimizer.name != "shampoo":
         return 0
     own = train.optimizer.shampoo
-    elements = sum(matrix_elements(p.shape, own.block, vectors=own.vectors) for p in spec.parameters)
+    elements = sum(preconditioner_elements(p.shape, own.block, vectors=own.vectors) for p in spec.parameters)
     return 4 * elements + 4 * elements // ranks
 
 
@@ -143,13 +143,13 @@ def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:
     rows = [("shard", "finished before, nothing to do" if shard_set_counts(config) else "to do")]
     redo = not shard_set_counts(config)
     for stage in resume.STAGES[1:]:
-        done = not fresh and not redo and resume.finished(config, stage, shard_set) is not None
+        done = not fresh and not redo and resume.finished_outcome(config, stage, shard_set) is not None
         redo = redo or not done
-        rows.append((stage, "finished before, nothing to do" if done else _to_do(config, stage, fresh)))
+        rows.append((stage, "finished before, nothing to do" if done else _stage_action(config, stage, fresh)))
     return rows
 
 
-def _to_do(config: RunConfig, stage: str, fresh: bool) -> str:
+def _stage_action(config: RunConfig, stage: str, fresh: bool) -> str:
     run = RunDirectory.of(config)
     if stage != "train" or fresh or config.checkpoint.resume == "never":
         return "to do"

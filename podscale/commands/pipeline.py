@@ -7,30 +7,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from podscale.commands.documents import resolved
+from podscale.commands.documents import load_with_defaults
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError
-from podscale.pipelines.endpoint import Endpoint
+from podscale.pipelines.endpoint import KfpEndpoint
 from podscale.resume import STAGES
 from podscale.terminal import paint
-from podscale.text import duration
+from podscale.text import format_duration
 
 if TYPE_CHECKING:
-    from podscale.pipelines.backend import Backend, Progress, Started, Version
+    from podscale.pipelines.backend import KfpBackend, PipelineProgress, PipelineVersion, StartedRun
 
-SCHEDULED = "[[ScheduledTime]]"
+
+SCHEDULED_TIME = "[[ScheduledTime]]"
 """KFP's macro: the planned time of a scheduled run as 14 digits."""
 ID_CHARACTERS = 40
 TIME_CHARACTERS = 15
 """Of a scheduled run's name: a hyphen and the time."""
-STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
-SHOWN = ("pack", *STAGES, "collapse", "summary")
-MACHINERY = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
+STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
+SHOWN_TASKS = ("pack", *STAGES, "collapse", "summary")
+HIDDEN_TASK_STATES = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
 
 
 @dataclass(frozen=True)
-class What:
+class PipelineRequest:
     """What is sent: the document and its changes, and under which names."""
 
     document: str | None
@@ -46,27 +47,27 @@ class What:
     """Oldest version of KFP that must accept the package."""
 
 
-def upload(what: What, place: Endpoint, *, as_json: bool) -> None:
+def upload_pipeline(what: PipelineRequest, place: KfpEndpoint, *, as_json: bool) -> None:
     """Makes the document's package the newest version of the pipeline."""
-    config = _loaded(what)
-    _, version = _sent(what, config, place)
-    _print(asdict(version), _uploaded(version), as_json)
+    config = _load_document(what)
+    _, version = _upload_package(what, config, place)
+    _print(asdict(version), _upload_message(version), as_json)
 
 
-def run(what: What, place: Endpoint, *, wait: bool, as_json: bool) -> int:
+def run_remote_pipeline(what: PipelineRequest, place: KfpEndpoint, *, wait: bool, as_json: bool) -> int:
     """Uploads, starts a run and, if asked, follows it; returns the exit code."""
-    config = _loaded(what)
-    backend, version = _sent(what, config, place)
+    config = _load_document(what)
+    backend, version = _upload_package(what, config, place)
     started = backend.run(
         version, what.name or config.run.id, what.experiment, {"run_id": config.run.id}, what.service_account
     )
     _print(asdict(started), f"run {started.name}: {started.link}", as_json)
-    return _follow(backend, started) if wait else int(ExitCode.DONE)
+    return _follow_run(backend, started) if wait else int(ExitCode.DONE)
 
 
-def schedule(what: What, place: Endpoint, *, cron: str, replace: bool, as_json: bool) -> None:
+def schedule_pipeline(what: PipelineRequest, place: KfpEndpoint, *, cron: str, replace: bool, as_json: bool) -> None:
     """Has the backend start a run at every time of `cron`; each gets a run.id of its own."""
-    config = _loaded(what)
+    config = _load_document(what)
     longest = ID_CHARACTERS - TIME_CHARACTERS
     if len(config.run.id) > longest:
         raise InputError(
@@ -75,9 +76,9 @@ def schedule(what: What, place: Endpoint, *, cron: str, replace: bool, as_json: 
             got=config.run.id,
             hint="Choose a shorter one with --set run.id=...",
         )
-    fields = _six_fields(cron)
-    backend, version = _sent(what, config, place)
-    parameters = {"run_id": f"{config.run.id}-{SCHEDULED}"}
+    fields = _kfp_cron(cron)
+    backend, version = _upload_package(what, config, place)
+    parameters = {"run_id": f"{config.run.id}-{SCHEDULED_TIME}"}
     name = what.name or config.run.id
     started = backend.schedule(
         version, name, what.experiment, fields, parameters, what.service_account, replace=replace
@@ -85,24 +86,26 @@ def schedule(what: What, place: Endpoint, *, cron: str, replace: bool, as_json: 
     _print(asdict(started), f"schedule {name} ({fields}): {started.link}", as_json)
 
 
-def _loaded(what: What) -> RunConfig:
-    config = resolved(what.document, what.changes, what.defaults)
+def _load_document(what: PipelineRequest) -> RunConfig:
+    config = load_with_defaults(what.document, what.changes, what.defaults)
     preflight(config, "cluster")
     return config
 
 
-def _sent(what: What, config: RunConfig, place: Endpoint) -> "tuple[Backend, Version]":
-    from podscale.pipelines.backend import connect
-    from podscale.pipelines.package import package
+def _upload_package(
+    what: PipelineRequest, config: RunConfig, place: KfpEndpoint
+) -> "tuple[KfpBackend, PipelineVersion]":
+    from podscale.pipelines.backend import connect_backend
+    from podscale.pipelines.package import package_pipeline
 
-    backend = connect(place)  # before compiling: what is wrong with the address is known at once
-    text = package(config, cache=what.cache, kfp=what.kfp)
+    backend = connect_backend(place)  # before compiling: what is wrong with the address is known at once
+    text = package_pipeline(config, cache=what.cache, kfp=what.kfp)
     version = backend.upload(text, what.pipeline, config.run.id, f"Podscale run {config.run.id}")
-    print(_uploaded(version), file=sys.stderr)
+    print(_upload_message(version), file=sys.stderr)
     return backend, version
 
 
-def _uploaded(version: "Version") -> str:
+def _upload_message(version: "PipelineVersion") -> str:
     how = "uploaded" if version.new else "is there already"
     return f"version {version.name} {how}: {version.link}"
 
@@ -111,9 +114,9 @@ def _print(content: dict[str, object], text: str, as_json: bool) -> None:
     print(json.dumps(content, indent=2) if as_json else text, flush=True)
 
 
-def _follow(backend: "Backend", started: "Started") -> int:
+def _follow_run(backend: "KfpBackend", started: "StartedRun") -> int:
     """Shows the stages as they come and go; returns 0 only for a run that succeeded."""
-    view = _View()
+    view = _StagePrinter()
     try:
         state = backend.follow(started.id, view.update)
     except KeyboardInterrupt:
@@ -128,23 +131,29 @@ def _follow(backend: "Backend", started: "Started") -> int:
     return int(ExitCode.FAILED)
 
 
-class _View:
+class _StagePrinter:
     """Prints each change of a stage's state, with the time since the run was first seen."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._seen: dict[str, str] = {}
 
-    def update(self, progress: "Progress") -> None:
-        states = {name: state for name, state in progress.tasks.items() if name in SHOWN and state not in MACHINERY}
+    def update(self, progress: "PipelineProgress") -> None:
+        states = {
+            name: state
+            for name, state in progress.tasks.items()
+            if name in SHOWN_TASKS and state not in HIDDEN_TASK_STATES
+        }
         for name, state in [*states.items(), ("run", progress.state)]:
             if self._seen.get(name) != state:
                 self._seen[name] = state
-                shown = paint(f"{state.lower():<10}", STYLES.get(state, ""), sys.stderr)
-                print(f"{duration(time.monotonic() - self._begun):>8}  {name:<9} {shown}".rstrip(), file=sys.stderr)
+                shown = paint(f"{state.lower():<10}", STATE_STYLES.get(state, ""), sys.stderr)
+                print(
+                    f"{format_duration(time.monotonic() - self._begun):>8}  {name:<9} {shown}".rstrip(), file=sys.stderr
+                )
 
 
-def _six_fields(cron: str) -> str:
+def _kfp_cron(cron: str) -> str:
     """KFP's form of a cron expression, seconds first; the usual five fields are taken too."""
     fields = cron.split()
     if cron.startswith("@") and len(fields) in (1, 2):

@@ -5,36 +5,37 @@ from pathlib import Path
 from podscale.config import RunConfig
 from podscale.config.preflight import shard_set_counts
 from podscale.errors import InputError
-from podscale.evaluate.report.charts.schedule import TITLES, Curves, curves_of, schedule_svg
-from podscale.terminal import columns
+from podscale.evaluate.report.charts.schedule import COLUMN_TITLES, Curves, schedule_curves, schedule_svg
+from podscale.terminal import terminal_width
 
-IMAGENET = 1_281_167
+IMAGENET_IMAGES = 1_281_167
 """Training images assumed while no shards are made; only momentum corrections depend on it."""
 _ROWS = 8
 _LEFT = 11
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def plot(config: RunConfig, svg: Path | None) -> str:
+def plot_schedules(config: RunConfig, svg: Path | None) -> str:
     """The schedules as text for a terminal; also written to `svg`, where one is given."""
-    samples = shard_set_counts(config).get("train", IMAGENET)
-    curves = curves_of(config.train, samples)
+    samples = shard_set_counts(config).get("train", IMAGENET_IMAGES)
+    curves = schedule_curves(config.train, samples)
     if svg is not None:
         try:
             svg.write_text(schedule_svg(curves), encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot write the drawing: {error.strerror}", field=str(svg)) from error
-    return terminal_chart(curves, config.train.epochs, columns())
+    return terminal_chart(curves, config.train.epochs, terminal_width())
 
 
 def terminal_chart(curves: Curves, epochs: float, width: int) -> str:
     """Each curve as filled columns of a character each, `width` characters wide in all."""
     return "\n\n".join(
-        _chart(TITLES[name], points, epochs, max(20, width - _LEFT - 1)) for name, points in curves.items()
+        _schedule_rows(COLUMN_TITLES[name], points, epochs, max(20, width - _LEFT - 1))
+        for name, points in curves.items()
     )
 
 
-def _chart(title: str, points: list[tuple[float, float]], epochs: float, width: int) -> str:
+def _schedule_rows(title: str, points: list[tuple[float, float]], epochs: float, width: int) -> str:
     """The value at the middle of each column's stretch of epochs, in eighths of a row from zero."""
     heights, high = [], max(value for _, value in points) or 1.0
     position = 0

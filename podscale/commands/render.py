@@ -4,15 +4,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from podscale.commands.documents import resolved
+from podscale.commands.documents import load_with_defaults
 from podscale.config import RunConfig
 from podscale.config.preflight import find_problems
 from podscale.errors import InputError
-from podscale.launch.jobspec import JobSpec, Stage, job_spec
-from podscale.launch.render import RENDERERS, Manifest, backend_of, render, suited
+from podscale.launch.jobspec import JobSpec, StageName, build_job_spec
+from podscale.launch.render import RENDERERS_BY_KIND, Manifest, choose_backend, render_job, suitable_backends
 from podscale.launch.render.text import to_yaml
 
-STAGES: tuple[Stage, ...] = ("shard", "train", "evaluate", "report")
+STAGES: tuple[StageName, ...] = ("shard", "train", "evaluate", "report")
 
 
 def render_run(
@@ -25,8 +25,8 @@ def render_run(
     output: Path | None,
 ) -> None:
     """Prints, or writes to `output`, what carries out a stage (`all`: every one); what will not work is told."""
-    config = resolved(document, changes, defaults)
-    text = to_yaml(objects(config, stages_of(stage), backend))
+    config = load_with_defaults(document, changes, defaults)
+    text = to_yaml(render_stages(config, parse_stages(stage), backend))
     for problem in find_problems(config, "cluster"):
         print(f"note: {problem}", file=sys.stderr)
     if output is None:
@@ -38,7 +38,7 @@ def render_run(
         raise InputError(f"cannot be written: {error.strerror or error}", field=str(output)) from error
 
 
-def stages_of(name: str) -> tuple[Stage, ...]:
+def parse_stages(name: str) -> tuple[StageName, ...]:
     """The stages that a person means. Raises InputError for an unknown name."""
     if name == "all":
         return STAGES
@@ -48,17 +48,19 @@ def stages_of(name: str) -> tuple[Stage, ...]:
     return found
 
 
-def objects(config: RunConfig, stages: Sequence[Stage], backend: str | None) -> list[Manifest]:
+def render_stages(config: RunConfig, stages: Sequence[StageName], backend: str | None) -> list[Manifest]:
     """The objects of some stages, in the order in which to create them. backend: default: what the document says."""
-    if backend is not None and backend not in RENDERERS:
-        hint = f"Choose one of {', '.join(RENDERERS)}."
+    if backend is not None and backend not in RENDERERS_BY_KIND:
+        hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."
         raise InputError("no kind of job", field="--backend", got=backend, hint=hint)
-    specs = [job_spec(config, stage) for stage in stages]
+    specs = [build_job_spec(config, stage) for stage in stages]
     return [
-        one for spec in specs for one in render(spec, backend_of(spec, backend or likely_backend(config, spec))).all
+        one
+        for spec in specs
+        for one in render_job(spec, choose_backend(spec, backend or likely_backend(config, spec))).all
     ]
 
 
 def likely_backend(config: RunConfig, spec: JobSpec) -> str:
     """The document's own; where it leaves that open, what suits the job best on a cluster that has everything."""
-    return suited(spec)[0] if config.launch.backend in ("local", "auto") else config.launch.backend
+    return suitable_backends(spec)[0] if config.launch.backend in ("local", "auto") else config.launch.backend

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from podscale.errors import InputError
 from podscale.launch.render.text import to_yaml
-from podscale.monitoring.render import FORMATS, Settings
+from podscale.monitoring.render import FORMATS, RuleSettings
 
-FILE = "podscale-rules.yaml"
+RULES_FILE = "podscale-rules.yaml"
 
 
-def export(
+def export_rules(
     directory: Path,
     *,
     form: str,
@@ -23,11 +23,14 @@ def export(
     """Writes one file into `directory` and prints its path."""
     if form not in FORMATS:
         raise InputError("unknown format", field="--format", got=form, hint=f"Choose one of {', '.join(FORMATS)}.")
-    settings = Settings(
-        thresholds=dict(map(_threshold, thresholds)), runbooks=runbooks, without=frozenset(without), shorten=shorten
+    settings = RuleSettings(
+        thresholds=dict(map(_parse_threshold, thresholds)),
+        runbooks=runbooks,
+        without=frozenset(without),
+        shorten=shorten,
     )
     text = to_yaml([FORMATS[form](settings)])
-    path = directory / FILE
+    path = directory / RULES_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -36,7 +39,7 @@ def export(
     print(path)
 
 
-def _threshold(text: str) -> tuple[str, float]:
+def _parse_threshold(text: str) -> tuple[str, float]:
     name, equals, value = text.partition("=")
     try:
         number = float(value)

@@ -7,80 +7,82 @@ from collections.abc import Sequence
 
 from podscale import ensemble, progress, resume
 from podscale.commands.display import pipeline_seconds, stage_seconds, stage_table
-from podscale.commands.documents import load
+from podscale.commands.documents import load_run_document
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode, InputError
-from podscale.pipelines.here import Ended, Launch, run_here
-from podscale.pipelines.runners import Processes, Runner
-from podscale.rundir import Lease, Outcome, RunDirectory, refuse_taken
+from podscale.pipelines.here import LaunchResult, LocalLaunch, run_locally
+from podscale.pipelines.runners import ProcessRunner, StageRunner
+from podscale.rundir import Lease, RunDirectory, StageOutcome, check_not_taken
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import parse_record
-from podscale.telemetry.follower import Follower
+from podscale.telemetry.follower import FileTail
 from podscale.telemetry.steplog import StepLog
 from podscale.terminal import ProgressLine, paint
-from podscale.text import count, duration
+from podscale.text import format_count, format_duration
 from podscale.version import VERSION
 
 RUNNERS = ("process", "docker")
 
 
-def run(document: str | None, changes: Sequence[str], *, runner: str, dry_run: bool, fresh: bool, verbose: bool) -> int:
+def run_local_pipeline(
+    document: str | None, changes: Sequence[str], *, runner: str, dry_run: bool, fresh: bool, verbose: bool
+) -> int:
     """Carries out, or with `dry_run` only describes, the pipeline; returns the exit code."""
     if runner not in RUNNERS:
         problem = "stages run as `process` or in containers, `docker`"
         raise InputError(problem, field="--runner", got=runner)
     started = time.monotonic() - time.process_time()  # imports so far count as the pipeline's own time
-    config = load(document, changes)
+    config = load_run_document(document, changes)
     if dry_run:
-        from podscale.commands.outline import outline
+        from podscale.commands.outline import describe_run
 
-        print(outline(config, fresh=fresh))
+        print(describe_run(config, fresh=fresh))
         return int(ExitCode.DONE)
     run = RunDirectory.of(config)
-    refuse_taken(run.lease)
+    check_not_taken(run.lease)
     preflight(config, "here" if runner == "process" else "containers")
-    stages = _runner(config, runner)
+    stages = _build_runner(config, runner)
     if not fresh:
-        resume.refuse_other_document(config)
+        resume.check_run_document(config)
     with Lease.acquire(run.create().lease) as lease:
-        moved = resume.set_aside(config) if fresh else None
+        moved = resume.move_run_aside(config) if fresh else None
         if moved is not None:
-            _say(f"the former run is now {moved}")
-        return _carry_out(config, resume.open_run(config), lease, started, stages, verbose=verbose)
+            _print_line(f"the former run is now {moved}")
+        return _run_and_display(config, resume.prepare_run_directory(config), lease, started, stages, verbose=verbose)
 
 
-def _runner(config: RunConfig, name: str) -> Runner:
+def _build_runner(config: RunConfig, name: str) -> StageRunner:
     if name == "process":
-        return Processes()
-    from podscale.pipelines.containers import Containers
+        return ProcessRunner()
+    from podscale.pipelines.containers import ContainerRunner
 
-    return Containers(config)
+    return ContainerRunner(config)
 
 
-def _carry_out(
-    config: RunConfig, directory: RunDirectory, lease: Lease, started: float, runner: Runner, *, verbose: bool
+def _run_and_display(
+    config: RunConfig, directory: RunDirectory, lease: Lease, started: float, runner: StageRunner, *, verbose: bool
 ) -> int:
-    _say(f"{paint(f'podscale {VERSION}', 'bold', sys.stderr)}: run {config.run.id} in {directory.path}")
-    view = View(config, steps=not verbose)
-    ended = run_here(config, lease, watch=view.update, runner=runner, verbose=verbose)
+    _print_line(f"{paint(f'podscale {VERSION}', 'bold', sys.stderr)}: run {config.run.id} in {directory.path}")
+    view = LaunchView(config, steps=not verbose)
+    ended = run_locally(config, lease, watch=view.update, runner=runner, verbose=verbose)
     view.close()
     seconds = time.monotonic() - started
     if view.json:
-        print(json.dumps(_summary(config, directory, ended, seconds)), flush=True)
+        print(json.dumps(_json_summary(config, directory, ended, seconds)), flush=True)
     out = sys.stderr if view.json else sys.stdout
     if ended.outcomes:
         print(stage_table(ended.timed, seconds), file=out, flush=True)
     if ended.exit_code == ExitCode.DONE:
-        print(_result(directory, colour=not view.json), file=out, flush=True)
+        print(_result_line(directory, colour=not view.json), file=out, flush=True)
     else:
         where = f" in stage {ended.failed_stage}" if ended.failed_stage else ""
-        _say(f"output of the stages: {ended.log}")
-        _say(f"{paint(f'podscale{where}:', 'bold red', sys.stderr)} {ended.error}")
+        _print_line(f"output of the stages: {ended.log}")
+        _print_line(f"{paint(f'podscale{where}:', 'bold red', sys.stderr)} {ended.error}")
     return int(ended.exit_code)
 
 
-class View:
+class LaunchView:
     """Follows the files of a running launch: stages as they begin and end, how far they are, the step log.
 
     steps: show the step log; not where the stages' own output, which has it, is shown.
@@ -89,7 +91,7 @@ class View:
     def __init__(self, config: RunConfig, *, steps: bool = True) -> None:
         self._config = config
         self._bar = ProgressLine(sys.stderr)
-        self._metrics = Follower(RunDirectory.of(config).metrics) if steps else None
+        self._metrics = FileTail(RunDirectory.of(config).metrics) if steps else None
         self._steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
         self._told: set[str] = set()
         self._stage: str | None = None
@@ -103,7 +105,7 @@ class View:
         """Standard output is for machines: JSON lines and nothing else."""
         return self._steps.json
 
-    def update(self, launch: Launch) -> None:
+    def update(self, launch: LocalLaunch) -> None:
         """Shows what has changed."""
         if launch.stage != self._stage:
             self._begin(launch.stage)
@@ -113,7 +115,7 @@ class View:
             if stage not in self._told and outcome.done:
                 self._told.add(stage)
                 self._bar.clear()
-                _say(f"      {paint(self._ended(stage, outcome), 'green', sys.stderr)}")
+                _print_line(f"      {paint(self._ended(stage, outcome), 'green', sys.stderr)}")
         if self._stage is not None and self._stage not in self._told:
             self._draw(launch)
 
@@ -126,11 +128,11 @@ class View:
         if stage in resume.STAGES:
             self._bar.clear()
             number = resume.STAGES.index(stage) + 1
-            _say(paint(f"[{number}/{len(resume.STAGES)}] {stage}", "bold", sys.stderr))
+            _print_line(paint(f"[{number}/{len(resume.STAGES)}] {stage}", "bold", sys.stderr))
         elif stage is not None:
             self._bar.clear()
-            members = ", ".join(member.config.run.id for member in ensemble.members(self._config))
-            _say(f"      {stage}: {members}")
+            members = ", ".join(member.config.run.id for member in ensemble.ensemble_members(self._config))
+            _print_line(f"      {stage}: {members}")
 
     def _tell_endpoint(self) -> None:
         """Where Prometheus can scrape the running stage; each stage that trains or evaluates has its own."""
@@ -138,21 +140,21 @@ class View:
         if served is not None and served.url != self._told_endpoint:
             self._told_endpoint = served.url
             self._bar.clear()
-            _say(f"      metrics at {served.url}")
+            _print_line(f"      metrics at {served.url}")
 
-    def _ended(self, stage: str, outcome: Outcome) -> str:
+    def _ended(self, stage: str, outcome: StageOutcome) -> str:
         how = "finished before, nothing to do" if outcome.reused else f"{outcome.seconds:.1f} s"
         found = shard_set_counts(self._config) if stage == "shard" else {}
-        counts = "".join(f", {count(number, f'{name} image')}" for name, number in found.items())
+        counts = "".join(f", {format_count(number, f'{name} image')}" for name, number in found.items())
         return f"{stage}: {how}{counts}"
 
-    def _draw(self, launch: Launch) -> None:
+    def _draw(self, launch: LocalLaunch) -> None:
         """How far the work is; where that is not told, how long it has been going on."""
-        update = progress.read(launch.progress)
+        update = progress.read_progress(launch.progress)
         if update is not None and not update.done:
             self._bar(update)
         else:
-            self._bar.draw(f"      {self._stage}  {duration(time.monotonic() - self._since)}")
+            self._bar.draw(f"      {self._stage}  {format_duration(time.monotonic() - self._since)}")
 
     def _follow(self) -> None:
         """Prints what was appended to metrics.jsonl."""
@@ -163,7 +165,7 @@ class View:
                 self._steps.write(record)
 
 
-def _summary(config: RunConfig, directory: RunDirectory, ended: Ended, seconds: float) -> dict[str, object]:
+def _json_summary(config: RunConfig, directory: RunDirectory, ended: LaunchResult, seconds: float) -> dict[str, object]:
     """The last line for machines."""
     return {
         "time": round(time.time(), 3),
@@ -180,7 +182,7 @@ def _summary(config: RunConfig, directory: RunDirectory, ended: Ended, seconds: 
     }
 
 
-def _result(directory: RunDirectory, *, colour: bool) -> str:
+def _result_line(directory: RunDirectory, *, colour: bool) -> str:
     top1 = _top1(directory)
     if top1 is None:
         return f"report: {directory.report}"
@@ -189,11 +191,11 @@ def _result(directory: RunDirectory, *, colour: bool) -> str:
 
 
 def _top1(directory: RunDirectory) -> float | None:
-    from podscale.evaluate import evaluation as evaluations
+    from podscale.evaluate import evaluation
 
-    return evaluations.read(directory.evaluation).figures.top1
+    return evaluation.read_evaluation(directory.evaluation).figures.top1
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"{text}\n")  # not print(): kfp replaces that while a task runs
     sys.stderr.flush()

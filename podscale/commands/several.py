@@ -6,13 +6,13 @@ from pathlib import Path
 from podscale.config import RunConfig, dumps, fingerprint, load, loads
 from podscale.config.ensemble import EnsembleSection, StartSection
 from podscale.config.run import ClaimSection
-from podscale.ensemble import DESCRIPTION
+from podscale.ensemble import MODEL_JSON
 from podscale.errors import InputError
 from podscale.evaluate.models import read_model
 from podscale.rundir import RunDirectory
 
 
-def several(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:
+def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:
     """A run without a training of its own, named after its models, in the workspace of the first one's run.
 
     What it needs besides the models it takes from the document of that run; for a model that lies alone, from its
@@ -24,8 +24,8 @@ def several(names: Sequence[str], changes: Sequence[str], shard_set: str | None)
             field=names[0],
             hint="Name two models or more, or a run document to evaluate the model of a run.",
         )
-    directories = [_model(Path(name)) for name in names]
-    first = _document(directories[0], shard_set)
+    directories = [_resolve_model(Path(name)) for name in names]
+    first = _training_document(directories[0], shard_set)
     paths = [str(directory) for directory in directories]
     identity = first.run.model_copy(update={"id": f"together-{fingerprint({'models': paths})[:8]}"})
     train = first.train.model_copy(update={"phases": (), "start_from": StartSection(), "target_top1": None})
@@ -43,11 +43,11 @@ def several(names: Sequence[str], changes: Sequence[str], shard_set: str | None)
     return loads(dumps(config), " ".join(names), changes)
 
 
-def _model(path: Path) -> Path:
-    return path if (path / DESCRIPTION).exists() or not (path / "model").is_dir() else path / "model"
+def _resolve_model(path: Path) -> Path:
+    return path if (path / MODEL_JSON).exists() or not (path / "model").is_dir() else path / "model"
 
 
-def _document(directory: Path, shard_set: str | None) -> RunConfig:
+def _training_document(directory: Path, shard_set: str | None) -> RunConfig:
     run = RunDirectory(directory.resolve().parent)
     if directory.name == "model" and run.config.exists():
         return load(run.config)

@@ -6,27 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podscale import ensemble, resume, stages
-from podscale.commands.documents import load
-from podscale.commands.several import several
+from podscale.commands.documents import load_run_document
+from podscale.commands.several import adhoc_ensemble_document
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.launch import termination
-from podscale.rundir import Outcome, RunDirectory, dataset_directory
+from podscale.rundir import RunDirectory, StageOutcome, dataset_directory
 from podscale.terminal import ProgressLine
-from podscale.text import count, human_bytes
+from podscale.text import format_bytes, format_count
 
 if TYPE_CHECKING:
     from podscale.evaluate.evaluation import Evaluation
 
 
-@termination.told("shard")
-def shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
+@termination.write_termination_on_exit("shard")
+def run_shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
     """Makes the shard set of a document and tells what it holds."""
     if index >= of:
         raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
-    config = load(document, changes)
-    preflight(config, stages.place())
+    config = load_run_document(document, changes)
+    preflight(config, stages.preflight_target())
     progress = ProgressLine(sys.stderr)
     result = stages.shard(
         config.data,
@@ -36,7 +36,7 @@ def shard(document: str | None, changes: Sequence[str], *, workers: int, index: 
         of=of,
         verify=verify,
         progress=progress,
-        telemetry=stages.Telemetry.of(config),
+        telemetry=stages.ExportedTelemetry.of(config),
     )
     progress.clear()
     if result is None:
@@ -46,27 +46,27 @@ def shard(document: str | None, changes: Sequence[str], *, workers: int, index: 
         print(note)
     for name, split in result.manifest.splits.items():
         print(
-            f"{name}: {count(split.count, 'image')} in {count(len(split.shards), 'shard')}, {human_bytes(split.bytes)}"
+            f"{name}: {format_count(split.count, 'image')} in {format_count(len(split.shards), 'shard')}, {format_bytes(split.bytes)}"
         )
     rejects = sum(result.manifest.rejects.values())
     if rejects:
-        print(f"{count(rejects, 'unusable image')}, listed in {result.location}/rejects.jsonl")
+        print(f"{format_count(rejects, 'unusable image')}, listed in {result.location}/rejects.jsonl")
     print(f"{result.location}{' (was complete before)' if result.reused else ''}")
 
 
-def inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
+def run_inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
     """Tells what a shard set holds; fails where verifying finds damage. contact_sheets: folder for pictures."""
-    from podscale.shards import inspect as look
+    from podscale.shards.inspect import inspect_shard_set
 
     progress = ProgressLine(sys.stderr)
-    summary = look.inspect(directory, verify=verify, progress=progress)
+    summary = inspect_shard_set(directory, verify=verify, progress=progress)
     progress.clear()
     print(summary.to_json() if as_json else summary.to_text())
     for path in _contact_sheets(directory, list(summary.splits), contact_sheets) if contact_sheets else ():
         print(path, file=sys.stderr)
     if summary.damage:
         raise PodscaleError(
-            count(len(summary.damage), "damaged file"),
+            format_count(len(summary.damage), "damaged file"),
             field=str(directory),
             hint="Delete the folder and run `podscale shard`",
         )
@@ -83,18 +83,18 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
         raise InputError(problem, field=str(error.filename or folder)) from error
 
 
-@termination.told("train")
-def train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
+@termination.write_termination_on_exit("train")
+def run_train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Trains on the document's shard set, which must be complete."""
-    config, location = _ready(document, changes, shard_set)
-    _tell(config, stages.train(config, location), RunDirectory.of(config).model)
+    config, location = _load_with_shard_set(document, changes, shard_set)
+    _print_outcome(config, stages.train(config, location), RunDirectory.of(config).model)
 
 
-@termination.told("train")
-def collapse(document: str | None, changes: Sequence[str], shard_set: str | None, cycles: Sequence[int]) -> None:
+@termination.write_termination_on_exit("train")
+def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | None, cycles: Sequence[int]) -> None:
     """Trains the members of a document's ensemble, each from its snapshot; cycles: those alone, default all."""
-    config = load(document, changes)
-    chosen = [ensemble.member(config, cycle) for cycle in cycles] or ensemble.members(config)
+    config = load_run_document(document, changes)
+    chosen = [ensemble.ensemble_member(config, cycle) for cycle in cycles] or ensemble.ensemble_members(config)
     if not chosen:
         raise InputError(
             f"run {config.run.id} has nothing to collapse",
@@ -103,50 +103,50 @@ def collapse(document: str | None, changes: Sequence[str], shard_set: str | None
         )
     location = shard_set or dataset_directory(config.run.workspace, config.data)
     for member in chosen:
-        resume.refuse_other_document(member.config)
-        _tell(member.config, stages.train(member.config, location), member.model)
+        resume.check_run_document(member.config)
+        _print_outcome(member.config, stages.train(member.config, location), member.model)
 
 
-@termination.told("evaluate")
-def evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | None = None) -> None:
+@termination.write_termination_on_exit("evaluate")
+def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | None = None) -> None:
     """Evaluates the trained model, or several together, and prints the figures."""
-    from podscale.evaluate import evaluation as evaluations
-    from podscale.evaluate.report.sections.together import as_text
+    from podscale.evaluate.evaluation import read_evaluation
+    from podscale.evaluate.report.sections.together import ensemble_text_table
 
     if any(Path(name).is_dir() for name in documents):
-        config = several(documents, changes, shard_set)
+        config = adhoc_ensemble_document(documents, changes, shard_set)
         location = shard_set or dataset_directory(config.run.workspace, config.data)
-        resume.refuse_other_document(config)
+        resume.check_run_document(config)
     elif len(documents) > 1:
         missing = next(name for name in documents if not Path(name).is_dir())
         hint = "Name a model by its directory or by that of its run."
         raise InputError("there is no such directory", field=missing, hint=hint)
     else:
-        config, location = _ready(documents[0] if documents else None, changes, shard_set)
+        config, location = _load_with_shard_set(documents[0] if documents else None, changes, shard_set)
     outcome = stages.evaluate(config, location)
-    found = evaluations.read(RunDirectory.of(config).evaluation)
+    found = read_evaluation(RunDirectory.of(config).evaluation)
     if found.ensemble is not None:
-        print(as_text(found.ensemble), end="\n\n")
-    for name, value in _figures(found).items():
+        print(ensemble_text_table(found.ensemble), end="\n\n")
+    for name, value in _scores_text(found).items():
         print(f"{name:<10} {value}")
-    _tell(config, outcome, RunDirectory.of(config).evaluation)
+    _print_outcome(config, outcome, RunDirectory.of(config).evaluation)
 
 
-@termination.told("report")
-def report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
+@termination.write_termination_on_exit("report")
+def run_report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Writes the report."""
-    config, location = _ready(document, changes, shard_set)
-    _tell(config, stages.report(config, location), RunDirectory.of(config).report)
+    config, location = _load_with_shard_set(document, changes, shard_set)
+    _print_outcome(config, stages.report(config, location), RunDirectory.of(config).report)
 
 
-def _ready(document: str | None, changes: Sequence[str], shard_set: str | None) -> tuple[RunConfig, str]:
+def _load_with_shard_set(document: str | None, changes: Sequence[str], shard_set: str | None) -> tuple[RunConfig, str]:
     """The document and the location of its shards: as given, else the set that `podscale shard` makes."""
-    config = load(document, changes)
-    resume.refuse_other_document(config)
+    config = load_run_document(document, changes)
+    resume.check_run_document(config)
     return config, shard_set or dataset_directory(config.run.workspace, config.data)
 
 
-def _figures(evaluation: "Evaluation") -> dict[str, str]:
+def _scores_text(evaluation: "Evaluation") -> dict[str, str]:
     """The figures people ask for first, as text."""
     figures, rate = evaluation.figures, evaluation.throughput.evaluation_images_per_second
     low, high = figures.top1_interval
@@ -160,6 +160,6 @@ def _figures(evaluation: "Evaluation") -> dict[str, str]:
     return {**rows, "speed": f"{rate:,.0f} images/s"} if rate else rows
 
 
-def _tell(config: RunConfig, outcome: Outcome, product: Path) -> None:
+def _print_outcome(config: RunConfig, outcome: StageOutcome, product: Path) -> None:
     how = "was finished before, nothing to do" if outcome.reused else f"done in {outcome.seconds:.1f} s"
     print(f"{outcome.stage} of run {config.run.id}: {how}: {product}", file=sys.stderr)

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from podscale import schedules
-from podscale.commands.documents import load
+from podscale.commands.documents import load_run_document
 from podscale.commands.outline import known_data
-from podscale.commands.plot import IMAGENET
+from podscale.commands.plot import IMAGENET_IMAGES
 from podscale.config import RunConfig
-from podscale.config.engines import find_lacking, wants_tpus
+from podscale.config.engines import find_unsupported_option, requests_tpus
 from podscale.errors import InputError
 from podscale.hardware import Topology, find_topology
-from podscale.jax.ahead.capacity import kept_results, largest_known
-from podscale.jax.ahead.findings import findings
-from podscale.jax.ahead.report import report, sweep_report
-from podscale.jax.ahead.request import Request, compile_ahead, default_cache, kept_result
-from podscale.jax.ahead.sweep import Measured, largest_batch
-from podscale.text import human_bytes
+from podscale.jax.ahead.capacity import cached_results, largest_known_batch
+from podscale.jax.ahead.findings import compile_findings
+from podscale.jax.ahead.report import format_compile_report, format_sweep_report
+from podscale.jax.ahead.request import CompileRequest, cached_result, compile_aot, default_cache
+from podscale.jax.ahead.sweep import FitResult, find_largest_batch
+from podscale.text import format_bytes
 
-CLASSES = 1000
+DEFAULT_CLASSES = 1000
 """Assumed while no shards are made and the document names no classes."""
 
 
 @dataclass(frozen=True)
-class Options:
+class CompileOptions:
     """As on the command line."""
 
     topology: str | None
@@ -38,66 +38,66 @@ class Options:
     json: bool
 
 
-def run(document: str | None, changes: Sequence[str], options: Options) -> None:
+def run_tpu_compile(document: str | None, changes: Sequence[str], options: CompileOptions) -> None:
     """Prints what the TPU compiler says of one update of a document, or of the batches that a sweep tries.
 
     Raises InputError, once that is printed, where the update does not fit; a sweep looks for one that does.
     """
     if options.sweep not in (None, "batch"):
         raise InputError("there is one sweep, batch", field="--sweep", got=options.sweep)
-    config = load(document, changes)
-    request = request_of(config, _topology(config, options))
+    config = load_run_document(document, changes)
+    request = build_compile_request(config, _resolve_topology(config, options))
     kept = options.cache or default_cache()
 
-    def examined(one: Request) -> dict[str, Any]:
-        if kept_result(one, kept) is None:
+    def examined(one: CompileRequest) -> dict[str, Any]:
+        if cached_result(one, kept) is None:
             images = one.config.train.global_batch
             print(f"compiling {images} images for {one.topology} ...", file=sys.stderr, flush=True)
-        return findings(one, compile_ahead(one, kept, options.time_limit))
+        return compile_findings(one, compile_aot(one, kept, options.time_limit))
 
     if options.sweep is None:
         found = examined(request)
-        found["largest"] = largest_known(request, {**kept_results(request, kept), request.batch: found})
-        _print(found if options.json else report(found))
+        found["largest"] = largest_known_batch(request, {**cached_results(request, kept), request.batch: found})
+        _print_result(found if options.json else format_compile_report(found))
         if not found["fits"]:
-            raise _too_large(found)
+            raise _too_large_message(found)
         return
     rows: list[dict[str, Any]] = []
 
-    def measure(one: Request) -> Measured:
+    def measure(one: CompileRequest) -> FitResult:
         rows.append(examined(one))
         memory = rows[-1]["memory"]
-        return Measured(rows[-1]["fits"], memory["needed"], memory["available"])
+        return FitResult(rows[-1]["fits"], memory["needed"], memory["available"])
 
-    largest = largest_batch(request, measure)
+    largest = find_largest_batch(request, measure)
     if options.json:
-        _print({"largest": largest_known(request, {row["batch"]: row for row in rows}), "tried": rows})
+        _print_result({"largest": largest_known_batch(request, {row["batch"]: row for row in rows}), "tried": rows})
         return
     best = next(row for row in rows if row["batch"] == largest)
-    _print([*report(best), "", *sweep_report(rows, largest)])
+    _print_result([*format_compile_report(best), "", *format_sweep_report(rows, largest)])
 
 
-def _too_large(found: dict[str, Any]) -> InputError:
+def _too_large_message(found: dict[str, Any]) -> InputError:
     largest = found["largest"]
     smaller = (
         f"Lower it to {largest['global_batch']}, or ask --sweep batch"
         if largest["batch"]
         else "No batch that the document allows fits: choose larger chips, a smaller model or smaller images."
     )
-    over = human_bytes(found["memory"]["over"])
+    over = format_bytes(found["memory"]["over"])
     problem = f"the step takes {over} more than a device of {found['topology']['name']} has"
     return InputError(problem, field="train.global_batch", got=found["global_batch"], hint=smaller)
 
 
-def request_of(config: RunConfig, topology: Topology) -> Request:
+def build_compile_request(config: RunConfig, topology: Topology) -> CompileRequest:
     """What there is to compile of a document. Raises InputError for what the JAX engine does not have."""
-    config = as_of_jax(config)
+    config = as_jax_config(config)
     counts, classes = known_data(config)
-    updates = schedules.total_steps(config.train, counts.get("train", IMAGENET))
-    return Request(config, topology, classes or CLASSES, updates)
+    updates = schedules.total_steps(config.train, counts.get("train", IMAGENET_IMAGES))
+    return CompileRequest(config, topology, classes or DEFAULT_CLASSES, updates)
 
 
-def as_of_jax(config: RunConfig) -> RunConfig:
+def as_jax_config(config: RunConfig) -> RunConfig:
     """A document as the JAX engine would train it: without what only says how the PyTorch engine goes about it.
 
     Raises InputError for what changes the program and the JAX engine does not have.
@@ -112,7 +112,7 @@ def as_of_jax(config: RunConfig) -> RunConfig:
             "launch": config.launch.model_copy(update={"cluster": cluster}),
         }
     )
-    if lacking := find_lacking(found):
+    if lacking := find_unsupported_option(found):
         raise InputError(
             f"{lacking.problem} (a step for TPUs is one of the JAX engine)",
             field=lacking.key,
@@ -121,9 +121,9 @@ def as_of_jax(config: RunConfig) -> RunConfig:
     return found
 
 
-def _topology(config: RunConfig, options: Options) -> Topology:
+def _resolve_topology(config: RunConfig, options: CompileOptions) -> Topology:
     """That of the command line, else that of the document."""
-    hardware = config.launch.hardware if wants_tpus(config) else None
+    hardware = config.launch.hardware if requests_tpus(config) else None
     name = options.topology or hardware
     if name is None:
         raise InputError(
@@ -135,5 +135,5 @@ def _topology(config: RunConfig, options: Options) -> Topology:
     return find_topology(name, options.slices or config.launch.cluster.slices)
 
 
-def _print(what: dict[str, Any] | list[str]) -> None:
+def _print_result(what: dict[str, Any] | list[str]) -> None:
     print(json.dumps(what, indent=2) if isinstance(what, dict) else "\n".join(what))

@@ -8,57 +8,68 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from podscale.commands.cluster import Where, entries_of
-from podscale.commands.documents import load
+from podscale.commands.cluster import ClusterOptions, find_jobs
+from podscale.commands.documents import load_run_document
 from podscale.errors import ExitCode, InputError, format_error
 from podscale.pipelines import presets
 from podscale.rundir import RunDirectory
-from podscale.telemetry.endpoint import Client
-from podscale.telemetry.goodput import goodput
+from podscale.telemetry.endpoint import ClientCertFiles
+from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.steplog import StepLog
-from podscale.watch.figures import Figures, moved, read_figures
-from podscale.watch.sources import DirectorySource, JobSource, Source
-from podscale.watch.standing import Standing
+from podscale.watch.figures import RunStats, read_run_stats, stats_since
+from podscale.watch.sources import DirectorySource, JobSource, RunSource
+from podscale.watch.standing import RunStatus
 
-SECONDS = 1.0
+INTERVAL_SECONDS = 1.0
 """Between two pictures."""
-RUNS = Path("runs")
+RUNS_DIRECTORY = Path("runs")
 
 
-def watch(run: str | None, where: Where, *, stage: str, once: bool, as_json: bool, client: Client | None = None) -> int:
+def watch_run(
+    run: str | None,
+    where: ClusterOptions,
+    *,
+    stage: str,
+    once: bool,
+    as_json: bool,
+    client: ClientCertFiles | None = None,
+) -> int:
     """Shows a run until it ends. run: a run directory, a document, a preset or an id; None: the newest run here.
 
     client: what to show to an endpoint of this machine that wants a certificate.
     """
-    with closing(_source(run, where, stage, follow=not once, client=client)) as source, suppress(KeyboardInterrupt):
-        watched = Watched(source)
+    with (
+        closing(_find_source(run, where, stage, follow=not once, client=client)) as source,
+        suppress(KeyboardInterrupt),
+    ):
+        watched = WatchedRun(source)
         if once:
             watched.look()
-            _print(watched, as_json=as_json)
+            _print_once(watched, as_json=as_json)
         elif as_json:
-            _lines(watched)
+            _print_json_lines(watched)
         elif sys.stdout.isatty():
-            _live(watched)
+            _draw_live(watched)
         else:
-            _follow(source)
+            _follow_in_pipe(source)
     return int(ExitCode.DONE)
 
 
-class Watched:
+class WatchedRun:
     """A run and what has been seen of it so far."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RunSource) -> None:
         self.source = source
-        self.standing = Standing()
-        self.figures = Figures()
-        self._before = Figures()
+        self.standing = RunStatus()
+        self.figures = RunStats()
+        self._before = RunStats()
 
     def look(self) -> bool:
         """Takes what is new; True where there were new records."""
         records = self.source.records()
         for record in records:
             self.standing.add(record)
-        self._before, self.figures = self.figures, read_figures(self.source.expositions())
+        self._before, self.figures = self.figures, read_run_stats(self.source.expositions())
         return bool(records)
 
     @property
@@ -67,49 +78,49 @@ class Watched:
         return self.figures.spent or self.standing.spent
 
     def to_json(self) -> dict[str, Any]:
-        ranks = [rank.to_json() for rank in moved(self.figures.ranks.values(), self._before)]
+        ranks = [rank.to_json() for rank in stats_since(self.figures.ranks.values(), self._before)]
         return {
             "run": self.source.name,
             "headline": self.source.headline(),
             **self.standing.to_json(),
-            "goodput": {"ratio": goodput(self.spent), "seconds": self.spent} if self.spent else None,
+            "goodput": {"ratio": goodput_fraction(self.spent), "seconds": self.spent} if self.spent else None,
             "rank_figures": ranks,
         }
 
     def picture(self) -> Any:
         """What rich draws."""
-        from podscale.watch.view import Frame, picture
+        from podscale.watch.view import ScreenFrame, render_frame
 
-        ranks = moved(self.figures.ranks.values(), self._before)
-        return picture(Frame(self.source.name, self.source.headline(), self.standing, ranks, self.spent))
+        ranks = stats_since(self.figures.ranks.values(), self._before)
+        return render_frame(ScreenFrame(self.source.name, self.source.headline(), self.standing, ranks, self.spent))
 
 
-def _rounds(watched: Watched) -> Iterator[bool]:
+def _poll_forever(watched: WatchedRun) -> Iterator[bool]:
     """One look a second, and a last one once the run has ended; each tells whether there were new records."""
     ended = False
     while not ended:
         ended = watched.source.ended()  # before the look: what came last is seen, too
         yield watched.look() or ended
         if not ended:
-            time.sleep(SECONDS)
+            time.sleep(INTERVAL_SECONDS)
 
 
-def _live(watched: Watched) -> None:
+def _draw_live(watched: WatchedRun) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False, vertical_overflow="ellipsis") as screen:
-        for _ in _rounds(watched):
+        for _ in _poll_forever(watched):
             screen.update(watched.picture(), refresh=True)
 
 
-def _lines(watched: Watched) -> None:
+def _print_json_lines(watched: WatchedRun) -> None:
     """One line of JSON whenever there is something new."""
-    for news in _rounds(watched):
+    for news in _poll_forever(watched):
         if news:
             print(json.dumps(watched.to_json()), flush=True)
 
 
-def _follow(source: Source) -> None:
+def _follow_in_pipe(source: RunSource) -> None:
     """In a pipe: the records as lines for people, as the run itself prints them on a terminal."""
     log = StepLog(sys.stdout, "text")
     ended = False
@@ -118,10 +129,10 @@ def _follow(source: Source) -> None:
         for record in source.records():
             log.write(record)
         if not ended:
-            time.sleep(SECONDS)
+            time.sleep(INTERVAL_SECONDS)
 
 
-def _print(watched: Watched, *, as_json: bool) -> None:
+def _print_once(watched: WatchedRun, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(watched.to_json(), indent=2))
         return
@@ -130,37 +141,39 @@ def _print(watched: Watched, *, as_json: bool) -> None:
     Console().print(watched.picture())
 
 
-def _source(run: str | None, where: Where, stage: str, *, follow: bool, client: Client | None) -> Source:
+def _find_source(
+    run: str | None, where: ClusterOptions, stage: str, *, follow: bool, client: ClientCertFiles | None
+) -> RunSource:
     """What a person means: a directory, else a document's run, else an id: of a run in ./runs, else on the cluster."""
     if run is None:
-        return DirectorySource(_newest(), client)
+        return DirectorySource(_newest_run(), client)
     if Path(run).is_dir():
-        return DirectorySource(_checked(Path(run)), client)
-    if Path(run).is_file() or run in presets.names():
-        config = load(run, [])
+        return DirectorySource(_check_run_directory(Path(run)), client)
+    if Path(run).is_file() or run in presets.preset_names():
+        config = load_run_document(run, [])
         directory = RunDirectory.of(config)
         if directory.path.is_dir() or config.launch.backend == "local":
-            return DirectorySource(_checked(directory.path), client)
-    elif (RUNS / run).is_dir() and where == Where():
-        return DirectorySource(_checked(RUNS / run), client)
+            return DirectorySource(_check_run_directory(directory.path), client)
+    elif (RUNS_DIRECTORY / run).is_dir() and where == ClusterOptions():
+        return DirectorySource(_check_run_directory(RUNS_DIRECTORY / run), client)
     try:
-        api, found = entries_of(run, where)
+        api, found = find_jobs(run, where)
     except InputError as error:
         told = format_error(error.problem, field=error.field, got=error.got)
-        problem = f"no directory {RUNS / run} here, and no answer of a cluster: {told}"
+        problem = f"no directory {RUNS_DIRECTORY / run} here, and no answer of a cluster: {told}"
         raise InputError(problem, field=f"run {run}", hint=error.hint) from error
     wanted = [entry for entry in found if entry.stage == stage]
     if not wanted:
         others = ", ".join(entry.stage for entry in found) or "none"
         raise InputError(
-            f"no directory {RUNS / run} here, and no job of stage {stage} in namespace {api.namespace}",
+            f"no directory {RUNS_DIRECTORY / run} here, and no job of stage {stage} in namespace {api.namespace}",
             field=f"run {run}",
             hint=f"Jobs there: {others}",
         )
     return JobSource(api, wanted[-1], follow=follow)
 
 
-def _checked(path: Path) -> RunDirectory:
+def _check_run_directory(path: Path) -> RunDirectory:
     run = RunDirectory(path)
     if not any(file.exists() for file in (run.metrics, run.config, run.lease)):
         raise InputError(
@@ -171,9 +184,9 @@ def _checked(path: Path) -> RunDirectory:
     return run
 
 
-def _newest() -> RunDirectory:
+def _newest_run() -> RunDirectory:
     """The run of ./runs that was written last."""
-    found = [RunDirectory(path) for path in RUNS.glob("*") if (path / "metrics.jsonl").exists()]
+    found = [RunDirectory(path) for path in RUNS_DIRECTORY.glob("*") if (path / "metrics.jsonl").exists()]
     if not found:
         hint = "Name one: podscale watch DIRECTORY, or the id of a job on a cluster."
         raise InputError("no run here", field="./runs", hint=hint)

@@ -1,7 +1,7 @@
 """The run document: one typed model, its reader and its identity."""
 
 from podscale.config.data import DataSection, InputSection
-from podscale.config.document import Defaults, dumps, json_schema, load, loads, options
+from podscale.config.document import Defaults, dumps, json_schema, load, loads, option_names
 from podscale.config.identity import Difference, data_fingerprint, differences, fingerprint, result_values
 from podscale.config.network import ModelSection
 from podscale.config.run import ClaimSection
@@ -24,6 +24,6 @@ __all__ = [
     "json_schema",
     "load",
     "loads",
-    "options",
+    "option_names",
     "result_values",
 ]

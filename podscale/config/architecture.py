@@ -1,42 +1,42 @@
 """What a document may ask of each network: its options, and the smallest images that it can see."""
 
-from podscale.config.conflict import conflict
+from podscale.config.conflict import conflict_error
 from podscale.config.run import RunDocument
 
-SMALLEST = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}
+MIN_IMAGE_SIZE = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}
 """Sides in pixels below which a network's last pooling would see less than one of its windows."""
-SMALLEST_IMAGENET_STEM = 32
+MIN_IMAGE_SIZE_IMAGENET_STEM = 32
 """Five halvings: below this the last stage of a residual network would see less than one pixel."""
-SMALLEST_AUXILIARY = 299
+MIN_IMAGE_SIZE_AUXILIARY = 299
 """Below this the auxiliary head's 5x5 convolution would see less than one of its windows."""
 
 
-def check_network(config: RunDocument) -> None:
+def check_model(config: RunDocument) -> None:
     """Raises where the document asks of its network what this does not have, or gives it too small images."""
     model = config.model
     trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)
     if not model.is_residual:
         _check_residual_options(config)
-        least = SMALLEST[model.name]
+        least = MIN_IMAGE_SIZE[model.name]
         if smallest < least:
-            raise conflict(
+            raise conflict_error(
                 "input.image_size",
                 f"too small for {model.name}, which needs {least} px",
                 got=smallest,
                 hint="Raise input.image_size and evaluate.image_size, or take a resnet.",
             )
-    elif not model.small_stem and smallest < SMALLEST_IMAGENET_STEM:
-        raise conflict(
+    elif not model.small_stem and smallest < MIN_IMAGE_SIZE_IMAGENET_STEM:
+        raise conflict_error(
             "model.stem",
-            f"images of {smallest} px are too small for the imagenet stem, which needs {SMALLEST_IMAGENET_STEM}",
+            f"images of {smallest} px are too small for the imagenet stem, which needs {MIN_IMAGE_SIZE_IMAGENET_STEM}",
             got=model.stem,
             hint="Set model.stem=small.",
         )
-    if model.has_auxiliary_head and trained < SMALLEST_AUXILIARY:
-        raise conflict(
+    if model.has_auxiliary_head and trained < MIN_IMAGE_SIZE_AUXILIARY:
+        raise conflict_error(
             "input.image_size",
-            f"too small for the auxiliary head of inception_v3, which needs {SMALLEST_AUXILIARY} px in training",
+            f"too small for the auxiliary head of inception_v3, which needs {MIN_IMAGE_SIZE_AUXILIARY} px in training",
             got=trained,
             hint="Raise input.image_size, or set model.inception.auxiliary=0.",
         )
@@ -45,7 +45,7 @@ def check_network(config: RunDocument) -> None:
 def _check_residual_options(config: RunDocument) -> None:
     model = config.model
     if model.stem != "imagenet":
-        raise conflict(
+        raise conflict_error(
             "model.stem",
             f"{model.name} has no such stem",
             got=model.stem,
@@ -54,4 +54,6 @@ def _check_residual_options(config: RunDocument) -> None:
     asked = {"shortcut": model.shortcut is not None, "blurpool": model.blurpool}
     asked["stochastic_depth"] = model.stochastic_depth > 0
     for key in [key for key, wanted in asked.items() if wanted]:
-        raise conflict(f"model.{key}", f"{model.name} has none, only residual networks have", hint="Leave it out.")
+        raise conflict_error(
+            f"model.{key}", f"{model.name} has none, only residual networks have", hint="Leave it out."
+        )

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from podscale.errors import ABSENT, InputError, format_error
 
 
-def conflict(key: str, problem: str, *, got: Any = ABSENT, hint: str = "") -> PydanticCustomError:
+def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "") -> PydanticCustomError:
     """Return the error of a check.
 
     Args:

@@ -15,11 +15,11 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from podscale.config.optimizer import RULES, rules_with
+from podscale.config.optimizer import OPTIMIZER_NAMES, optimizers_with
 from podscale.config.run_config import RunConfig
 from podscale.errors import ABSENT, InputError, InputErrors
 
-Kind = TypeVar("Kind", bound=BaseModel)
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 MAX_DOCUMENT_BYTES = 2**20
 
@@ -72,13 +72,13 @@ class NotYaml(InputError):
 
 
 @dataclass
-class _Origins:
+class _KeyLocations:
     """Where each dotted key was written, for messages."""
 
     name: str
     lines: dict[str, int] = field(default_factory=dict)
     overrides: dict[str, str] = field(default_factory=dict)
-    below: "_Origins | None" = None
+    below: "_KeyLocations | None" = None
     """Of the defaults that hold where the document says nothing."""
 
     def of(self, key: str) -> str:
@@ -133,56 +133,56 @@ def loads(
     text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
 ) -> RunConfig:
     """As `load`, from text; `name` stands in for the file in messages."""
-    origins = _Origins(name)
+    origins = _KeyLocations(name)
     values = _parse(text, origins)
     if defaults is not None:
-        origins.below = _Origins(defaults.name)
-        values = _over(_parse(defaults.text, origins.below), values)
+        origins.below = _KeyLocations(defaults.name)
+        values = _merge_values(_parse(defaults.text, origins.below), values)
     for override in overrides:
         _apply_override(values, override, origins)
-    _leave_behind(values, origins)
-    return _validated(RunConfig, values, origins)
+    _drop_unsupported_options(values, origins)
+    return _validate(RunConfig, values, origins)
 
 
-def read_as(model: type[Kind], text: str, name: str) -> Kind:
+def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
     """Another kind of document, `model`, from text, under the same rules and with the same errors as a run document."""
-    origins = _Origins(name)
-    return _validated(model, _parse(text, origins), origins)
+    origins = _KeyLocations(name)
+    return _validate(model, _parse(text, origins), origins)
 
 
-def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """The settings of `a.b=c` overrides, by dotted name. Raises InputError for one that is written otherwise."""
     found: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise _malformed(override)
-        found[key.strip()] = _override_value(text, override)
+        found[key.strip()] = _parse_override_value(text, override)
     return found
 
 
-def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+def format_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Settings as overrides for `load`: {"train.optimizer": {"name": "sgd"}} -> ['train.optimizer.name="sgd"']."""
     found = []
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found += overrides_of({f"{name}.{inner}": below for inner, below in value.items()})
+            found += format_overrides({f"{name}.{inner}": below for inner, below in value.items()})
         else:
             found.append(f"{name}={json.dumps(value)}")
     return found
 
 
-def _validated(model: type[Kind], values: dict[str, Any], origins: _Origins) -> Kind:
+def _validate(model: type[DocumentT], values: dict[str, Any], origins: _KeyLocations) -> DocumentT:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        errors = [_explain(item, origins, model) for item in error.errors(include_url=False)]
+        errors = [_format_errors(item, origins, model) for item in error.errors(include_url=False)]
         raise (errors[0] if len(errors) == 1 else InputErrors(errors)) from None
 
 
 def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
     """One value as `load` would read it, before anything is checked; None where it is not given."""
-    origins = _Origins(str(path))
+    origins = _KeyLocations(str(path))
     values = _parse(read_text(Path(path)), origins) if path is not None else {}
     for override in overrides:
         _apply_override(values, override, origins)
@@ -204,7 +204,7 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunConfig.model_json_schema()}
 
 
-def _parse(text: str, origins: _Origins) -> dict[str, Any]:
+def _parse(text: str, origins: _KeyLocations) -> dict[str, Any]:
     loader = None
     try:
         loader = _DocumentLoader(text)
@@ -212,8 +212,8 @@ def _parse(text: str, origins: _Origins) -> dict[str, Any]:
         if node is None:
             return {}
         if not isinstance(node, yaml.MappingNode):
-            raise InputError("a document is a mapping of sections", got=_kind(node), place=origins.name)
-        _record(node, "", origins)
+            raise InputError("a document is a mapping of sections", got=_node_kind(node), place=origins.name)
+        _record_lines(node, "", origins)
         values: dict[str, Any] = loader.construct_document(node)
         return values
     except yaml.YAMLError as error:
@@ -228,20 +228,20 @@ def _parse(text: str, origins: _Origins) -> dict[str, Any]:
             loader.dispose()
 
 
-def _over(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _merge_values(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Values on top of others: sections are joined, everything else replaces what is below."""
     joined = dict(below)
     for name, value in values.items():
         under = joined.get(name)
-        joined[name] = _over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        joined[name] = _merge_values(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return joined
 
 
-def _kind(node: yaml.Node) -> str:
+def _node_kind(node: yaml.Node) -> str:
     return "list" if isinstance(node, yaml.SequenceNode) else "single value"
 
 
-def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | None = None) -> None:
+def _record_lines(node: yaml.Node, prefix: str, origins: _KeyLocations, seen: set[int] | None = None) -> None:
     seen = set() if seen is None else seen
     if id(node) in seen:
         place = f"{origins.name}:{node.start_mark.line + 1}"
@@ -251,29 +251,29 @@ def _record(node: yaml.Node, prefix: str, origins: _Origins, seen: set[int] | No
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
-            _record(item, f"{prefix}{number}.", origins, seen)
+            _record_lines(item, f"{prefix}{number}.", origins, seen)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise InputError("keys are plain words", got=_kind(key_node), place=f"{origins.name}:{line}")
+            raise InputError("keys are plain words", got=_node_kind(key_node), place=f"{origins.name}:{line}")
         key = f"{prefix}{key_node.value}"
         if key in origins.lines:
             first = origins.lines[key]
             raise InputError(f"given twice, first on line {first}", field=key, place=f"{origins.name}:{line}")
         origins.lines[key] = line
-        _record(value_node, f"{key}.", origins, seen)
+        _record_lines(value_node, f"{key}.", origins, seen)
 
 
-def _apply_override(values: dict[str, Any], override: str, origins: _Origins) -> None:
+def _apply_override(values: dict[str, Any], override: str, origins: _KeyLocations) -> None:
     key, equals, text = override.partition("=")
     key = key.strip()
     *parents, last = key.split(".")
     if not equals or not all((*parents, last)):
         raise _malformed(override)
     origins.overrides[key] = override
-    value = _override_value(text, override)
+    value = _parse_override_value(text, override)
     target = values
     for depth, parent in enumerate(parents):
         child = target.setdefault(parent, {})
@@ -284,25 +284,25 @@ def _apply_override(values: dict[str, Any], override: str, origins: _Origins) ->
     target[last] = value
 
 
-def _leave_behind(values: dict[str, Any], origins: _Origins) -> None:
+def _drop_unsupported_options(values: dict[str, Any], origins: _KeyLocations) -> None:
     """Where `--set` names the update rule, takes out what the document said of options that this rule does not have."""
     if "train.optimizer.name" not in origins.overrides:
         return
     section = values["train"]["optimizer"]
-    if section["name"] not in RULES:
+    if section["name"] not in OPTIMIZER_NAMES:
         return  # for the model to refuse
-    for option in [name for name in section if section["name"] not in rules_with(name)]:
+    for option in [name for name in section if section["name"] not in optimizers_with(name)]:
         key = f"train.optimizer.{option}"
         if not any(name == key or name.startswith(f"{key}.") for name in origins.overrides):
             del section[option]
 
 
-def _override_value(text: str, override: str) -> Any:
+def _parse_override_value(text: str, override: str) -> Any:
     """The value of `a.b=<text>` as in a document; what only looks like YAML (a URL with a colon, say) is text."""
     if not text.strip():
         return ""
     try:
-        return _parse(f"value: {text}", _Origins(f"--set {override}"))["value"]
+        return _parse(f"value: {text}", _KeyLocations(f"--set {override}"))["value"]
     except NotYaml:
         return text
 
@@ -311,7 +311,7 @@ def _malformed(override: str) -> InputError:
     return InputError("write it as section.key=value", field=f"--set {override}")
 
 
-def _explain(item: Any, origins: _Origins, model: type[BaseModel]) -> InputError:
+def _format_errors(item: Any, origins: _KeyLocations, model: type[BaseModel]) -> InputError:
     """Return one of pydantic's errors as the user gets it."""
     key = ".".join(str(part) for part in item["loc"])
     context = item.get("ctx", {})
@@ -332,7 +332,7 @@ def _suggestion(key: str, model: type[BaseModel]) -> str:
     close = difflib.get_close_matches(last, names, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {parent + '.' if parent else ''}{close[0]}?"
-    elsewhere = [name for name in _walk(model, "") if name.rpartition(".")[2] == last]
+    elsewhere = [name for name in _walk_options(model, "") if name.rpartition(".")[2] == last]
     if elsewhere:
         return f"Did you mean {elsewhere[0]}?"
     return f"Valid here: {', '.join(names)}" if names else ""
@@ -357,14 +357,14 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return next((found for found in map(section_of, get_args(annotation)) if found is not None), None)
 
 
-def options() -> list[str]:
+def option_names() -> list[str]:
     """Every dotted option of a run document, in order."""
-    return list(_walk(RunConfig, ""))
+    return list(_walk_options(RunConfig, ""))
 
 
-def _walk(model: type[BaseModel], prefix: str) -> Iterable[str]:
+def _walk_options(model: type[BaseModel], prefix: str) -> Iterable[str]:
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from _walk(info.annotation, f"{prefix}{name}.")
+            yield from _walk_options(info.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"

@@ -2,38 +2,38 @@
 
 from typing import NamedTuple
 
-from podscale.config.conflict import conflict
-from podscale.config.optimizer import OF_JAX
+from podscale.config.conflict import conflict_error
+from podscale.config.optimizer import JAX_OPTIMIZERS
 from podscale.config.run import RunDocument
-from podscale.config.spans import sharers
+from podscale.config.spans import devices_per_rank
 from podscale.errors import format_error
-from podscale.text import listed
+from podscale.text import join_words
 
-TPU = "google.com/tpu"
+TPU_RESOURCE = "google.com/tpu"
 """Name of TPU chips as a cluster counts them."""
 
 
-def wants_tpus(config: RunDocument) -> bool:
+def requests_tpus(config: RunDocument) -> bool:
     """Whether the document names TPUs as its hardware."""
     hardware, resources = config.launch.hardware, config.launch.resources
     if hardware is not None:
         return hardware.strip().lower().startswith("tpu")
-    return bool(resources.accelerators) and resources.accelerator == TPU
+    return bool(resources.accelerators) and resources.accelerator == TPU_RESOURCE
 
 
-def check_engine(config: RunDocument) -> None:
+def check_engine_support(config: RunDocument) -> None:
     """Raises where the document asks its engine for what only the other has."""
     if config.train.engine == "jax":
-        _check_jax(config)
-    elif sharers(config) > 1:
-        raise conflict(
+        _check_jax_support(config)
+    elif devices_per_rank(config) > 1:
+        raise conflict_error(
             "train.spatial_partitions",
             "only the JAX engine cuts images over devices",
             got=config.train.spatial_partitions,
             hint="Set train.engine=jax, or leave it out.",
         )
     elif config.train.steps_per_call != 1:
-        raise conflict(
+        raise conflict_error(
             "train.steps_per_call",
             "only the JAX engine has more than one step a call",
             got=config.train.steps_per_call,
@@ -41,14 +41,14 @@ def check_engine(config: RunDocument) -> None:
         )
 
 
-def _check_jax(config: RunDocument) -> None:
-    if lacking := find_lacking(config):
-        raise conflict(
+def _check_jax_support(config: RunDocument) -> None:
+    if lacking := find_unsupported_option(config):
+        raise conflict_error(
             lacking.key, lacking.problem, hint=f"Set {lacking.key}={lacking.instead}, or train.engine=pytorch."
         )
 
 
-class Lacking(NamedTuple):
+class UnsupportedOption(NamedTuple):
     """Option that an engine does not have.
 
     Args:
@@ -66,7 +66,7 @@ class Lacking(NamedTuple):
         return format_error(self.problem, field=self.key, hint=f"Set {self.key}={self.instead}")
 
 
-def find_lacking(config: RunDocument) -> Lacking | None:
+def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
     """The first option of a document that the JAX engine does not have, whichever engine it names."""
     train, reduce = config.train, config.train.all_reduce
     refused = {
@@ -76,7 +76,11 @@ def find_lacking(config: RunDocument) -> Lacking | None:
         "train.deterministic": (train.deterministic, "has no switch for it", "false"),
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
-        "train.optimizer.name": (train.optimizer.name not in OF_JAX, f"has {listed(OF_JAX)}", "lars"),
+        "train.optimizer.name": (
+            train.optimizer.name not in JAX_OPTIMIZERS,
+            f"has {join_words(JAX_OPTIMIZERS)}",
+            "lars",
+        ),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.wanted, "does not mix images", "{mixup: 0, cutmix: 0}"),
@@ -108,6 +112,10 @@ def find_lacking(config: RunDocument) -> Lacking | None:
         ),
     }
     return next(
-        (Lacking(key, f"the JAX engine {instead}", value) for key, (asked, instead, value) in refused.items() if asked),
+        (
+            UnsupportedOption(key, f"the JAX engine {instead}", value)
+            for key, (asked, instead, value) in refused.items()
+            if asked
+        ),
         None,
     )

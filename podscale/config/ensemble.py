@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
-from podscale.config.conflict import conflict
-from podscale.config.fields import result
-from podscale.config.recipe import put
+from podscale.config.conflict import conflict_error
+from podscale.config.fields import result_field
+from podscale.config.recipe import set_if_absent
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 from podscale.config.section import Section
 
@@ -22,10 +22,10 @@ from podscale.config.section import Section
 class StartSection(Section):
     """Begin with the weights and batch-norm statistics of another run, at update 0 and with empty momentum."""
 
-    run: str | None = result(
+    run: str | None = result_field(
         None, "That run: its id, where it has the same workspace, or its directory. Default: initial weights."
     )
-    epoch: float | None = result(
+    epoch: float | None = result_field(
         None, "At which of its kept checkpoints (checkpoint.snapshots), in its epochs; default: its newest.", gt=0
     )
 
@@ -33,13 +33,13 @@ class StartSection(Section):
 class CollapseSection(Section):
     """The short run that ends a cycle; what is not said here it takes from the document."""
 
-    epochs: float = result(5.0, "Length of a collapse in passes over the training split.", gt=0)
-    learning_rate: float | None = result(
+    epochs: float = result_field(5.0, "Length of a collapse in passes over the training split.", gt=0)
+    learning_rate: float | None = result_field(
         None, "Its first learning rate; default: `learning_rate_ratio` of the peak of its cycle.", gt=0
     )
-    learning_rate_ratio: float = result(0.25, "Its first learning rate over the peak of its cycle.", gt=0)
-    power: float = result(2.0, "Exponent of its polynomial decay to zero.", gt=0)
-    weight_decay_factor: float = result(
+    learning_rate_ratio: float = result_field(0.25, "Its first learning rate over the peak of its cycle.", gt=0)
+    power: float = result_field(2.0, "Exponent of its polynomial decay to zero.", gt=0)
+    weight_decay_factor: float = result_field(
         2.0,
         "Weight decay over that of the document. The authors double it after one hour, and take four times in the "
         "shorter run of 72 epochs.",
@@ -54,22 +54,24 @@ class EnsembleSection(Section):
     Where the document leaves them open, train.epochs, train.phases and checkpoint.snapshots are filled in from here.
     """
 
-    cycles: tuple[float, ...] = result(
+    cycles: tuple[float, ...] = result_field(
         (), "Length of each cycle in epochs; the first follows train.schedule, the others restart below it."
     )
-    first_peak: float | None = result(
+    first_peak: float | None = result_field(
         None, "Peak learning rate of the second cycle; default: `peak_ratio` x train.schedule.learning_rate.", gt=0
     )
-    peak_ratio: float = result(0.75, "Peak of each later cycle over that of the one before.", gt=0)
-    restart_ratio: float = result(0.25, "Where a cycle's warm-up begins, over the peak of the cycle before.", ge=0)
-    warmup_epochs: tuple[float, ...] = result(
+    peak_ratio: float = result_field(0.75, "Peak of each later cycle over that of the one before.", gt=0)
+    restart_ratio: float = result_field(
+        0.25, "Where a cycle's warm-up begins, over the peak of the cycle before.", ge=0
+    )
+    warmup_epochs: tuple[float, ...] = result_field(
         (0.0,), "Warm-up of each cycle after the first, in epochs; one value stands for all."
     )
-    power: float = result(2.0, "Exponent of the polynomial decay in the cycles after the first.", gt=0)
-    decay_epochs: float | None = result(
+    power: float = result_field(2.0, "Exponent of the polynomial decay in the cycles after the first.", gt=0)
+    decay_epochs: float | None = result_field(
         None, "Length of that decay in epochs, cut where the cycle ends before; default: the cycle's length.", gt=0
     )
-    collapsed: tuple[int, ...] | None = result(
+    collapsed: tuple[int, ...] | None = result_field(
         None, "Cycles, from 0, whose snapshots are collapsed; default: all of them."
     )
     collapse: CollapseSection = CollapseSection()
@@ -79,19 +81,19 @@ class EnsembleSection(Section):
         if not self.cycles:
             return self
         if any(length <= 0 for length in self.cycles):
-            raise conflict("cycles", "lengths must be positive", got=list(self.cycles))
+            raise conflict_error("cycles", "lengths must be positive", got=list(self.cycles))
         if len(self.warmup_epochs) not in (1, len(self.cycles) - 1) or any(w < 0 for w in self.warmup_epochs):
-            raise conflict(
+            raise conflict_error(
                 "warmup_epochs",
                 f"one value, or one for each of the {len(self.cycles) - 1} later cycles",
                 got=list(self.warmup_epochs),
             )
         if any(not 0 <= number < len(self.cycles) for number in self.collapsed or ()):
-            raise conflict(
+            raise conflict_error(
                 "collapsed", f"cycles are counted from 0 to {len(self.cycles) - 1}", got=list(self.collapsed or ())
             )
         if len(set(self.members)) < 2:
-            raise conflict(
+            raise conflict_error(
                 "cycles",
                 "an ensemble of one is a single model",
                 got=list(self.cycles),
@@ -169,9 +171,9 @@ def fill_cycles(values: Any) -> Any:
         return values
     filled = deepcopy(values)
     phases = [phase.model_dump(mode="json", exclude_unset=True) for phase in cycle_phases(section, schedule)]
-    put(filled, "train.epochs", section.ends[-1])
-    put(filled, "train.phases", phases)
-    put(filled, "checkpoint.snapshots", [section.ends[cycle] for cycle in section.members])
+    set_if_absent(filled, "train.epochs", section.ends[-1])
+    set_if_absent(filled, "train.phases", phases)
+    set_if_absent(filled, "checkpoint.snapshots", [section.ends[cycle] for cycle in section.members])
     return filled
 
 
@@ -179,12 +181,12 @@ def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[flo
     """Raises where the training does not keep what the ensemble is made of, or snapshots lie behind its end."""
     late = [epoch for epoch in snapshots if epoch > epochs or epoch <= 0]
     if late:
-        raise conflict(
+        raise conflict_error(
             "checkpoint.snapshots", f"not within a run of {epochs:g} epochs", got=late[0], hint="Leave it out."
         )
     for cycle in section.members if section.cycles else ():
         if section.ends[cycle] not in snapshots:
-            raise conflict(
+            raise conflict_error(
                 "checkpoint.snapshots",
                 f"no snapshot is kept at epoch {section.ends[cycle]:g}, where cycle {cycle} of the ensemble ends",
                 got=list(snapshots),

@@ -20,16 +20,16 @@ def _field(field_class: FieldClass, default: Any, description: str, constraints:
     return Field(default, description=description, json_schema_extra={"x-class": field_class.value}, **constraints)
 
 
-def result(default: Any, description: str, **constraints: Any) -> Any:
+def result_field(default: Any, description: str, **constraints: Any) -> Any:
     """A field that changes the numbers."""
     return _field(FieldClass.RESULT, default, description, constraints)
 
 
-def placement(default: Any, description: str, **constraints: Any) -> Any:
+def placement_field(default: Any, description: str, **constraints: Any) -> Any:
     """A field that says where, with what and on how many processes the run is carried out."""
     return _field(FieldClass.PLACEMENT, default, description, constraints)
 
 
-def display(default: Any, description: str, **constraints: Any) -> Any:
+def display_field(default: Any, description: str, **constraints: Any) -> Any:
     """A field that changes only what is shown or exported."""
     return _field(FieldClass.DISPLAY, default, description, constraints)

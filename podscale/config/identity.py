@@ -25,17 +25,17 @@ class Difference:
         return f"{self.option}: was {self.before!r}, is {self.now!r}"
 
 
-def values_of(model: BaseModel, field_class: FieldClass, prefix: str = "") -> dict[str, Any]:
+def field_values(model: BaseModel, field_class: FieldClass, prefix: str = "") -> dict[str, Any]:
     """The options of one class as {dotted name: JSON value}."""
-    return dict(_values(model, field_class, prefix))
+    return dict(_iter_field_values(model, field_class, prefix))
 
 
-def _values(model: BaseModel, field_class: FieldClass, prefix: str) -> Iterator[tuple[str, Any]]:
+def _iter_field_values(model: BaseModel, field_class: FieldClass, prefix: str) -> Iterator[tuple[str, Any]]:
     dumped = model.model_dump(mode="json")
     for name, info in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
-            yield from _values(value, field_class, f"{prefix}{name}.")
+            yield from _iter_field_values(value, field_class, f"{prefix}{name}.")
             continue
         extra = info.json_schema_extra
         if isinstance(extra, dict) and extra.get("x-class") == field_class.value:
@@ -44,7 +44,7 @@ def _values(model: BaseModel, field_class: FieldClass, prefix: str) -> Iterator[
 
 def result_values(config: RunConfig) -> dict[str, Any]:
     """The options that change the numbers of a run."""
-    return values_of(config, FieldClass.RESULT)
+    return field_values(config, FieldClass.RESULT)
 
 
 def fingerprint(values: dict[str, Any]) -> str:
@@ -55,7 +55,7 @@ def fingerprint(values: dict[str, Any]) -> str:
 
 def data_fingerprint(data: DataSection) -> str:
     """Names the shard set of a data section: <workspace>/datasets/<this>."""
-    return fingerprint(values_of(data, FieldClass.RESULT))
+    return fingerprint(field_values(data, FieldClass.RESULT))
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:

@@ -1,6 +1,6 @@
 """The section about mixing the images of a batch with each other."""
 
-from podscale.config.fields import result
+from podscale.config.fields import result_field
 from podscale.config.section import Section
 
 
@@ -10,13 +10,13 @@ class MixSection(Section):
     Drawn anew for each update and rank, keyed by (seed, update, rank), so that a resumed run draws the same.
     """
 
-    mixup: float = result(
+    mixup: float = result_field(
         0.0,
         "Add two images, weighted by a draw from Beta(mixup, mixup) and its complement (Zhang 2017). 0 = do not.",
         ge=0,
         le=1,
     )
-    cutmix: float = result(
+    cutmix: float = result_field(
         0.0,
         "Put a rectangle of one image into the other; the share that it leaves is drawn from Beta(cutmix, cutmix) "
         "(Yun 2019). 0 = do not.",

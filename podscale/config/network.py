@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.conflict import conflict
-from podscale.config.fields import result
+from podscale.config.conflict import conflict_error
+from podscale.config.fields import result_field
 from podscale.config.section import Section
 
 CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
@@ -13,25 +13,25 @@ CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 
 
 class BatchNormSection(Section):
-    momentum: float = result(
+    momentum: float = result_field(
         0.1, "Weight of the new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
     )
-    eps: float = result(1e-5, "Added to the variance.", gt=0)
-    span: int | None = result(
+    eps: float = result_field(1e-5, "Added to the variance.", gt=0)
+    span: int | None = result_field(
         None,
         "Images that share batch statistics (`model_bn_span` in MLPerf's logs), at any number of ranks: parts of a "
         "rank's batch, or groups of ranks. Default: what `group` says.",
         ge=2,
     )
-    group: int = result(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
-    running: Literal["mean", "first"] = result(
+    group: int = result_field(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
+    running: Literal["mean", "first"] = result_field(
         "mean", "Running statistics of the model: `mean` of all ranks', or those of the `first` rank alone."
     )
 
     @model_validator(mode="after")
     def _one_way(self) -> "BatchNormSection":
         if self.span is not None and self.group != 1:
-            raise conflict(
+            raise conflict_error(
                 "span", f"says who shares statistics, and so does group={self.group}", got=self.span, hint="Give one."
             )
         return self
@@ -45,12 +45,14 @@ class AlexNetSection(Section):
     the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
     """
 
-    groups: Literal[1, 2] = result(
+    groups: Literal[1, 2] = result_field(
         2, "Groups of convolutions 2, 4 and 5: 2 = the two towers of Krizhevsky 2012, 1 = whole convolutions."
     )
-    convolution_norm: bool = result(True, "Batch norm after each convolution, in the place of its bias (You 2017).")
-    pool5_norm: bool = result(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
-    dropout: float = result(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
+    convolution_norm: bool = result_field(
+        True, "Batch norm after each convolution, in the place of its bias (You 2017)."
+    )
+    pool5_norm: bool = result_field(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
+    dropout: float = result_field(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
 
 
 class InceptionSection(Section):
@@ -60,10 +62,10 @@ class InceptionSection(Section):
     of the outputs before the classifier of Inception-ResNet-V2 (torchvision leaves out 0.5 in Inception-V3).
     """
 
-    auxiliary: float = result(
+    auxiliary: float = result_field(
         0.4, "Inception-V3: weight of the auxiliary head's loss, which training adds; 0 = no such head.", ge=0
     )
-    dropout: float = result(0.2, "Share of the classifier's inputs that an update leaves out.", ge=0, lt=1)
+    dropout: float = result_field(0.2, "Share of the classifier's inputs that an update leaves out.", ge=0, lt=1)
 
 
 class ModelSection(Section):
@@ -81,37 +83,39 @@ class ModelSection(Section):
         "inception_v3",
         "inception_resnet_v2",
         "alexnet",
-    ] = result("resnet50", "Architecture, by its name in the catalogue (docs/models.md).")
-    stem: Literal["imagenet", "small"] = result(
+    ] = result_field("resnet50", "Architecture, by its name in the catalogue (docs/models.md).")
+    stem: Literal["imagenet", "small"] = result_field(
         "imagenet",
         "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px; the CIFAR "
         "family (resnet20 to resnet110) has it always.",
     )
-    width: int = result(
+    width: int = result_field(
         64,
         "Channels of a residual network's first stage. 64 is the published width of every network: the channels of "
         "those that begin otherwise grow and shrink in proportion.",
         ge=4,
         multiple_of=4,
     )
-    shortcut: Literal["projection", "padding"] | None = result(
+    shortcut: Literal["projection", "padding"] | None = result_field(
         None,
         "Residual networks, where shapes change: a `projection` (He 2015, option B), or every other pixel with "
         "channels of zeros behind (`padding`, option A). Default: padding in the CIFAR family, else projection.",
     )
-    blurpool: bool = result(
+    blurpool: bool = result_field(
         False,
         "Residual networks: blur with [1, 2, 1] in both directions before each convolution that strides, the first one "
         "aside (Zhang 2019, as FFCV applies it).",
     )
-    stochastic_depth: float = result(
+    stochastic_depth: float = result_field(
         0.0,
         "Residual networks: probability with which training leaves out the last block's branch for an image; it rises "
         "in proportion from 0 at the first block (Huang 2016, as timm applies it).",
         ge=0,
         lt=1,
     )
-    zero_init_last_gamma: bool = result(True, "Start each residual block as the identity (Goyal 2017, section 5.1).")
+    zero_init_last_gamma: bool = result_field(
+        True, "Start each residual block as the identity (Goyal 2017, section 5.1)."
+    )
     batch_norm: BatchNormSection = BatchNormSection()
     alexnet: AlexNetSection = AlexNetSection()
     inception: InceptionSection = InceptionSection()

@@ -16,25 +16,25 @@ from pydantic_core import PydanticCustomError
 from podscale import devices, env
 from podscale.config.checks import check_ranks
 from podscale.config.conflict import refusal
-from podscale.config.engines import TPU, wants_tpus
+from podscale.config.engines import TPU_RESOURCE, requests_tpus
 from podscale.config.identity import data_fingerprint
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError, InputErrors
-from podscale.text import human_bytes
+from podscale.text import format_bytes
 
-Place = Literal["here", "containers", "pod", "job", "cluster"]
+PreflightTarget = Literal["here", "containers", "pod", "job", "cluster"]
 
-LISTED_FILES = 20_000
+MAX_MEASURED_FILES = 20_000
 """Files of a source folder that are measured to estimate the space of its shards; more would take too long."""
-PROCESS_BYTES = 200 * 2**20
+MIN_PROCESS_BYTES = 200 * 2**20
 """A training process takes at least this much memory before it holds any array."""
-ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
+IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
 """What our images train with (see images/)."""
 SPARE_BYTES = 64 * 2**20
 """Space beyond the shards: index, report, logs."""
 
 
-def preflight(document: RunConfig, place: Place, shard_set: str | None = None) -> None:
+def preflight(document: RunConfig, place: PreflightTarget, shard_set: str | None = None) -> None:
     """Raises one InputError that lists every problem found.
 
     place: `here` is this machine with everything on it, `containers` the same with the software of an image, `pod` is
@@ -50,7 +50,7 @@ def preflight(document: RunConfig, place: Place, shard_set: str | None = None) -
         raise InputErrors(problems, f"this run cannot start; {len(problems)} things to change:")
 
 
-def find_problems(document: RunConfig, place: Place, shard_set: str | None = None) -> list[InputError]:
+def find_problems(document: RunConfig, place: PreflightTarget, shard_set: str | None = None) -> list[InputError]:
     """Return the problems, none if the run can start."""
     if place == "cluster":
         return [*_cluster_problems(document), *_rank_problems(document)]
@@ -69,10 +69,10 @@ def find_problems(document: RunConfig, place: Place, shard_set: str | None = Non
 
 def processes_per_node(document: RunConfig) -> int:
     """Training processes on this node: as the document says, else one per GPU, else one."""
-    return document.launch.processes or devices.default_processes()
+    return document.launch.processes or devices.default_processes_per_node()
 
 
-def devices_here(document: RunConfig) -> int:
+def local_device_count(document: RunConfig) -> int:
     """Devices that the engine will compute on in this machine, where processes drive several; 0 where not."""
     if document.train.engine == "pytorch":
         return 0
@@ -110,7 +110,7 @@ def _image_problems(document: RunConfig) -> Iterator[InputError]:
     """One of our images, wherever it lies, that is without the engine. What others hold is not known here."""
     image, engine = document.launch.image, document.train.engine
     name = re.split("[:@]", image.rpartition("/")[2])[0]
-    if name in ENGINES and ENGINES[name] != engine:
+    if name in IMAGE_ENGINES and IMAGE_ENGINES[name] != engine:
         fitting = "podscale-tpu" if engine == "jax" else "podscale-base or podscale-gpu"
         yield InputError(
             f"does not hold the engine of train.engine={engine}",
@@ -123,7 +123,7 @@ def _image_problems(document: RunConfig) -> Iterator[InputError]:
 def _engine_problems(document: RunConfig) -> Iterator[InputError]:
     """Hardware that the engine does not compute on."""
     hardware = document.launch.hardware or document.launch.resources.accelerator
-    if wants_tpus(document) and document.train.engine == "pytorch":
+    if requests_tpus(document) and document.train.engine == "pytorch":
         yield InputError(
             "the PyTorch engine trains on GPUs and CPUs",
             field="launch.hardware",
@@ -203,28 +203,28 @@ def _workspace_problems(document: RunConfig) -> Iterator[InputError]:
             hint="Choose another run.workspace.",
         )
         return
-    needed = _space_needed(document)
+    needed = _required_disk_bytes(document)
     free = shutil.disk_usage(existing).free
     if free < needed:
         yield InputError(
-            f"{human_bytes(free)} free, about {human_bytes(needed)} needed",
+            f"{format_bytes(free)} free, about {format_bytes(needed)} needed",
             field="run.workspace",
             got=str(workspace),
             hint="Free some space or choose another run.workspace.",
         )
 
 
-def _space_needed(document: RunConfig) -> int:
+def _required_disk_bytes(document: RunConfig) -> int:
     """Bytes the run will at least write: copies of the source's images, where they are not there yet."""
     if shard_set_counts(document):
         return SPARE_BYTES
     source = local_directory(document.data.source)
     if source is None or document.data.source == "digits":
         return SPARE_BYTES
-    return SPARE_BYTES + (0 if document.data.resize_short else _measure(source))
+    return SPARE_BYTES + (0 if document.data.resize_short else _measure_bytes(source))
 
 
-def _measure(source: Path) -> int:
+def _measure_bytes(source: Path) -> int:
     """Bytes of a file, or of the first files of a folder."""
     if source.is_file():
         return source.stat().st_size
@@ -236,15 +236,15 @@ def _measure(source: Path) -> int:
             except OSError:
                 continue
             seen += 1
-            if seen >= LISTED_FILES:
+            if seen >= MAX_MEASURED_FILES:
                 return total
     return total
 
 
 def _software_problems(document: RunConfig) -> Iterator[InputError]:
     yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems()
-    if document.input.loader == "dali" and not has_dali():
-        advice = _where_from("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
+    if document.input.loader == "dali" and not is_dali_installed():
+        advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
         yield InputError(
             "DALI is not installed",
             field="input.loader",
@@ -257,7 +257,7 @@ def _software_problems(document: RunConfig) -> Iterator[InputError]:
 def _pytorch_problems() -> Iterator[InputError]:
     for module in ("torch", "torchvision"):
         if find_spec(module) is None:
-            advice = _where_from("Run `pip install 'podscale[torch]'`", "podscale-base or podscale-gpu")
+            advice = _install_hint("Run `pip install 'podscale[torch]'`", "podscale-base or podscale-gpu")
             yield InputError(
                 f"the PyTorch engine needs {module}, which is not installed", field="train.engine", hint=advice
             )
@@ -265,20 +265,20 @@ def _pytorch_problems() -> Iterator[InputError]:
 
 def _jax_problems(document: RunConfig) -> Iterator[InputError]:
     """A machine with TPUs whose library is missing would train on its CPU, unnoticed."""
-    advice = _where_from("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
+    advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
         yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
-    elif find_spec("libtpu") is None and (devices.tpu_chips() or wants_tpus(document)):
+    elif find_spec("libtpu") is None and (devices.tpu_chips() or requests_tpus(document)):
         yield InputError(
             "JAX does not find the TPUs of this machine without libtpu, which is not installed",
             field="train.engine",
             hint=advice,
         )
-    if wants_tpus(document) and not devices.tpu_chips():
+    if requests_tpus(document) and not devices.tpu_chips():
         yield InputError(
             "this machine has no TPU",
             field="launch.hardware",
-            got=document.launch.hardware or TPU,
+            got=document.launch.hardware or TPU_RESOURCE,
             hint="Leave it out to train on what is here, or submit the run to a cluster.",
         )
 
@@ -286,7 +286,7 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
 def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
     for name in ("wandb", "mlflow"):
         if name in document.telemetry.trackers and not _is_installed(name):
-            advice = _where_from(
+            advice = _install_hint(
                 f"Run `pip install 'podscale[{name}]'`", f"one of your own on top of it that adds {name}"
             )
             yield InputError("not installed", field="telemetry.trackers", got=name, hint=f"{advice}, or remove it.")
@@ -307,7 +307,7 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-def _where_from(install: str, images: str) -> str:
+def _install_hint(install: str, images: str) -> str:
     """What to do about missing software: nothing can be installed into a container, which has another image."""
     inside = os.environ.get(env.IMAGE)
     if not inside:
@@ -317,12 +317,12 @@ def _where_from(install: str, images: str) -> str:
     return f"This is {inside}, choose {images}"
 
 
-def has_dali() -> bool:
+def is_dali_installed() -> bool:
     """Whether NVIDIA DALI is installed (it is not imported)."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _device_problems(document: RunConfig, place: Place) -> Iterator[InputError]:
+def _device_problems(document: RunConfig, place: PreflightTarget) -> Iterator[InputError]:
     processes, nodes = processes_per_node(document), document.launch.nodes
     gpus = devices.visible_gpus()
     if gpus and processes > gpus:
@@ -350,23 +350,23 @@ def _device_problems(document: RunConfig, place: Place) -> Iterator[InputError]:
         )
         return
     try:
-        check_ranks(document, nodes * max(processes, devices_here(document)))
+        check_ranks(document, nodes * max(processes, local_device_count(document)))
     except PydanticCustomError as error:
         yield refusal(error)
-    available = devices.memory().available
-    if available and processes * PROCESS_BYTES > available:
+    available = devices.memory_info().available
+    if available and processes * MIN_PROCESS_BYTES > available:
         yield InputError(
-            f"needs about {human_bytes(processes * PROCESS_BYTES)} of memory, {human_bytes(available)} are free",
+            f"needs about {format_bytes(processes * MIN_PROCESS_BYTES)} of memory, {format_bytes(available)} are free",
             field="launch.processes",
             got=processes,
-            hint=f"Set launch.processes to {max(1, available // PROCESS_BYTES)} or less.",
+            hint=f"Set launch.processes to {max(1, available // MIN_PROCESS_BYTES)} or less.",
         )
-    caches = cache_memory(document, processes)
+    caches = input_cache_bytes(document, processes)
     if available and caches > available:
         section = document.input
         yield InputError(
             f"with input.decoded_cache_bytes={section.decoded_cache_bytes} the caches of {processes} processes may "
-            f"hold {human_bytes(caches)}, {human_bytes(available)} of memory are free",
+            f"hold {format_bytes(caches)}, {format_bytes(available)} of memory are free",
             field="input.record_cache_bytes",
             got=section.record_cache_bytes,
             hint="Lower them.",
@@ -378,23 +378,23 @@ def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[Inp
     """Loader processes hand their batches over through /dev/shm, of which a container has 64 MiB by default."""
     if not Path("/dev/shm").exists():
         return
-    needed = shared_memory_needed(document, processes)
-    free = devices.memory().shared_free
+    needed = shared_memory_bytes(document, processes)
+    free = devices.memory_info().shared_free
     if free < needed:
         yield InputError(
-            f"{human_bytes(free)} free, the batches in flight need about {human_bytes(needed)}",
+            f"{format_bytes(free)} free, the batches in flight need about {format_bytes(needed)}",
             field="/dev/shm",
             hint="Mount a larger one (a memory-backed emptyDir in a pod, --shm-size in a container), or lower "
             "input.prefetch and input.workers.",
         )
 
 
-def cache_memory(document: RunConfig, processes: int) -> int:
+def input_cache_bytes(document: RunConfig, processes: int) -> int:
     """Bytes that the input caches of one node's processes may hold."""
     return processes * (document.input.record_cache_bytes + document.input.decoded_cache_bytes)
 
 
-def shared_memory_needed(document: RunConfig, processes: int) -> int:
+def shared_memory_bytes(document: RunConfig, processes: int) -> int:
     """Bytes of /dev/shm that the batches in flight of one node take."""
     section = document.input
     if section.loader == "synthetic":

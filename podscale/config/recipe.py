@@ -4,9 +4,9 @@ from copy import deepcopy
 from typing import Any
 
 from podscale import recipes
-from podscale.config.conflict import conflict
+from podscale.config.conflict import conflict_error
 
-WRITTEN_BY_RECIPE = "train.recipe_origin"
+RECIPE_ORIGIN_KEY = "train.recipe_origin"
 
 
 def fill_recipe(values: Any) -> Any:
@@ -15,34 +15,34 @@ def fill_recipe(values: Any) -> Any:
     A resolved document gives every option, so it comes back as it is. Raises PydanticCustomError for an unknown recipe
     and for a batch outside its table; values of wrong types are left for the model to refuse.
     """
-    name = _at(values, "train.recipe")
+    name = _get_key(values, "train.recipe")
     if name is None:
         return values
-    batch = _at(values, "train.global_batch", 256)
+    batch = _get_key(values, "train.global_batch", 256)
     if not isinstance(name, str) or not isinstance(batch, int):
         return values
     try:
-        setting = recipes.setting(name, batch)
+        setting = recipes.recipe_values(name, batch)
     except recipes.RecipeError as error:
-        raise conflict(error.key, error.problem, got=error.got, hint=error.hint) from None
-    given_optimizer = _at(values, "train.optimizer.name", "lars")
+        raise conflict_error(error.key, error.problem, got=error.got, hint=error.hint) from None
+    given_optimizer = _get_key(values, "train.optimizer.name", "lars")
     if given_optimizer != "lars":
-        raise conflict(
+        raise conflict_error(
             "train.optimizer.name",
             f"train.recipe={name} is for lars",
             got=given_optimizer,
             hint="Leave one of them out.",
         )
     filled = deepcopy(values)
-    given_group = _at(values, "model.batch_norm.group") is not None  # says the same as a span in another way
+    given_group = _get_key(values, "model.batch_norm.group") is not None  # says the same as a span in another way
     skipped = {"model.batch_norm.span"} if given_group else set()
-    for key, value in {**setting.values, WRITTEN_BY_RECIPE: setting.origin}.items():
+    for key, value in {**setting.values, RECIPE_ORIGIN_KEY: setting.origin}.items():
         if key not in skipped:
-            put(filled, key, value)
+            set_if_absent(filled, key, value)
     return filled
 
 
-def _at(values: Any, key: str, default: Any = None) -> Any:
+def _get_key(values: Any, key: str, default: Any = None) -> Any:
     """The value of a dotted key, or the default where it is not given."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
@@ -51,7 +51,7 @@ def _at(values: Any, key: str, default: Any = None) -> Any:
     return values
 
 
-def put(values: dict[str, Any], key: str, value: Any) -> None:
+def set_if_absent(values: dict[str, Any], key: str, value: Any) -> None:
     """Sets a dotted key unless it is given; a section that is no mapping is left for the model to refuse."""
     *parents, last = key.split(".")
     for parent in parents:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from podscale.config.data import DataSection, InputSection
 from podscale.config.ensemble import EnsembleSection
-from podscale.config.fields import display, placement, result
+from podscale.config.fields import display_field, placement_field, result_field
 from podscale.config.launch import LaunchSection
 from podscale.config.network import ModelSection
 from podscale.config.section import Section
@@ -20,69 +20,71 @@ from podscale.config.train import TrainSection
 class RunSection(Section):
     """Who this run is and where it lives."""
 
-    id: str = placement(
+    id: str = placement_field(
         "run",
         "Identity of the run: adopting, resuming and stopping go by it. A DNS-1035 label, because pods carry it.",
         pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
         max_length=40,
     )
-    workspace: str = placement(
+    workspace: str = placement_field(
         ".", "Local or mounted directory (path or file://) that holds datasets/<fingerprint> and runs/<id>."
     )
-    seed: int = result(0, "Seed of weights, sample order and augmentation.", ge=0, lt=2**63)
+    seed: int = result_field(0, "Seed of weights, sample order and augmentation.", ge=0, lt=2**63)
 
 
 class EvaluateSection(Section):
-    batch: int = placement(256, "Images per rank and step.", ge=1)
-    image_size: int | None = result(
+    batch: int = placement_field(256, "Images per rank and step.", ge=1)
+    image_size: int | None = result_field(
         None, "Side of the evaluation image in pixels; default: that of the last training images.", ge=4
     )
-    crop_fraction: float = result(0.875, "Centre crop side over resized short side.", gt=0, le=1)
-    flip: bool = result(False, "Average the logits of each image and of its mirror image, at twice the cost.")
-    every_epochs: float = result(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
-    weights: Literal["trained", "ema"] = result(
+    crop_fraction: float = result_field(0.875, "Centre crop side over resized short side.", gt=0, le=1)
+    flip: bool = result_field(False, "Average the logits of each image and of its mirror image, at twice the cost.")
+    every_epochs: float = result_field(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
+    weights: Literal["trained", "ema"] = result_field(
         "trained",
         "Which weights are the model: those of the last update, or their running average (train.ema). They are what "
         "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
     )
-    models: tuple[str, ...] = result(
+    models: tuple[str, ...] = result_field(
         (),
         "Evaluate these models together in place of the run's own: directories of runs or of models, or run ids of the "
         "same workspace. Default: where the document has an `ensemble`, its members.",
     )
-    combine: Literal["probabilities", "logits", "weights"] = display(
+    combine: Literal["probabilities", "logits", "weights"] = display_field(
         "probabilities",
         "Which way of combining several models the headline figures are of; all are computed: mean of the "
         "probabilities, mean of the logits, one model of the mean weights (Izmailov 2018).",
     )
-    statistics_images: int = result(
+    statistics_images: int = result_field(
         16384, "Training images over which batch norm's statistics of the mean weights are estimated anew.", ge=1
     )
-    baseline: str | None = display(
+    baseline: str | None = display_field(
         None, "A single model to set beside several, named as in `models`; at best one of as many epochs in all."
     )
 
 
 class CheckpointSection(Section):
-    every_epochs: float = placement(1.0, "Save this often, in epochs; 0 = only at the end and when stopped.", ge=0)
-    every_steps: int = placement(0, "Save this often, in updates; 0 = by epochs alone.", ge=0)
-    keep_last: int = placement(2, "Newest checkpoints kept.", ge=1)
-    keep_best: int = placement(1, "Best checkpoints by validation top-1 kept besides.", ge=0)
-    resume: str = placement(
+    every_epochs: float = placement_field(
+        1.0, "Save this often, in epochs; 0 = only at the end and when stopped.", ge=0
+    )
+    every_steps: int = placement_field(0, "Save this often, in updates; 0 = by epochs alone.", ge=0)
+    keep_last: int = placement_field(2, "Newest checkpoints kept.", ge=1)
+    keep_best: int = placement_field(1, "Best checkpoints by validation top-1 kept besides.", ge=0)
+    resume: str = placement_field(
         "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
     )
-    snapshots: tuple[float, ...] = placement((), "Epochs whose states are saved and kept for good besides.")
-    asynchronous: bool = placement(True, "Write while training goes on.")
+    snapshots: tuple[float, ...] = placement_field((), "Epochs whose states are saved and kept for good besides.")
+    asynchronous: bool = placement_field(True, "Write while training goes on.")
 
 
 class ClaimSection(Section):
     """What the published run reported; the report sets it beside what was achieved."""
 
-    top1: float | None = display(None, "Top-1 accuracy as a share.", ge=0, le=1)
-    minutes: float | None = display(None, "Training time in minutes.", gt=0)
-    images_per_second: float | None = display(None, "Training throughput over all devices.", gt=0)
-    hardware: str | None = display(None, "What it ran on.")
-    source: str | None = display(None, "Where it was published.")
+    top1: float | None = display_field(None, "Top-1 accuracy as a share.", ge=0, le=1)
+    minutes: float | None = display_field(None, "Training time in minutes.", gt=0)
+    images_per_second: float | None = display_field(None, "Training throughput over all devices.", gt=0)
+    hardware: str | None = display_field(None, "What it ran on.")
+    source: str | None = display_field(None, "Where it was published.")
 
 
 class RunDocument(Section):

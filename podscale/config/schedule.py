@@ -4,18 +4,18 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.conflict import conflict
-from podscale.config.fields import result
+from podscale.config.conflict import conflict_error
+from podscale.config.fields import result_field
 from podscale.config.section import Section
 
 
 class CropSection(Section):
     """Training augmentation, drawn from a stream keyed by (seed, epoch, sample key)."""
 
-    scale: tuple[float, float] = result((0.08, 1.0), "Share of the image's area that a random crop keeps.")
-    ratio: tuple[float, float] = result((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
-    flip: float = result(0.5, "Probability of a horizontal mirror.", ge=0, le=1)
-    short_side: float | None = result(
+    scale: tuple[float, float] = result_field((0.08, 1.0), "Share of the image's area that a random crop keeps.")
+    ratio: tuple[float, float] = result_field((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
+    flip: float = result_field(0.5, "Probability of a horizontal mirror.", ge=0, le=1)
+    short_side: float | None = result_field(
         None,
         "Instead of a random scale and ratio: a square whose side is this share of the image's short side, anywhere "
         "in the image; 0.875 is a crop of 224 from a short side of 256.",
@@ -27,39 +27,39 @@ class CropSection(Section):
     def _ordered(self) -> "CropSection":
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
-                raise conflict(name, "needs 0 < low <= high", got=[low, high])
+                raise conflict_error(name, "needs 0 < low <= high", got=[low, high])
         if self.scale[1] > 1:
-            raise conflict("scale", "a crop cannot keep more than the whole image", got=self.scale[1])
+            raise conflict_error("scale", "a crop cannot keep more than the whole image", got=self.scale[1])
         return self
 
 
 class ScheduleSection(Section):
-    name: Literal["cosine", "step", "polynomial", "constant"] = result("cosine", "Decay after the warm-up.")
-    learning_rate: float = result(0.1, "Peak learning rate at the full global batch.", gt=0)
-    warmup_epochs: float = result(0.0, "Linear warm-up, in epochs.", ge=0)
-    warmup_start: float = result(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
-    end_learning_rate: float = result(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
-    power: float = result(2.0, "Exponent of the polynomial decay.", gt=0)
-    milestones: tuple[float, ...] = result((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")
-    gamma: float = result(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
-    decay_from: Literal["warmup", "start"] = result(
+    name: Literal["cosine", "step", "polynomial", "constant"] = result_field("cosine", "Decay after the warm-up.")
+    learning_rate: float = result_field(0.1, "Peak learning rate at the full global batch.", gt=0)
+    warmup_epochs: float = result_field(0.0, "Linear warm-up, in epochs.", ge=0)
+    warmup_start: float = result_field(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
+    end_learning_rate: float = result_field(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
+    power: float = result_field(2.0, "Exponent of the polynomial decay.", gt=0)
+    milestones: tuple[float, ...] = result_field((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")
+    gamma: float = result_field(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
+    decay_from: Literal["warmup", "start"] = result_field(
         "warmup",
         "Where cosine and polynomial decay begin to count: at the end of the warm-up, or at the start of the "
         "schedule, so that they are under way when the warm-up ends (Codreanu 2017).",
     )
-    decay_epochs: float | None = result(
+    decay_epochs: float | None = result_field(
         None,
         "Length of cosine and polynomial decay in epochs; default: to the end of the schedule. A longer one is cut "
         "before its end (the poly_cyc of Codreanu 2017).",
         gt=0,
     )
-    momentum_start: float | None = result(
+    momentum_start: float | None = result_field(
         None, "Momentum at step 0 of the warm-up, from where it moves linearly to the phase's.", ge=0, lt=1
     )
-    momentum_end: float | None = result(
+    momentum_end: float | None = result_field(
         None, "Momentum at the end of the schedule, to which it moves linearly after the warm-up.", ge=0, lt=1
     )
-    momentum_correction: bool = result(
+    momentum_correction: bool = result_field(
         False,
         "Multiply momentum by rate(t) / rate(t - 1) during the warm-up, for momentum buffers that hold the learning "
         "rate inside (Goyal 2017, section 3; Codreanu 2017).",
@@ -68,25 +68,25 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _milestones_rise(self) -> "ScheduleSection":
         if list(self.milestones) != sorted(set(self.milestones)) or any(m <= 0 for m in self.milestones):
-            raise conflict("milestones", "must be positive and rising", got=list(self.milestones))
+            raise conflict_error("milestones", "must be positive and rising", got=list(self.milestones))
         return self
 
 
 class PhaseSection(Section):
     """A later part of a run; what it leaves out goes on as in the phase before."""
 
-    start: float = result(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
-    schedule: ScheduleSection | None = result(
+    start: float = result_field(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
+    schedule: ScheduleSection | None = result_field(
         None,
         "A schedule of its own (options of train.schedule) that counts from the start of the phase; default: the one "
         "before goes on.",
     )
-    momentum: float | None = result(None, "Momentum from here on.", ge=0, lt=1)
-    weight_decay: float | None = result(None, "Weight decay from here on.", ge=0)
-    reset_momentum: bool = result(
+    momentum: float | None = result_field(None, "Momentum from here on.", ge=0, lt=1)
+    weight_decay: float | None = result_field(None, "Weight decay from here on.", ge=0)
+    reset_momentum: bool = result_field(
         False, "Begin with an empty momentum buffer, as a run started from saved weights alone does."
     )
-    crop: CropSection | None = result(None, "Training augmentation from here on (options of input.crop).")
-    image_size: int | None = result(
+    crop: CropSection | None = result_field(None, "Training augmentation from here on (options of input.crop).")
+    image_size: int | None = result_field(
         None, "Side of the square training image in pixels from here on (progressive resizing).", ge=4
     )

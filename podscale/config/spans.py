@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from math import prod
 
-from podscale.config.conflict import conflict
+from podscale.config.conflict import conflict_error
 from podscale.config.run import RunDocument
 
 
 @dataclass(frozen=True)
-class Span:
+class BatchNormGroup:
     """Who is normalised together: `images` images of each of `ranks` consecutive ranks, in one forward pass.
 
     With one rank, `images` may be less than its batch: the batch is then normalised in parts of so many.
@@ -23,57 +23,57 @@ class Span:
         return self.ranks * self.images
 
 
-def sharers(config: RunDocument) -> int:
+def devices_per_rank(config: RunDocument) -> int:
     """Devices that share images: together they are one rank of the sample order."""
     return prod(config.train.spatial_partitions)
 
 
-def batch_norm_span(config: RunDocument, devices: int) -> Span:
+def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
     """What a document's batch_norm section means on so many devices; raises a conflict where it does not fit.
 
     The batch that counts is that of one forward pass of one rank: global batch / (ranks x accumulation).
     """
     section, train = config.model.batch_norm, config.train
-    ranks = devices // sharers(config)
+    ranks = devices // devices_per_rank(config)
     batch = train.global_batch // (ranks * train.accumulation)
     if section.span is None:
         if ranks % section.group:
-            raise conflict(
+            raise conflict_error(
                 "model.batch_norm.group",
                 f"groups do not divide the {ranks} ranks of the run",
                 got=section.group,
             )
-        return Span(section.group, batch)
+        return BatchNormGroup(section.group, batch)
     held = f"{batch} images of one rank and pass ({train.global_batch} / ({ranks} x {train.accumulation}))"
     if section.span <= batch:
         if batch % section.span:
-            raise conflict(
+            raise conflict_error(
                 "model.batch_norm.span",
                 f"does not divide the {held}",
                 got=section.span,
                 hint="Use a divisor or a multiple.",
             )
-        return Span(1, section.span)
+        return BatchNormGroup(1, section.span)
     group, rest = divmod(section.span, batch)
     if rest:
-        raise conflict(
+        raise conflict_error(
             "model.batch_norm.span",
             f"no multiple of the {held}",
             got=section.span,
             hint="Use a multiple or a divisor.",
         )
     assert ranks % group == 0, "check_span saw that the span divides a pass"
-    return Span(group, batch)
+    return BatchNormGroup(group, batch)
 
 
-def check_span(config: RunDocument) -> None:
+def check_batch_norm_span(config: RunDocument) -> None:
     """What holds for the batch_norm section at any number of ranks."""
     section, train = config.model.batch_norm, config.train
     if section.span is None:
         return
     images = train.global_batch // train.accumulation
     if images % section.span:
-        raise conflict(
+        raise conflict_error(
             "model.batch_norm.span",
             f"does not divide the {images} images of one pass "
             f"(train.global_batch {train.global_batch} / train.accumulation {train.accumulation})",

@@ -4,20 +4,20 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.conflict import conflict
-from podscale.config.fields import display
+from podscale.config.conflict import conflict_error
+from podscale.config.fields import display_field
 from podscale.config.section import Section
 
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class WandbSection(Section):
     """Where Weights & Biases keeps the run; its own WANDB_* variables say the rest."""
 
-    project: str | None = display(
+    project: str | None = display_field(
         None, "Project of Weights & Biases; default: WANDB_PROJECT, else `podscale`.", min_length=1, max_length=128
     )
-    entity: str | None = display(
+    entity: str | None = display_field(
         None, "User or team that the project belongs to; default: WANDB_ENTITY, else the key's own.", min_length=1
     )
 
@@ -25,45 +25,49 @@ class WandbSection(Section):
 class MlflowSection(Section):
     """Where MLflow keeps the run; its own MLFLOW_* variables say the rest."""
 
-    tracking_uri: str | None = display(
+    tracking_uri: str | None = display_field(
         None,
         "Tracking server of MLflow, https://... or sqlite:///...; default: MLFLOW_TRACKING_URI. Credentials belong "
         "into MLflow's variables.",
         min_length=1,
     )
-    experiment: str | None = display(
+    experiment: str | None = display_field(
         None, "Experiment of MLflow; default: MLFLOW_EXPERIMENT_NAME, else `podscale`.", min_length=1
     )
 
 
 class TelemetrySection(Section):
-    enabled: bool = display(True, "Serve Prometheus metrics while a stage runs.")
-    address: str = display("127.0.0.1", "Address the metrics endpoint listens on (0.0.0.0 in pods).")
-    port: int = display(0, "Port of the metrics endpoint; 0 = any free one (printed).", ge=0, le=65535)
-    linger_seconds: float = display(0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0)
-    required: bool = display(
+    enabled: bool = display_field(True, "Serve Prometheus metrics while a stage runs.")
+    address: str = display_field("127.0.0.1", "Address the metrics endpoint listens on (0.0.0.0 in pods).")
+    port: int = display_field(0, "Port of the metrics endpoint; 0 = any free one (printed).", ge=0, le=65535)
+    linger_seconds: float = display_field(
+        0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0
+    )
+    required: bool = display_field(
         False,
         "Fail where metrics cannot be served, and stop where a tracker fails; else training goes on without them, with "
         "a warning.",
     )
-    tls_certificate: str | None = display(None, "PEM file of the certificate of an HTTPS endpoint.")
-    tls_key: str | None = display(None, "PEM file of the certificate's key, without a password.")
-    tls_client_ca: str | None = display(None, "PEM file of the authority whose certificates scrapers must show (mTLS).")
-    bearer_token_file: str | None = display(None, "File with the token that scrapers must bear.")
-    pushgateway: str | None = display(
+    tls_certificate: str | None = display_field(None, "PEM file of the certificate of an HTTPS endpoint.")
+    tls_key: str | None = display_field(None, "PEM file of the certificate's key, without a password.")
+    tls_client_ca: str | None = display_field(
+        None, "PEM file of the authority whose certificates scrapers must show (mTLS)."
+    )
+    bearer_token_file: str | None = display_field(None, "File with the token that scrapers must bear.")
+    pushgateway: str | None = display_field(
         None,
         "URL of a Pushgateway to which sharding and evaluation push their last figures; deleted from it after "
         "linger_seconds.",
         pattern="^https?://[^/]",
     )
-    log: Literal["auto", "text", "json"] = display("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
-    log_every: int = display(10, "Updates between two lines of the step log.", ge=1)
-    mlperf_log: bool = display(
+    log: Literal["auto", "text", "json"] = display_field("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
+    log_every: int = display_field(10, "Updates between two lines of the step log.", ge=1)
+    mlperf_log: bool = display_field(
         False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
     )
-    mlperf_division: Literal["closed", "open"] = display("open", "Division that mlperf.log names.")
-    mlperf_org: str = display("none", "Organisation that mlperf.log names.", min_length=1)
-    trackers: tuple[Tracker, ...] = display(
+    mlperf_division: Literal["closed", "open"] = display_field("open", "Division that mlperf.log names.")
+    mlperf_org: str = display_field("none", "Organisation that mlperf.log names.", min_length=1)
+    trackers: tuple[TrackerName, ...] = display_field(
         (),
         "Experiment trackers that get the figures of a training: `tensorboard` (event files in the run directory), "
         "`wandb`, `mlflow`.",
@@ -74,21 +78,21 @@ class TelemetrySection(Section):
     @model_validator(mode="after")
     def _hold_together(self) -> "TelemetrySection":
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise conflict(
+            raise conflict_error(
                 "tls_key" if self.tls_key is None else "tls_certificate",
                 "tls_certificate and tls_key belong together",
                 hint="Give both, or neither.",
             )
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise conflict(
+            raise conflict_error(
                 "tls_client_ca", "certificates of clients need TLS", hint="Give tls_certificate and tls_key too."
             )
         if self.pushgateway is not None and not self.linger_seconds:
-            raise conflict(
+            raise conflict_error(
                 "pushgateway",
                 "needs linger_seconds",
                 hint="Set that to two scrape intervals of the gateway or more.",
             )
         if len(set(self.trackers)) < len(self.trackers):
-            raise conflict("trackers", "one of them is named twice", got=list(self.trackers))
+            raise conflict_error("trackers", "one of them is named twice", got=list(self.trackers))
         return self

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from podscale.config.conflict import conflict
+from podscale.config.conflict import conflict_error
 from podscale.config.ema import EmaSection
 from podscale.config.ensemble import StartSection
-from podscale.config.fields import display, placement, result
+from podscale.config.fields import display_field, placement_field, result_field
 from podscale.config.mixing import MixSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.config.schedule import PhaseSection, ScheduleSection
@@ -17,7 +17,7 @@ from podscale.config.section import Section
 class AllReduceSection(Section):
     """How gradients are averaged over the ranks (docs/all-reduce.md)."""
 
-    algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement(
+    algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement_field(
         "flat",
         "`auto`: measure the links when the run first starts, and choose algorithm and bucket_mb; kept with the run. "
         "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
@@ -25,56 +25,60 @@ class AllReduceSection(Section):
         "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
         "large ones. `ddp`: torch's DistributedDataParallel, as a baseline.",
     )
-    row: int | None = placement(None, "Ranks in a row of the grid (fast links); default: the ranks of one node.", ge=1)
-    bucket_mb: float = placement(25.0, "Size of one gradient bucket in MiB.", gt=0)
-    overlap: bool = placement(True, "Reduce buckets while backward is still running.")
-    wire_row: Literal["fp32", "bf16", "fp16"] = result("fp32", "Format of messages along the rows.")
-    wire_column: Literal["fp32", "bf16", "fp16"] = result(
+    row: int | None = placement_field(
+        None, "Ranks in a row of the grid (fast links); default: the ranks of one node.", ge=1
+    )
+    bucket_mb: float = placement_field(25.0, "Size of one gradient bucket in MiB.", gt=0)
+    overlap: bool = placement_field(True, "Reduce buckets while backward is still running.")
+    wire_row: Literal["fp32", "bf16", "fp16"] = result_field("fp32", "Format of messages along the rows.")
+    wire_column: Literal["fp32", "bf16", "fp16"] = result_field(
         "fp32", "Format of messages along the columns; of all messages of flat, ring and tree, which know no rows."
     )
-    hybrid_mb: float = placement(
+    hybrid_mb: float = placement_field(
         8.0, "`hybrid`: buckets of fewer MiB go hierarchical (our value; the published threshold is not known).", ge=0
     )
-    backend: Literal["auto", "nccl"] = placement(
+    backend: Literal["auto", "nccl"] = placement_field(
         "auto", "`auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
     )
 
     @model_validator(mode="after")
     def _holds_together(self) -> "AllReduceSection":
         if self.bucket_mb * 2**20 < 4:
-            raise conflict("bucket_mb", "smaller than one fp32 element (4 bytes)", got=self.bucket_mb)
+            raise conflict_error("bucket_mb", "smaller than one fp32 element (4 bytes)", got=self.bucket_mb)
         if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):
-            raise conflict(
+            raise conflict_error(
                 "wire_row",
                 f"{self.algorithm} has no rows",
                 got=self.wire_row,
                 hint="Set wire_column, the format of all it sends.",
             )
         if self.algorithm == "ddp" and (self.wire_row, self.wire_column) != ("fp32", "fp32"):
-            raise conflict("wire_column", "ddp sends fp32", hint="Choose another algorithm for shorter messages.")
+            raise conflict_error("wire_column", "ddp sends fp32", hint="Choose another algorithm for shorter messages.")
         return self
 
 
 class TrainSection(Section):
-    recipe: Literal["mlperf-lars"] | None = result(
+    recipe: Literal["mlperf-lars"] | None = result_field(
         None,
         "Published settings for the global batch: fills in epochs, label smoothing, optimizer, schedule and batch-norm "
         "span where the document leaves them open.",
     )
-    recipe_origin: str | None = display(None, "Written by the recipe: which published rows its values are from.")
-    engine: Literal["pytorch", "jax"] = placement("pytorch", "Training engine: PyTorch on GPUs and CPUs, JAX on TPUs.")
-    epochs: float = result(90.0, "Length of the run in passes over the training split.", gt=0)
-    global_batch: int = result(256, "Images per update, over all ranks and accumulation steps.", ge=1)
-    accumulation: int = placement(1, "Forward-backward passes per update.", ge=1)
-    target_top1: float | None = result(
+    recipe_origin: str | None = display_field(None, "Written by the recipe: which published rows its values are from.")
+    engine: Literal["pytorch", "jax"] = placement_field(
+        "pytorch", "Training engine: PyTorch on GPUs and CPUs, JAX on TPUs."
+    )
+    epochs: float = result_field(90.0, "Length of the run in passes over the training split.", gt=0)
+    global_batch: int = result_field(256, "Images per update, over all ranks and accumulation steps.", ge=1)
+    accumulation: int = placement_field(1, "Forward-backward passes per update.", ge=1)
+    target_top1: float | None = result_field(
         None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
     )
-    label_smoothing: float = result(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
-    loss: Literal["cross_entropy", "binary_cross_entropy"] = result(
+    label_smoothing: float = result_field(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = result_field(
         "cross_entropy",
         "`binary_cross_entropy`: one yes or no for each class, the mean over images and classes (Wightman 2021).",
     )
-    binary_threshold: float | None = result(
+    binary_threshold: float | None = result_field(
         None, "Binary cross entropy: targets above this count as 1, others as 0; default: as they are.", ge=0, lt=1
     )
     mix: MixSection = MixSection()
@@ -82,52 +86,54 @@ class TrainSection(Section):
     schedule: ScheduleSection = ScheduleSection()
     ema: EmaSection = EmaSection()
     start_from: StartSection = StartSection()
-    phases: tuple[PhaseSection, ...] = result(
+    phases: tuple[PhaseSection, ...] = result_field(
         (),
         "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
         "`reset_momentum`, `weight_decay`, `crop`, `image_size`). The part before the first is what the other options "
         "say.",
     )
-    weight_update: Literal["replicated", "sharded"] = placement(
+    weight_update: Literal["replicated", "sharded"] = placement_field(
         "replicated",
         "`replicated`: every rank updates all weights. `sharded`: each updates its part and gathers the others' (Kumar "
         "2019); needs an all-reduce that stops half way.",
     )
-    weight_gather: Literal["fp32", "bf16"] = result(
+    weight_gather: Literal["fp32", "bf16"] = result_field(
         "fp32",
         "Format in which a sharded update gathers weights. `bf16` halves the volume; the model then computes with "
         "rounded weights, batch norm's included, while the masters stay fp32.",
     )
-    precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result(
+    precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result_field(
         "fp32",
         "Arithmetic of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
         "convolutions and linear layers in bf16, rounded from fp32 masters after every update.",
     )
-    loss_scale: float = result(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
-    channels_last: bool = placement(True, "Activations in NHWC memory order.")
-    steps_per_call: int = placement(
+    loss_scale: float = result_field(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
+    channels_last: bool = placement_field(True, "Activations in NHWC memory order.")
+    steps_per_call: int = placement_field(
         1,
         "Most updates that the devices carry out in one program, so that dispatching never binds (engine jax); fewer "
         "where an evaluation, a checkpoint or a line of the log comes between. On CPUs leave it at 1: XLA computes "
         "convolutions in a loop several times slower there.",
         ge=1,
     )
-    stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement(
+    stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement_field(
         "plain",
         "How the first convolution is computed, with the same parameters and results: `padded4` with a fourth channel "
         "of zeros, `space_to_depth` with blocks of pixels folded into channels.",
     )
-    spatial_partitions: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = placement(
+    spatial_partitions: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = placement_field(
         (1, 1),
         "Parts that each image is cut into along its height and its width (engine jax): so many devices share an image "
         "and count as one rank (Kumar 2019). For more cores than images.",
     )
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = placement(
-        "off", "Mode of torch.compile for forward and backward; the optimizer and the reduction stay as they are."
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        placement_field(
+            "off", "Mode of torch.compile for forward and backward; the optimizer and the reduction stay as they are."
+        )
     )
-    cuda_graph: bool = placement(
+    cuda_graph: bool = placement_field(
         False, "Record the whole update once, collectives and optimizer included, and replay it (GPU)."
     )
     all_reduce: AllReduceSection = AllReduceSection()
-    max_nonfinite: int = result(10, "Fail after this many masked non-finite updates in a row.", ge=0)
-    deterministic: bool = placement(False, "Ask the framework for deterministic kernels (GPU).")
+    max_nonfinite: int = result_field(10, "Fail after this many masked non-finite updates in a row.", ge=0)
+    deterministic: bool = placement_field(False, "Ask the framework for deterministic kernels (GPU).")

@@ -17,18 +17,18 @@ import numpy as np
 import podscale
 from podscale.config import RunConfig, result_values
 from podscale.config.fields import FieldClass
-from podscale.config.identity import values_of
-from podscale.engine.meeting import Meeting
+from podscale.config.identity import field_values
+from podscale.engine.meeting import RankGroup
 from podscale.errors import HangDetected, InputError, PodscaleError
 from podscale.shards.shardset import ShardSet
 from podscale.store import StoreError, StoreTimeout
-from podscale.text import ranks_text
+from podscale.text import format_ranks
 from podscale.version import VERSION
 
-Facts = Mapping[str, str]
+StartupFacts = Mapping[str, str]
 """What a rank is about to run: values as text by their names."""
 
-OWN_MATTERS = (
+MACHINE_LOCAL_OPTIONS = (
     "run.workspace",
     "input.workers",
     "input.prefetch",
@@ -43,16 +43,16 @@ OWN_MATTERS = (
 )
 """Placement options, or sections of them, that are each machine's own matter; all others must agree."""
 
-SHOWN = 12
+MAX_SHOWN = 12
 """Differences that are listed."""
-REFUSED = "cannot start"
-ANSWER, HEARD = "agreement/answer", "agreement/heard"
-ANSWER_SECONDS = 30.0
+CANNOT_START = "cannot start"
+ANSWER_KEY, ACKNOWLEDGED_KEY = "agreement/answer", "agreement/heard"
+ANSWER_GRACE_SECONDS = 30.0
 """How much longer the others wait for rank 0's answer than rank 0 waits for them."""
 
 
-def facts(
-    config: RunConfig, stage: str, shard_set: ShardSet, *, device: str, local_size: int, libraries: Facts
+def startup_facts(
+    config: RunConfig, stage: str, shard_set: ShardSet, *, device: str, local_size: int, libraries: StartupFacts
 ) -> dict[str, str]:
     """Everything that must be the same on all ranks of a stage. libraries: versions of what the engine stands on."""
     manifest = shard_set.manifest
@@ -73,8 +73,8 @@ def facts(
 
 def document_facts(config: RunConfig) -> dict[str, str]:
     """The options of a document that must agree: all of class `result`, and placement but for `OWN_MATTERS`."""
-    placement = values_of(config, FieldClass.PLACEMENT)
-    shared = {name: value for name, value in placement.items() if not name.startswith(OWN_MATTERS)}
+    placement = field_values(config, FieldClass.PLACEMENT)
+    shared = {name: value for name, value in placement.items() if not name.startswith(MACHINE_LOCAL_OPTIONS)}
     return {name: json.dumps(value) for name, value in {**result_values(config), **shared}.items()}
 
 
@@ -87,7 +87,7 @@ def source_hash(package: Path = Path(podscale.__file__).parent) -> str:
     return digest.hexdigest()[:16]
 
 
-def agree(meeting: Meeting, collect: Callable[[], Facts]) -> None:
+def check_ranks_agree(meeting: RankGroup, collect: Callable[[], StartupFacts]) -> None:
     """Returns on every rank where all of them are about to do the same.
 
     collect: this rank's facts; what it raises counts as one, so that all ranks hear of it. Raises InputError with the
@@ -103,85 +103,87 @@ def agree(meeting: Meeting, collect: Callable[[], Facts]) -> None:
     except Exception as error:
         own, mine = (
             error,
-            {REFUSED: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
+            {CANNOT_START: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
         )
-    meeting.store.set(_key(meeting.rank), json.dumps(mine))
-    verdict = _decide(meeting) if meeting.rank == 0 else _hear(meeting)
+    meeting.store.set(_facts_key(meeting.rank), json.dumps(mine))
+    verdict = _compare_on_rank0(meeting) if meeting.rank == 0 else _receive_answer(meeting)
     if own is not None and not isinstance(own, InputError):
         raise own  # a bug keeps its traceback
     if verdict is not None:
         raise own if own is not None and str(own) == str(verdict) else verdict
 
 
-def judge(posted: list[Facts]) -> PodscaleError | None:
+def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
     """What the facts of all ranks, by rank, amount to; None where they agree."""
-    refused = {rank: theirs[REFUSED] for rank, theirs in enumerate(posted) if REFUSED in theirs}
+    refused = {rank: theirs[CANNOT_START] for rank, theirs in enumerate(posted) if CANNOT_START in theirs}
     if len(refused) == len(posted) and len(set(refused.values())) == 1:
         return InputError(refused[0])
     if refused:
-        told = [f"  - {ranks_text(ranks)}: {text}" for text, ranks in _by_value(refused).items()]
+        told = [f"  - {format_ranks(ranks)}: {text}" for text, ranks in _ranks_by_value(refused).items()]
         return InputError("not every rank can start, so none does:\n" + "\n".join(told))
     names = list(dict.fromkeys(name for theirs in posted for name in theirs))
-    values = {name: _by_value({rank: theirs.get(name, "none") for rank, theirs in enumerate(posted)}) for name in names}
-    lines = [f"  - {name}: {_listed(differing)}" for name, differing in values.items() if len(differing) > 1]
+    values = {
+        name: _ranks_by_value({rank: theirs.get(name, "none") for rank, theirs in enumerate(posted)}) for name in names
+    }
+    lines = [f"  - {name}: {_format_values(differing)}" for name, differing in values.items() if len(differing) > 1]
     if not lines:
         return None
-    more = [f"  - and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    listing = "\n".join([*lines[:SHOWN], *more])
+    more = [f"  - and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    listing = "\n".join([*lines[:MAX_SHOWN], *more])
     return InputError(
         f"ranks disagree on their configuration, so nothing was started:\n{listing}\n",
         hint="Give every rank the same run document, image and shard set.",
     )
 
 
-def _decide(meeting: Meeting) -> PodscaleError | None:
+def _compare_on_rank0(meeting: RankGroup) -> PodscaleError | None:
     """Rank 0: waits for everybody, compares, answers, and stays until the answer was heard where it is an error."""
-    keys, absent = [_key(rank) for rank in range(meeting.size)], list[int]()
+    keys, absent = [_facts_key(rank) for rank in range(meeting.size)], list[int]()
     try:
         meeting.store.wait(keys, meeting.timeout_seconds)
         posted = [json.loads(text) for text in meeting.store.get(keys)]
-        error = judge(posted)
+        error = compare_facts(posted)
     except StoreTimeout:
         absent = [rank for rank, key in enumerate(keys) if not meeting.store.check(key)]
         error = HangDetected(
-            f"{ranks_text(absent)} of {meeting.size} did not come to the start",
+            f"{format_ranks(absent)} of {meeting.size} did not come to the start",
             field="launch.timeout_seconds",
             got=meeting.timeout_seconds,
             hint="The outcome or log of its pod says why.",
         )
     answer = {} if error is None else {"kind": type(error).__name__, "text": str(error)}
-    meeting.store.set(ANSWER, json.dumps(answer))
+    meeting.store.set(ANSWER_KEY, json.dumps(answer))
     if error is not None:
-        _wait_until_heard(meeting, meeting.size - 1 - len(absent))
+        _wait_for_acknowledgements(meeting, meeting.size - 1 - len(absent))
     return error
 
 
-def _hear(meeting: Meeting) -> PodscaleError | None:
+def _receive_answer(meeting: RankGroup) -> PodscaleError | None:
     """The other ranks: rank 0's answer."""
-    patience = meeting.timeout_seconds + ANSWER_SECONDS
+    patience = meeting.timeout_seconds + ANSWER_GRACE_SECONDS
     try:
-        meeting.store.wait([ANSWER], patience)
-        answer = json.loads(meeting.store.get([ANSWER])[0])
+        meeting.store.wait([ANSWER_KEY], patience)
+        answer = json.loads(meeting.store.get([ANSWER_KEY])[0])
     except StoreError as error:
         return HangDetected(f"rank {meeting.rank} of {meeting.size} got no answer of rank 0 at the start: {error}")
-    meeting.store.add(HEARD, 1)
+    meeting.store.add(ACKNOWLEDGED_KEY, 1)
     if not answer:
         return None
     return (HangDetected if answer["kind"] == "HangDetected" else InputError)(answer["text"])
 
 
-def _wait_until_heard(meeting: Meeting, others: int, seconds: float = 5.0) -> None:
+def _wait_for_acknowledgements(meeting: RankGroup, others: int, seconds: float = 5.0) -> None:
     """The store may end with rank 0. others: how many there are to hear."""
     deadline = time.monotonic() + seconds
-    while meeting.store.add(HEARD, 0) < others and time.monotonic() < deadline:
+    while meeting.store.add(ACKNOWLEDGED_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-def _key(rank: int) -> str:
+def _facts_key(rank: int) -> str:
     return f"agreement/{rank}"
 
 
-def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     """Ranks by value; what fewest have, and so is probably wrong, comes first."""
     ranks = defaultdict(list)
     for rank, value in values.items():
@@ -189,5 +191,5 @@ def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     return dict(sorted(ranks.items(), key=lambda entry: len(entry[1])))
 
 
-def _listed(values: Mapping[str, list[int]]) -> str:
-    return ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in values.items())
+def _format_values(values: Mapping[str, list[int]]) -> str:
+    return ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in values.items())

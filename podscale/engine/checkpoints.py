@@ -2,25 +2,25 @@
 
 from collections.abc import Callable
 
-from podscale.checkpoint import Checkpoints, Identity, Report
+from podscale.checkpoint import CheckpointReport, CheckpointStore, RunIdentity
 from podscale.config import RunConfig, result_values
 from podscale.rundir import RunDirectory
 from podscale.schedules import snapshot_steps
 from podscale.shards.shardset import ShardSet
 
 
-def open_checkpoints(
+def open_checkpoint_store(
     config: RunConfig,
     run: RunDirectory,
     shard_set: ShardSet,
     fence: Callable[[], None] | None = None,
-    listener: Callable[[Report], None] | None = None,
-) -> Checkpoints:
+    listener: Callable[[CheckpointReport], None] | None = None,
+) -> CheckpointStore:
     """Those of a run directory; fence and listener: see Checkpoints."""
     manifest = shard_set.manifest
-    return Checkpoints(
+    return CheckpointStore(
         run.checkpoints,
-        Identity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
+        RunIdentity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
         snapshots=snapshot_steps(config.checkpoint.snapshots, config.train, len(shard_set.split("train"))),

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from podscale.errors import PodscaleError
 
 TOP_K = 5
-STOP_EVERY = 4
+BATCHES_PER_STOP_CHECK = 4
 """Batches between two looks at requests to stop."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Shares of right answers among the first and the first five guesses, mean loss in nats, images, seconds."""
 
     top1: float
@@ -21,7 +21,7 @@ class Evaluation:
     seconds: float
 
 
-def evaluation_of(sums: Sequence[float], count: int, seconds: float) -> Evaluation:
+def evaluation_result(sums: Sequence[float], count: int, seconds: float) -> EvaluationResult:
     """From the sums over all samples: right first guesses, right first five, losses, images; `count`: of the split.
 
     Raises PodscaleError where not one image could be read.
@@ -30,4 +30,4 @@ def evaluation_of(sums: Sequence[float], count: int, seconds: float) -> Evaluati
     assert images <= count, f"{images} of {count} validation images were seen"
     if images == 0:
         raise PodscaleError("no validation image could be decoded", hint="Run `podscale shard --verify`")
-    return Evaluation(top1 / images, top5 / images, loss / images, int(images), seconds)
+    return EvaluationResult(top1 / images, top5 / images, loss / images, int(images), seconds)

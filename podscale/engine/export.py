@@ -9,51 +9,51 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from podscale import models
-from podscale.checkpoint.modelfile import BESIDE, WEIGHTS
+from podscale.checkpoint.modelfile import OTHER_WEIGHTS_FILES, WEIGHTS_FILE
 from podscale.config import RunConfig
-from podscale.engine.progress import Progress
-from podscale.ensemble import DESCRIPTION
-from podscale.evaluate.models import preprocessing
+from podscale.engine.progress import RunProgress
+from podscale.ensemble import MODEL_JSON
+from podscale.evaluate.models import preprocessing_of
 from podscale.files import write_atomically, write_json
 
-FORMAT = "podscale-model-1"
+MODEL_FORMAT = "podscale-model-1"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """What is exported beside the weights."""
 
     config: RunConfig
     classes: list[str]
-    progress: Progress
+    progress: RunProgress
 
 
-def export(arrays: Arrays, trained: Trained, directory: Path, beside: Arrays | None = None) -> None:
+def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, beside: Arrays | None = None) -> None:
     """Writes a model's fp32 weights and buffers under torchvision's names.
 
     beside: where a running average of the weights was kept, those of the two that are not the model. model.json is
     written last, so its presence means complete.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / WEIGHTS, save(dict(arrays), metadata={"format": "pt"}))
+    write_atomically(directory / WEIGHTS_FILE, save(dict(arrays), metadata={"format": "pt"}))
     if beside is not None:
-        other = directory / BESIDE[trained.config.evaluate.weights]
+        other = directory / OTHER_WEIGHTS_FILES[trained.config.evaluate.weights]
         write_atomically(other, save(dict(beside), metadata={"format": "pt"}))
-    write_json(directory / DESCRIPTION, describe(trained))
+    write_json(directory / MODEL_JSON, describe_model(trained))
 
 
-def describe(trained: Trained) -> dict[str, Any]:
+def describe_model(trained: TrainedModel) -> dict[str, Any]:
     """The content of model.json: architecture, classes, preprocessing, how it was trained."""
     config, progress = trained.config, trained.progress
     return {
-        "format": FORMAT,
+        "format": MODEL_FORMAT,
         "run": config.run.id,
         "architecture": config.model.model_dump(mode="json"),
-        "parameters": models.spec(config.model, len(trained.classes)).size,
+        "parameters": models.model_spec(config.model, len(trained.classes)).size,
         "classes": trained.classes,
-        "preprocessing": preprocessing(config),
+        "preprocessing": preprocessing_of(config),
         "training": {
             "epochs": config.train.epochs,
             "global_batch": config.train.global_batch,

@@ -7,32 +7,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from podscale.engine.meeting import Meeting
-from podscale.engine.notes import Census, Whereabouts, order
-from podscale.engine.pulse import Pulse
-from podscale.engine.stacks import Recorder, write_stacks
+from podscale.engine.meeting import RankGroup
+from podscale.engine.notes import PeerStatus, ProgressTracker, progress_order
+from podscale.engine.pulse import RankHeartbeat
+from podscale.engine.stacks import FlightRecorder, dump_stacks
 from podscale.engine.waits import current_wait, wait_of
 from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 from podscale.telemetry.hang import HangLimit
 
-KindOf = Callable[[BaseException], type[PodscaleError] | None]
+ErrorClassifier = Callable[[BaseException], type[PodscaleError] | None]
 
-SPEAK_FIRST_SECONDS = 5.0
+COLLECTIVE_GRACE_SECONDS = 5.0
 """Collectives that raise know more than a clock: where both would come at one time, the clock waits for longer."""
 
 
 @contextmanager
-def watched(
-    meeting: Meeting,
+def watch_peers(
+    meeting: RankGroup,
     end: Callable[[PodscaleError], None],
     *,
-    kind_of: KindOf,
+    kind_of: ErrorClassifier,
     deaf: bool,
     seconds: float | None = None,
     hang_seconds: float | None = None,
     stacks: Path | None = None,
-    recorder: Recorder | None = None,
-) -> Iterator[Whereabouts]:
+    recorder: FlightRecorder | None = None,
+) -> Iterator[ProgressTracker]:
     """Lets the other ranks know where this one is; an error because of another rank comes out naming the culprit.
 
     end: ends this process, called on another thread where the main thread hangs. kind_of: HangDetected or PeerLost
@@ -41,8 +41,8 @@ def watched(
     hang; default: none is. stacks: where every rank then writes what it was doing; recorder: with its collectives.
     """
     deaf_seconds = meeting.timeout_seconds if deaf else None
-    most = meeting.timeout_seconds + (0.0 if deaf else SPEAK_FIRST_SECONDS)
-    whereabouts = Whereabouts(None if hang_seconds is None else HangLimit(hang_seconds, most))
+    most = meeting.timeout_seconds + (0.0 if deaf else COLLECTIVE_GRACE_SECONDS)
+    whereabouts = ProgressTracker(None if hang_seconds is None else HangLimit(hang_seconds, most))
     speaking = threading.Lock()
 
     def trouble(reason: str, *, hang: bool) -> None:
@@ -57,12 +57,12 @@ def watched(
     def call_hang(reason: str, failure: BaseException | None = None) -> None:
         pulse.call_hang()
         if stacks is not None:
-            write_stacks(stacks, meeting.rank, f"{reason}, in {whereabouts}", failure, recorder)
+            dump_stacks(stacks, meeting.rank, f"{reason}, in {whereabouts}", failure, recorder)
 
     def told(kind: type[PodscaleError], collective: str, reason: str) -> PodscaleError:
-        return _told(kind, collective, reason, meeting, whereabouts, pulse.census(), stacks)
+        return _peer_error(kind, collective, reason, meeting, whereabouts, pulse.census(), stacks)
 
-    pulse = Pulse(meeting, whereabouts, seconds=seconds, deaf_seconds=deaf_seconds, on_trouble=trouble)
+    pulse = RankHeartbeat(meeting, whereabouts, seconds=seconds, deaf_seconds=deaf_seconds, on_trouble=trouble)
     try:
         yield whereabouts
     except Preempted:
@@ -86,19 +86,19 @@ def watched(
     pulse.last_words("")
 
 
-def _told(
+def _peer_error(
     kind: type[PodscaleError],
     collective: str,
     reason: str,
-    meeting: Meeting,
-    at: Whereabouts,
-    census: Census,
+    meeting: RankGroup,
+    at: ProgressTracker,
+    census: PeerStatus,
     stacks: Path | None,
 ) -> PodscaleError:
     """kind: as the backend has it, which cannot tell a peer that is stopped from one that left because of another."""
     hang = kind is HangDetected if census.hang is None else census.hang
     me = f"rank {meeting.rank} of {meeting.size}"
-    if hang and not census.missing and (census.behind is None or order(at) < order(census.behind[1])):
+    if hang and not census.missing and (census.behind is None or progress_order(at) < progress_order(census.behind[1])):
         where = f"process {os.getpid()} on {socket.gethostname()}"
         what = f"{me} does not get on ({where}, in {at})" + ("; the others wait for it" if census.behind else "")
     else:

@@ -5,11 +5,11 @@ from pydantic_core import PydanticCustomError
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
 from podscale.config.conflict import refusal
-from podscale.config.spans import batch_norm_span
+from podscale.config.spans import batch_norm_group
 from podscale.errors import InputError
 
 
-def check_fit(config: RunConfig, ranks: int, samples: int) -> None:
+def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
     """Raises InputError where the run does not fit this many ranks or this many training images."""
     train = config.train
     try:
@@ -23,7 +23,7 @@ def check_fit(config: RunConfig, ranks: int, samples: int) -> None:
             got=train.global_batch,
             hint="Lower it, or give more images.",
         )
-    if batch_norm_span(config, ranks).total < 2:
+    if batch_norm_group(config, ranks).total < 2:
         raise InputError(
             f"one image per rank and pass has no variance for batch norm ({ranks} ranks, "
             f"train.accumulation {train.accumulation})",

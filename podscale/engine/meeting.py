@@ -7,16 +7,16 @@ every rank, so it is where ranks agree, where they tell how they are, and where 
 from contextlib import suppress
 from dataclasses import dataclass
 
-from podscale.engine.seat import Seat
+from podscale.engine.seat import RankEnv
 from podscale.store import Store, StoreError
-from podscale.store.client import OwnStore, RemoteStore
+from podscale.store.client import LocalStore, StoreClient
 
-LAST_SECONDS = 10.0
+LEAVE_TIMEOUT_SECONDS = 10.0
 """How long rank 0, in which the framework's own store lives, stays for the others at the end."""
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RankGroup:
     """One rank's place among `size` ranks, and their store.
 
     `timeout_seconds` is the longest that a rank waits for the others, here and in every collective later.
@@ -32,16 +32,16 @@ class Meeting:
         return self.store.own(seconds)
 
 
-def meet(seat: Seat, timeout_seconds: float) -> Meeting:
+def join_rank_group(seat: RankEnv, timeout_seconds: float) -> RankGroup:
     """The meeting of this rank with the others, if there are any, by the spawner's store; nothing is waited for yet."""
-    store = RemoteStore(seat.address, seat.port, timeout_seconds) if seat.size > 1 else OwnStore()
-    return Meeting(seat.rank, seat.size, store, timeout_seconds)
+    store = StoreClient(seat.address, seat.port, timeout_seconds) if seat.size > 1 else LocalStore()
+    return RankGroup(seat.rank, seat.size, store, timeout_seconds)
 
 
-def part(meeting: Meeting) -> None:
+def leave_rank_group(meeting: RankGroup) -> None:
     """Lets the others know that this rank is done; rank 0 stays for the last of them."""
     with suppress(StoreError):  # nothing is left to lose
         if meeting.rank:
             meeting.store.set(f"left/{meeting.rank}", "")
         else:
-            meeting.store.wait([f"left/{rank}" for rank in range(1, meeting.size)], LAST_SECONDS)
+            meeting.store.wait([f"left/{rank}" for rank in range(1, meeting.size)], LEAVE_TIMEOUT_SECONDS)

@@ -12,13 +12,13 @@ from time import perf_counter
 
 from podscale.config import RunConfig
 from podscale.engine.world import World
-from podscale.hardware import find_chip
-from podscale.input import Loader
+from podscale.hardware import find_gpu_chip
+from podscale.input.batch import Loader
 from podscale.telemetry.metrics import TrainMetrics
 
 
 @dataclass(frozen=True)
-class Meters:
+class Gauges:
     """Sets up the meters of one rank; call it with the rank's metrics.
 
     flops: of the model for one image, forward and backward. checkpoint_steps: updates between two checkpoints, 0 where
@@ -77,7 +77,7 @@ class Meters:
 
 def peak_flops(device: str, precision: str) -> float:
     """Floating-point operations a second of a device by its driver's name, dense; 0 where the table has none."""
-    chip = find_chip(device)
+    chip = find_gpu_chip(device)
     return chip.peak(precision) * 1e12 if chip is not None else 0.0
 
 

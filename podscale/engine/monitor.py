@@ -12,26 +12,26 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from podscale.checkpoint import Failed, Report, Restored, Saved
+from podscale.checkpoint import CheckpointReport, Failed, Restored, Saved
 from podscale.config import RunConfig
-from podscale.engine.evaluation import Evaluation
-from podscale.engine.notes import Whereabouts
+from podscale.engine.evaluation import EvaluationResult
+from podscale.engine.notes import ProgressTracker
 from podscale.engine.seat import launch_age
-from podscale.engine.word import Word
+from podscale.engine.word import StepStatus
 from podscale.engine.world import World
 from podscale.errors import Preempted
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
-from podscale.telemetry.goodput import Ledger, joined
-from podscale.telemetry.heartbeat import Heartbeat, read_book
-from podscale.telemetry.metrics import Lap, TrainMetrics
+from podscale.telemetry.goodput import GoodputTracker, after_join
+from podscale.telemetry.heartbeat import GoodputWriter, read_goodput_state
+from podscale.telemetry.metrics import Interval, TrainMetrics
 from podscale.telemetry.mlperf import MlperfLog
-from podscale.telemetry.readings import Source
-from podscale.telemetry.stragglers import BusyTime, Comparison, Stragglers, interval
+from podscale.telemetry.readings import SampleSource
+from podscale.telemetry.stragglers import BusyTime, RankComparison, StragglerDetector, interval_steps
 
 
-class Monitor:
+class TrainingLogger:
     """Passes on what happens; between two lines of the log it only counts.
 
     A step begins when its data is asked for; the rank is busy until it begins to wait for others. On a GPU phases are
@@ -45,21 +45,21 @@ class Monitor:
         *,
         log_every: int,
         mlperf: MlperfLog | None = None,
-        whereabouts: Whereabouts | None = None,
-        ledger: Ledger | None = None,
+        whereabouts: ProgressTracker | None = None,
+        ledger: GoodputTracker | None = None,
         busy: BusyTime | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
         self._ledger = ledger
         self._busy = busy or BusyTime()
-        self.stragglers = Stragglers(hosts, self.event) if hosts and log is not None else None
+        self.stragglers = StragglerDetector(hosts, self.event) if hosts and log is not None else None
         self._metrics, self._log, self._log_every, self._mlperf = metrics, log, log_every, mlperf
-        self._whereabouts = whereabouts or Whereabouts()
+        self._whereabouts = whereabouts or ProgressTracker()
         self._step_started = time.perf_counter()
         self._last_step, self._ranks = 0, 1
-        self._laps: dict[int, Lap] = {}
+        self._laps: dict[int, Interval] = {}
         self._bad_records = 0
-        self._interval = interval(log_every)
+        self._interval = interval_steps(log_every)
 
     @property
     def busy(self) -> float:
@@ -135,14 +135,14 @@ class Monitor:
         if step % self._log_every == 0 or step == self._last_step:
             self._laps[step] = self._metrics.lap()
 
-    def word(self, word: Word, *, epoch: float, learning_rate: float) -> None:
+    def word(self, word: StepStatus, *, epoch: float, learning_rate: float) -> None:
         """Counts an update once it is known how it went; logs every `log_every`-th and the last."""
         if not word.finite:
             self._metrics.skipped()
             self._metrics.nonfinite("grad" if math.isfinite(word.loss) else "loss")
             self.event("skipped_update", step=word.step)
         if self.stragglers is not None and word.step % self._interval == 0 and word.fastest_milliseconds > 0:
-            found = Comparison(word.slowest_rank, word.slowest_milliseconds, word.fastest_milliseconds)
+            found = RankComparison(word.slowest_rank, word.slowest_milliseconds, word.fastest_milliseconds)
             self.stragglers.compared(word.step, found)
         lap = self._laps.pop(word.step, None)
         if lap is None or self._log is None:
@@ -183,7 +183,7 @@ class Monitor:
         self._busy.sampled(seconds.get("forward_backward", 0.0))
         self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
 
-    def evaluated(self, step: int, found: Evaluation, *, epoch: float, target_reached: bool = False) -> None:
+    def evaluated(self, step: int, found: EvaluationResult, *, epoch: float, target_reached: bool = False) -> None:
         """Reports an evaluation, and whether it ends the run."""
         if self._mlperf is not None:
             self._mlperf.evaluated(step, found.top1, target_reached=target_reached)
@@ -201,7 +201,7 @@ class Monitor:
         if target_reached:
             self.event("target_reached", step=step, epoch=round(epoch, 4), top1=found.top1)
 
-    def evaluated_beside(self, step: int, weights: str, found: Evaluation, *, epoch: float) -> None:
+    def evaluated_beside(self, step: int, weights: str, found: EvaluationResult, *, epoch: float) -> None:
         """Reports what those weights achieved which are not the model (evaluate.weights)."""
         figures = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         self.event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **figures)
@@ -211,7 +211,7 @@ class Monitor:
         self._metrics.all_reduce(facts)
         self.event("all_reduce", kept=kept, **facts)
 
-    def checkpoint(self, report: Report) -> None:
+    def checkpoint(self, report: CheckpointReport) -> None:
         """Reports what became of a checkpoint; from the writer's thread."""
         match report:
             case Saved():
@@ -253,14 +253,14 @@ class Monitor:
 
 
 @contextmanager
-def monitoring(
+def open_training_logger(
     config: RunConfig,
     world: World,
     run: RunDirectory,
     rank_directory: Path,
     fence: Callable[[], None] | None,
-    whereabouts: Whereabouts | None = None,
-) -> Iterator[Monitor]:
+    whereabouts: ProgressTracker | None = None,
+) -> Iterator[TrainingLogger]:
     """The monitor of one rank; its metrics are written beside training until the end of the block."""
     registry = CollectorRegistry()
     info = {
@@ -271,10 +271,10 @@ def monitoring(
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
     busy = BusyTime()
-    ledger = kept_ledger(run) if world.first else None
+    ledger = open_goodput_tracker(run) if world.first else None
     log = EventLog(run.metrics, fence) if world.first else None
     mlperf = MlperfLog(run.mlperf, config, fence) if world.first and config.telemetry.mlperf_log else None
-    monitor = Monitor(
+    monitor = TrainingLogger(
         metrics,
         log,
         log_every=config.telemetry.log_every,
@@ -285,13 +285,13 @@ def monitoring(
         hosts=world.hosts(),
     )
     limit = whereabouts.limit if whereabouts is not None else None
-    sources: tuple[Source | None, ...] = (busy, limit, monitor.stragglers, ledger)
+    sources: tuple[SampleSource | None, ...] = (busy, limit, monitor.stragglers, ledger)
     for source in filter(None, sources):
         metrics.readings.look_up(source)
     try:
         with (
             SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),
-            keeping(ledger, run.heartbeat, fence),
+            keep_goodput_file(ledger, run.heartbeat, fence),
         ):
             yield monitor
     finally:
@@ -301,19 +301,19 @@ def monitoring(
             log.close()
 
 
-def kept_ledger(run: RunDirectory) -> Ledger:
+def open_goodput_tracker(run: RunDirectory) -> GoodputTracker:
     """The ledger of this life, on top of what is known of those before."""
-    found = read_book(run.heartbeat)
-    return Ledger(joined(found, time.time(), launch_age(), newest_step(run.metrics)))
+    found = read_goodput_state(run.heartbeat)
+    return GoodputTracker(after_join(found, time.time(), launch_age(), newest_step(run.metrics)))
 
 
 @contextmanager
-def keeping(ledger: Ledger | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
+def keep_goodput_file(ledger: GoodputTracker | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
     """Writes heartbeats until the end of the block, the last of which says how it ended, where that is known here."""
     if ledger is None:
         yield
         return
-    heartbeat = Heartbeat(ledger, path, fence)
+    heartbeat = GoodputWriter(ledger, path, fence)
     ended = ""
     try:
         yield

@@ -7,11 +7,11 @@ from podscale import processes
 from podscale.telemetry.hang import HangLimit
 from podscale.telemetry.phases import PHASES
 
-HELD = ("start", "checkpoint", "evaluation")
+UNTIMED_PHASES = ("start", "checkpoint", "evaluation")
 """Phases whose length says nothing about updates."""
 
 
-class Whereabouts:
+class ProgressTracker:
     """What a rank is doing: the phase (names in telemetry.phases) of the update after `step` updates."""
 
     def __init__(self, limit: HangLimit | None = None) -> None:
@@ -33,10 +33,10 @@ class Whereabouts:
     @property
     def updating(self) -> bool:
         """Whether this rank is in an update, and not in its first, in which the network is compiled."""
-        return self.under_way and self.phase not in HELD
+        return self.under_way and self.phase not in UNTIMED_PHASES
 
     def enter(self, phase: str) -> None:
-        if self.phase in HELD:
+        if self.phase in UNTIMED_PHASES:
             self.laps += 1
         self.phase = phase
         self.changes += 1
@@ -59,7 +59,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class Note:
+class HeartbeatRecord:
     """What a rank says of itself; `ended`: why it ends, empty while it lives; `follows`: only because of another."""
 
     beat: int
@@ -75,9 +75,9 @@ class Note:
         """What has become of a process that no longer writes: seen on the same host, unknown elsewhere."""
         if self.host != socket.gethostname():
             return "does not answer"
-        if not processes.alive(self.pid):
+        if not processes.is_alive(self.pid):
             return "is gone"
-        return "is stopped" if processes.state(self.pid) in "Tt" else "does not answer"
+        return "is stopped" if processes.process_state(self.pid) in "Tt" else "does not answer"
 
     @property
     def place(self) -> str:
@@ -88,18 +88,18 @@ class Note:
         return f"process {self.pid} on {self.host}"
 
 
-def order(at: Note | Whereabouts) -> tuple[int, int]:
+def progress_order(at: HeartbeatRecord | ProgressTracker) -> tuple[int, int]:
     """How far along a rank is: who waits for others is in a later phase than who lets them wait."""
     return at.step, PHASES.index(at.phase) if at.phase in PHASES else -1
 
 
 @dataclass(frozen=True)
-class Census:
+class PeerStatus:
     """The other ranks, by whether they are missing, have ended themselves, or live."""
 
-    missing: dict[int, Note] = field(default_factory=dict)
-    ended: dict[int, Note] = field(default_factory=dict)
-    alive: dict[int, Note] = field(default_factory=dict)
+    missing: dict[int, HeartbeatRecord] = field(default_factory=dict)
+    ended: dict[int, HeartbeatRecord] = field(default_factory=dict)
+    alive: dict[int, HeartbeatRecord] = field(default_factory=dict)
 
     @property
     def hang(self) -> bool | None:
@@ -120,10 +120,10 @@ class Census:
         return "; ".join(told) or "the others have ended, because of each other"
 
     @property
-    def behind(self) -> tuple[int, Note] | None:
+    def behind(self) -> tuple[int, HeartbeatRecord] | None:
         """Of those that live, or have ended because of another: the one that is furthest behind."""
         present = self.alive | {rank: note for rank, note in self.ended.items() if note.follows}
-        return min(present.items(), key=lambda entry: order(entry[1]), default=None)
+        return min(present.items(), key=lambda entry: progress_order(entry[1]), default=None)
 
 
 def place_text(step: int, phase: str) -> str:

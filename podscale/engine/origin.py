@@ -7,20 +7,20 @@ from typing import Any
 import numpy.typing as npt
 
 from podscale import models
-from podscale.checkpoint.layout import Entry, Snapshot, complete_entries, read_snapshot
+from podscale.checkpoint.layout import CheckpointEntry, Snapshot, complete_entries, read_snapshot
 from podscale.config import RunConfig
 from podscale.config.identity import differences, result_values
-from podscale.ensemble import run_directory
+from podscale.ensemble import resolve_run_directory
 from podscale.errors import InputError
 from podscale.shards.shardset import ShardSet
 
-EPOCH = "epoch"
+EPOCH_KEY = "epoch"
 """In the meta of a checkpoint: the passes over the training split that it is after."""
-MODEL = "model/"
+MODEL_PREFIX = "model/"
 
 
 @dataclass(frozen=True)
-class Origin:
+class InitialWeights:
     """arrays: weights and statistics by the catalogue's names, fp32. told: where they are from, for progress, model
     card and report: `run`, `step`, `epoch` (there), `epochs` (trained before, over all runs that led there)."""
 
@@ -28,7 +28,7 @@ class Origin:
     told: dict[str, Any]
 
 
-def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
+def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeights | None:
     """What a run begins with that has no checkpoint of its own yet; None where with initial weights.
 
     Raises InputError where there is no such checkpoint, or it is of another model or of other classes.
@@ -36,7 +36,7 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
     start = config.train.start_from
     if start.run is None:
         return None
-    run = run_directory(config, start.run)
+    run = resolve_run_directory(config, start.run)
     entries = complete_entries(run.checkpoints)
     if not entries:
         raise InputError(
@@ -45,9 +45,9 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
             got=start.run,
             hint="Train that run first.",
         )
-    entry = entries[0] if start.epoch is None else _at(entries, start.epoch, start.run)
+    entry = entries[0] if start.epoch is None else _entry_of_epoch(entries, start.epoch, start.run)
     saved = entry.manifest.identity
-    known, wanted = _of_model(saved.result), _of_model(result_values(config))
+    known, wanted = _model_options(saved.result), _model_options(result_values(config))
     conflicts = differences(known, {name: value for name, value in wanted.items() if name in known})
     if conflicts:
         listing = "\n".join(f"  {conflict}" for conflict in conflicts)
@@ -62,18 +62,20 @@ def find_origin(config: RunConfig, shard_set: ShardSet) -> Origin | None:
         snapshot = read_snapshot(entry)
     except ValueError as error:
         raise InputError(f"this checkpoint cannot be used: {error}", field=str(entry.path)) from None
-    arrays = {name.removeprefix(MODEL): a for name, a in snapshot.arrays.items() if name.startswith(MODEL)}
+    arrays = {
+        name.removeprefix(MODEL_PREFIX): a for name, a in snapshot.arrays.items() if name.startswith(MODEL_PREFIX)
+    }
     # Names and shapes too, because an option that the saving version did not know may change them.
-    spec = models.spec(config.model, len(shard_set.classes))
+    spec = models.model_spec(config.model, len(shard_set.classes))
     wants = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
     if {name: array.shape for name, array in arrays.items()} != wants:
         raise InputError("these weights have other names or shapes than this model", field=str(entry.path))
-    return Origin(arrays, _told(start.run, snapshot))
+    return InitialWeights(arrays, _provenance(start.run, snapshot))
 
 
-def _at(entries: list[Entry], epoch: float, run: str) -> Entry:
+def _entry_of_epoch(entries: list[CheckpointEntry], epoch: float, run: str) -> CheckpointEntry:
     """The checkpoint of an epoch: the first one that has seen all of it, less than an update later."""
-    known = [(float(entry.manifest.meta[EPOCH]), entry) for entry in entries if EPOCH in entry.manifest.meta]
+    known = [(float(entry.manifest.meta[EPOCH_KEY]), entry) for entry in entries if EPOCH_KEY in entry.manifest.meta]
     for at, entry in known:
         if -1e-6 <= at - epoch < at / entry.step - 1e-6:
             return entry
@@ -86,11 +88,11 @@ def _at(entries: list[Entry], epoch: float, run: str) -> Entry:
     )
 
 
-def _of_model(result: Mapping[str, Any]) -> dict[str, Any]:
+def _model_options(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name.startswith("model.")}
 
 
-def _told(run: str, snapshot: Snapshot) -> dict[str, Any]:
-    epoch = float(snapshot.meta.get(EPOCH, 0.0))
+def _provenance(run: str, snapshot: Snapshot) -> dict[str, Any]:
+    epoch = float(snapshot.meta.get(EPOCH_KEY, 0.0))
     before = float(snapshot.meta.get("progress", {}).get("origin", {}).get("epochs", 0.0))
     return {"run": run, "step": snapshot.step, "epoch": epoch, "epochs": round(before + epoch, 6)}

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-Phase = Callable[[str], AbstractContextManager[None]]
+PhaseTimer = Callable[[str], AbstractContextManager[None]]
 """Measures one phase of a step by name."""
 
 

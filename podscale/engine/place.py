@@ -10,12 +10,12 @@ from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError
 from podscale.rundir import RunDirectory
-from podscale.rundir.lease import fence
-from podscale.worker_exit import RankOutcome, end_process
+from podscale.rundir.lease import lease_fence
+from podscale.worker_exit import WorkerReport, report_and_exit
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerEnv:
     """One rank's part of a stage.
 
     config: the resolved document. stage: `train` or `evaluate`. shard_set: its location. rank_directory: local to the
@@ -30,7 +30,7 @@ class Place:
     rank: int
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> "Place":
+    def of(cls, environment: Mapping[str, str] = os.environ) -> "WorkerEnv":
         """Read what the supervisor passes to a worker (docs/environment.md), and RANK."""
         return cls(
             config=RunConfig.model_validate_json(environment[env.CONFIG]),
@@ -43,8 +43,8 @@ class Place:
 
     def end(self, error: PodscaleError) -> NoReturn:
         """Ends this process because of `error`, from whichever thread finds it."""
-        end_process(self.rank_directory, self.rank, RankOutcome(int(error.exit_code), str(error)))
+        report_and_exit(self.rank_directory, self.rank, WorkerReport(int(error.exit_code), str(error)))
 
     def fence_of(self, run: RunDirectory) -> Callable[[], None] | None:
         """Raises where a newer launch writes the run directory; None without a lease."""
-        return None if self.fence is None else fence(run.lease, self.fence)
+        return None if self.fence is None else lease_fence(run.lease, self.fence)

@@ -5,25 +5,25 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from podscale.engine.place import Place
+from podscale.engine.place import WorkerEnv
 from podscale.engine.world import World
 from podscale.evaluate import predictions
 from podscale.evaluate.predictions import Predictions
-from podscale.input import Loader
+from podscale.input.batch import Loader
 from podscale.rundir import RunDirectory
 from podscale.telemetry.evaluating import EvaluationMetrics
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 
-Predict = Callable[[], Predictions | None]
+PredictFunction = Callable[[], Predictions | None]
 """The predictions of the whole split on rank 0, None elsewhere; all ranks call it."""
 
 
-def predict_all(
-    place: Place,
+def run_evaluation_stage(
+    place: WorkerEnv,
     world: World,
     run: RunDirectory,
-    prepare: Callable[[Callable[[int], None]], tuple[Loader, Predict]],
+    prepare: Callable[[Callable[[int], None]], tuple[Loader, PredictFunction]],
     barrier: Callable[[], None],
 ) -> None:
     """Has an engine predict, counts what it does, and leaves predictions and their time in the run directory.
@@ -44,7 +44,7 @@ def predict_all(
             metrics.evaluated(*found.accuracies())
     if found is not None:
         seconds = round(time.perf_counter() - started, 6)
-        predictions.write(run.predictions, found)
+        predictions.write_predictions(run.predictions, found)
         with EventLog(run.metrics, place.fence_of(run)) as events:
             events.event("evaluated", images=len(found), seconds=seconds, processes=world.size)
     barrier()

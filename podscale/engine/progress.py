@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come; kept in a checkpoint's meta.
 
     step: updates done, masked ones included. skipped: masked updates, in all and at the end in a row.

@@ -15,26 +15,26 @@ from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
-from podscale.engine.meeting import Meeting
-from podscale.engine.notes import Census, Note, Whereabouts
-from podscale.store import FAILED, Store, StoreError, StoreTimeout
+from podscale.engine.meeting import RankGroup
+from podscale.engine.notes import HeartbeatRecord, PeerStatus, ProgressTracker
+from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
 
-SECONDS = 1.0
+INTERVAL_SECONDS = 1.0
 """Between two notes of a rank; in large worlds more, so that the store never takes over `WRITES` a second."""
-WRITES = 1000.0
-PATIENCE = 3.5
+MAX_WRITES_PER_SECOND = 1000.0
+MISSED_HEARTBEATS = 3.5
 """Notes that a living rank may miss before it counts as missing."""
-STORE_PATIENCE = 5.0
+STORE_TIMEOUT_HEARTBEATS = 5.0
 """Notes in whose time the store answers, or never will."""
-HANG = "pulse/hang"
+HANG_KEY = "pulse/hang"
 """Which rank was the first to call it a hang: then all write down what they were doing."""
 
 
-class Trouble(Protocol):
+class TroubleHandler(Protocol):
     def __call__(self, reason: str, *, hang: bool) -> None: ...
 
 
-class Pulse:
+class RankHeartbeat:
     """Writes this rank's notes and reads those of all.
 
     on_trouble: called once, on a thread of its own, where an update takes longer than the limit of `whereabouts`, and
@@ -45,19 +45,19 @@ class Pulse:
 
     def __init__(
         self,
-        meeting: Meeting,
-        whereabouts: Whereabouts,
+        meeting: RankGroup,
+        whereabouts: ProgressTracker,
         *,
         seconds: float | None = None,
         deaf_seconds: float | None = None,
-        on_trouble: Trouble = lambda reason, *, hang: None,
+        on_trouble: TroubleHandler = lambda reason, *, hang: None,
     ) -> None:
         self._meeting, self._whereabouts = meeting, whereabouts
-        self._seconds = seconds or max(SECONDS, meeting.size / WRITES)
-        self._store_seconds = STORE_PATIENCE * self._seconds
+        self._seconds = seconds or max(INTERVAL_SECONDS, meeting.size / MAX_WRITES_PER_SECOND)
+        self._store_seconds = STORE_TIMEOUT_HEARTBEATS * self._seconds
         self._deaf_seconds, self._on_trouble = deaf_seconds, on_trouble
         self._beat = 0
-        self._first: Note | None = None
+        self._first: HeartbeatRecord | None = None
         """The newest note of rank 0: the store may end with it."""
         self._over = threading.Event()
         self._spoken = False
@@ -88,20 +88,20 @@ class Pulse:
         """Whether any rank calls it a hang."""
         found: list[bool] = []
         self._bounded(
-            lambda: found.append(self._meeting.own_store(self._store_seconds).check(HANG)), self._store_seconds
+            lambda: found.append(self._meeting.own_store(self._store_seconds).check(HANG_KEY)), self._store_seconds
         )
         return any(found)
 
-    def census(self) -> Census:
+    def census(self) -> PeerStatus:
         """How the other ranks are; takes up to `PATIENCE` notes and never hangs."""
-        found: list[Census] = []
-        self._bounded(lambda: found.append(self._look()), PATIENCE * self._seconds + self._store_seconds)
+        found: list[PeerStatus] = []
+        self._bounded(lambda: found.append(self._look()), MISSED_HEARTBEATS * self._seconds + self._store_seconds)
         if found:
             return found[0]
-        return Census(missing={0: self._first}) if self._first is not None else Census()
+        return PeerStatus(missing={0: self._first}) if self._first is not None else PeerStatus()
 
     def _run(self) -> None:
-        still, quiet = _Stillness(), _Stillness()
+        still, quiet = _UnchangedTimer(), _UnchangedTimer()
         store: Store | None = None
         gone = ""
         ticked = time.monotonic()
@@ -121,7 +121,7 @@ class Pulse:
                 store = store or self._meeting.own_store(self._store_seconds)
                 self._write(store)
                 if self._meeting.rank != 0:
-                    self._first = _read(store, [0])[0]
+                    self._first = _read_records(store, [0])[0]
                 self._listen(store, still_seconds)
             except StoreTimeout:
                 continue  # rank 0 has not said anything yet
@@ -130,7 +130,7 @@ class Pulse:
 
     def _miss_store(self, gone: str, still_seconds: float) -> None:
         """Nobody can say any more how the others are; with the store its whole pod may be gone."""
-        if self._deaf_seconds is not None and still_seconds > PATIENCE * self._seconds:
+        if self._deaf_seconds is not None and still_seconds > MISSED_HEARTBEATS * self._seconds:
             self._speak(gone, hang=False)
 
     def _time_out(self, quiet_seconds: float, still_seconds: float) -> None:
@@ -147,13 +147,15 @@ class Pulse:
     def _listen(self, store: Store, still_seconds: float) -> None:
         """Speaks up for a main thread that hears nothing of what has become of the others."""
         deaf = self._deaf_seconds
-        if still_seconds > PATIENCE * self._seconds:
-            if store.check(HANG):
-                self._speak(f"rank {store.get([HANG])[0]} calls it a hang", hang=True)
-            elif deaf is not None and store.check(FAILED):
+        if still_seconds > MISSED_HEARTBEATS * self._seconds:
+            if store.check(HANG_KEY):
+                self._speak(f"rank {store.get([HANG_KEY])[0]} calls it a hang", hang=True)
+            elif deaf is not None and store.check(FAILED_KEY):
                 self._beats_since_failure += 1
-                if self._beats_since_failure > PATIENCE:  # the main thread may be about to hear of it, and knows more
-                    self._speak(f"rank {store.get([FAILED])[0]} has failed", hang=False)
+                if (
+                    self._beats_since_failure > MISSED_HEARTBEATS
+                ):  # the main thread may be about to hear of it, and knows more
+                    self._speak(f"rank {store.get([FAILED_KEY])[0]} has failed", hang=False)
             elif deaf is not None and still_seconds > deaf and not self._looking:  # the network is being compiled?
                 self._looking = True
                 threading.Thread(target=self._look_out, args=(still_seconds,), name="look-out", daemon=True).start()
@@ -174,30 +176,30 @@ class Pulse:
 
     def _say_hang(self) -> None:
         store = self._meeting.own_store(self._store_seconds)
-        if not store.check(HANG):
-            store.set(HANG, str(self._meeting.rank))
+        if not store.check(HANG_KEY):
+            store.set(HANG_KEY, str(self._meeting.rank))
 
     def _say(self, ended: str, follows: bool, stay: bool) -> None:
         store = self._meeting.own_store(self._store_seconds)
         self._beat += 1
         self._write(store, ended or "it is done", follows=follows)
         if ended and not follows:
-            store.set(FAILED, str(self._meeting.rank))
+            store.set(FAILED_KEY, str(self._meeting.rank))
         while stay and self._look().alive:
             time.sleep(self._seconds / 4)
 
-    def _look(self) -> Census:
+    def _look(self) -> PeerStatus:
         """Looks at the notes until each has changed, or should have."""
         store = self._meeting.own_store(self._store_seconds)
         others = [rank for rank in range(self._meeting.size) if rank != self._meeting.rank]
-        first, deadline = _read(store, others), time.monotonic() + PATIENCE * self._seconds
+        first, deadline = _read_records(store, others), time.monotonic() + MISSED_HEARTBEATS * self._seconds
         while True:
-            now = _read(store, others)
+            now = _read_records(store, others)
             ended = {rank: note for rank, note in now.items() if note.ended}
             same = {rank: note for rank, note in now.items() if rank not in ended and note.beat == first[rank].beat}
             if not same or time.monotonic() > deadline:
                 alive = {rank: note for rank, note in now.items() if rank not in ended and rank not in same}
-                return Census(missing=same, ended=ended, alive=alive)
+                return PeerStatus(missing=same, ended=ended, alive=alive)
             time.sleep(self._seconds / 4)
 
     def _bounded(self, work: Callable[[], None], seconds: float) -> None:
@@ -213,11 +215,11 @@ class Pulse:
 
     def _write(self, store: Store, ended: str = "", *, follows: bool = False) -> None:
         at = self._whereabouts
-        note = Note(self._beat, at.step, at.phase, socket.gethostname(), os.getpid(), ended, follows)
-        store.set(_key(self._meeting.rank), json.dumps(asdict(note)))
+        note = HeartbeatRecord(self._beat, at.step, at.phase, socket.gethostname(), os.getpid(), ended, follows)
+        store.set(_record_key(self._meeting.rank), json.dumps(asdict(note)))
 
 
-class _Stillness:
+class _UnchangedTimer:
     """Seconds since a number last changed."""
 
     def __init__(self) -> None:
@@ -230,10 +232,10 @@ class _Stillness:
         return self._seconds
 
 
-def _key(rank: int) -> str:
+def _record_key(rank: int) -> str:
     return f"pulse/{rank}"
 
 
-def _read(store: Store, ranks: list[int]) -> dict[int, Note]:
-    texts = store.get([_key(rank) for rank in ranks])
-    return {rank: Note(**json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}
+def _read_records(store: Store, ranks: list[int]) -> dict[int, HeartbeatRecord]:
+    texts = store.get([_record_key(rank) for rank in ranks])
+    return {rank: HeartbeatRecord(**json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}

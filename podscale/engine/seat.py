@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from podscale import env, processes
 from podscale.errors import InputError
 
-NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankEnv:
     """Process `rank` of `size`, `local_rank` of `local_size` in its pod, in slice `slice_` of `slices`.
 
     address, port: of the store by which they meet; empty and 0 for a process alone.
@@ -32,14 +32,14 @@ class Seat:
     slices: int = 1
 
 
-def read_seat(environment: Mapping[str, str] = os.environ) -> Seat:
+def read_rank_env(environment: Mapping[str, str] = os.environ) -> RankEnv:
     """The place that the spawner gave to this process; alone where there is none.
 
     Raises InputError for variables that are half set or make no sense together.
     """
     if environment.get("WORLD_SIZE", "1") == "1" and env.STORE not in environment:
-        return Seat()
-    missing = [name for name in (*NUMBERS, env.STORE) if not environment.get(name)]
+        return RankEnv()
+    missing = [name for name in (*RANK_VARIABLES, env.STORE) if not environment.get(name)]
     if (env.SLICE in environment) != (env.SLICES in environment) and env.SLICES in environment:
         missing.append(env.SLICE)
     if missing:
@@ -48,12 +48,12 @@ def read_seat(environment: Mapping[str, str] = os.environ) -> Seat:
             field=missing[0],
             hint="`podscale train` starts ranks with all of it.",
         )
-    rank, size, local_rank, local_size = (env.number(name, environment[name]) for name in NUMBERS)
+    rank, size, local_rank, local_size = (env.number(name, environment[name]) for name in RANK_VARIABLES)
     address, _, port = environment[env.STORE].rpartition(":")
     slice_, slices = 0, 1
     if env.SLICES in environment:
         slice_, slices = env.number(env.SLICE, environment[env.SLICE]), env.number(env.SLICES, environment[env.SLICES])
-    seat = Seat(rank, size, local_rank, local_size, address, env.number(env.STORE, port), slice_, slices)
+    seat = RankEnv(rank, size, local_rank, local_size, address, env.number(env.STORE, port), slice_, slices)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size and 0 <= slice_ < slices):
         raise InputError(f"the numbers of this rank contradict each other: {seat}", field="RANK", got=rank)
     return seat
@@ -63,4 +63,4 @@ def launch_age(environment: Mapping[str, str] = os.environ) -> float:
     """Return the seconds since this launch began: with the pod, or with the process if torchrun restarted it."""
     began = env.read_seconds(env.LIFE_BEGAN, environment)
     again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return processes.age() if began is None or again else max(0.0, time.monotonic() - began)
+    return processes.process_age() if began is None or again else max(0.0, time.monotonic() - began)

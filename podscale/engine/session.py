@@ -11,29 +11,29 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale import models, schedules
-from podscale.checkpoint import Checkpoints, Snapshot
+from podscale.checkpoint import CheckpointStore, Snapshot
 from podscale.config import RunConfig
-from podscale.engine.evaluation import Evaluation
-from podscale.engine.export import Trained, export
-from podscale.engine.meters import Meters
-from podscale.engine.monitor import Monitor
-from podscale.engine.origin import EPOCH, Origin
-from podscale.engine.progress import Progress
+from podscale.engine.evaluation import EvaluationResult
+from podscale.engine.export import TrainedModel, export_model
+from podscale.engine.meters import Gauges
+from podscale.engine.monitor import TrainingLogger
+from podscale.engine.origin import EPOCH_KEY, InitialWeights
+from podscale.engine.progress import RunProgress
 from podscale.engine.stop import StopRequest
-from podscale.engine.word import Control, Word
+from podscale.engine.word import StepStatus, StepSync
 from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
-from podscale.input import Loader
+from podscale.input.batch import Loader
 
-DIVERGED = "had a loss or gradient that is not finite"
+NONFINITE_MESSAGE = "had a loss or gradient that is not finite"
 """What the error of a training says whose weights or loss left the numbers."""
 
 
-class State(Protocol):
+class TrainState(Protocol):
     """Everything that a resumed run needs, equal on all ranks."""
 
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> RunProgress: ...
 
     @property
     def optimizer_bytes(self) -> int:
@@ -48,7 +48,7 @@ class Evaluator(Protocol):
 
 
 @dataclass(kw_only=True)
-class Session(ABC):
+class Trainer(ABC):
     """One rank of one training: what it decides, the same on all ranks, and what it asks of an engine to do."""
 
     config: RunConfig
@@ -56,15 +56,15 @@ class Session(ABC):
     classes: list[str]
     spec: models.ModelSpec
     model_directory: Path
-    state: State
+    state: TrainState
     loader: Loader
     evaluation_loader: Loader
     evaluator: Evaluator
-    control: Control
-    monitor: Monitor
-    checkpoints: Checkpoints
+    control: StepSync
+    monitor: TrainingLogger
+    checkpoints: CheckpointStore
     stop: StopRequest
-    origin: Callable[[], Origin | None]
+    origin: Callable[[], InitialWeights | None]
     """What the run begins with where it has no checkpoint of its own; rank 0 asks."""
     training_images: int
     stopping: bool = False
@@ -80,7 +80,7 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def updates(self) -> Iterator[list[Word]]:
+    def updates(self) -> Iterator[list[StepStatus]]:
         """Carries out updates up to the end of the run, and yields after each, or after several of them.
 
         What it yields are the words that are due. Never are several carried out over a step at which something
@@ -88,7 +88,7 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def measure(self, *, averaged: bool) -> Evaluation | None:
+    def measure(self, *, averaged: bool) -> EvaluationResult | None:
         """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile.
 
         averaged: the running average of the weights in their place, where the document has one kept.
@@ -118,7 +118,7 @@ class Session(ABC):
         """Ends loaders, the writer and what else the engine keeps; safe after an error."""
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         return self.state.progress
 
     @cached_property
@@ -138,13 +138,13 @@ class Session(ABC):
     @cached_property
     def rates(self) -> npt.NDArray[np.float64]:
         """The learning rate of every update, for the log."""
-        return schedules.values(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
+        return schedules.hyperparameters_at(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
 
     def started(self, resumed: bool) -> None:
         """Reports the beginning."""
         flops = self.spec.training_flops(self.config.input.image_size)
         self.monitor.measure(
-            Meters(self.config, self.world, self.loader, flops, self.checkpoint_steps, self.device_memory)
+            Gauges(self.config, self.world, self.loader, flops, self.checkpoint_steps, self.device_memory)
         )
         self.monitor.started(
             resumed=resumed,
@@ -168,7 +168,7 @@ class Session(ABC):
             self._side = side
             self.monitor.image_cost(self.spec.training_flops(side))
 
-    def heed(self, words: list[Word]) -> bool:
+    def heed(self, words: list[StepStatus]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
 
         Every rank gets the same words after the same update, so every rank does the same.
@@ -184,7 +184,7 @@ class Session(ABC):
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
-                    f"{progress.skipped_in_a_row} steps in a row (up to step {word.step}) {DIVERGED}",
+                    f"{progress.skipped_in_a_row} steps in a row (up to step {word.step}) {NONFINITE_MESSAGE}",
                     field="train.max_nonfinite",
                     got=limit,
                     hint="They were masked, so the weights are those from before. Lower train.schedule.learning_rate, "
@@ -217,13 +217,13 @@ class Session(ABC):
     def evaluates_after(self, step: int) -> bool:
         """Whether the document asks for an evaluation after so many updates."""
         every = self.config.evaluate.every_epochs * self.steps_per_epoch
-        return step == self.steps or schedules.crosses(step, every)
+        return step == self.steps or schedules.completes_period(step, every)
 
     def saves_after(self, step: int) -> bool:
         """Whether the document asks for a checkpoint after so many updates."""
         settings = self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
-        by_epochs = schedules.crosses(step, settings.every_epochs * self.steps_per_epoch)
+        by_epochs = schedules.completes_period(step, settings.every_epochs * self.steps_per_epoch)
         return step == self.end or step in self._snapshots or by_steps or by_epochs
 
     def interrupts(self, step: int) -> bool:
@@ -278,7 +278,7 @@ class Session(ABC):
             self.heed(self.control.drain())  # what is known of every update so far belongs to the state
             snapshot = self.capture()
             if snapshot is not None:
-                snapshot.meta[EPOCH] = round(self.progress.step / self.steps_per_epoch, 6)
+                snapshot.meta[EPOCH_KEY] = round(self.progress.step / self.steps_per_epoch, 6)
                 self.checkpoints.save(snapshot, top1=self.progress.top1)
                 if wait:
                     self.checkpoints.wait()
@@ -292,6 +292,6 @@ class Session(ABC):
         beside = self.model_arrays(averaged=not self.averaged) if self.keeps_average else None
         if self.world.first:
             self.checkpoints.wait()
-            export(arrays, Trained(self.config, self.classes, self.progress), self.model_directory, beside)
+            export_model(arrays, TrainedModel(self.config, self.classes, self.progress), self.model_directory, beside)
         self.barrier()
         self.monitor.finished(self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation)

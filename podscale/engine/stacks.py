@@ -12,12 +12,12 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
-Recorder = Callable[[Path], str]
+FlightRecorder = Callable[[Path], str]
 """Writes what an engine's collectives were at to a file; a line on what became of it."""
 
 
-def write_stacks(
-    folder: Path, rank: int, why: str, failure: BaseException | None = None, recorder: Recorder | None = None
+def dump_stacks(
+    folder: Path, rank: int, why: str, failure: BaseException | None = None, recorder: FlightRecorder | None = None
 ) -> None:
     """Adds to <folder>/rank-<k>.txt, and writes the recorder's state to rank-<k>.flight.json. Never raises.
 

@@ -3,24 +3,24 @@
 from collections.abc import Callable
 
 from podscale import env
-from podscale.checkpoint import Checkpoints
-from podscale.engine.checkpoints import open_checkpoints
-from podscale.engine.monitor import Monitor, monitoring
-from podscale.engine.notes import Whereabouts
-from podscale.engine.place import Place
-from podscale.engine.session import Session
+from podscale.checkpoint import CheckpointStore
+from podscale.engine.checkpoints import open_checkpoint_store
+from podscale.engine.monitor import TrainingLogger, open_training_logger
+from podscale.engine.notes import ProgressTracker
+from podscale.engine.place import WorkerEnv
+from podscale.engine.session import Trainer
 from podscale.engine.trainer import TrainResult, train
 from podscale.engine.world import World
 from podscale.errors import InputError, Preempted
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
 
-Build = Callable[[Checkpoints, Monitor], Session]
+TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]
 """An engine's session, of what this rank saves and tells."""
 
 
-def carry_out(
-    place: Place, whereabouts: Whereabouts, training: Callable[[], object], evaluation: Callable[[], object]
+def run_worker_stage(
+    place: WorkerEnv, whereabouts: ProgressTracker, training: Callable[[], object], evaluation: Callable[[], object]
 ) -> None:
     """Carries out the stage that the place names. Raises InputError for one that engines do not have."""
     match place.stage:
@@ -33,13 +33,18 @@ def carry_out(
             raise InputError("this engine has the stages train and evaluate", field=env.STAGE, got=place.stage)
 
 
-def train_run(
-    place: Place, world: World, shard_set: ShardSet, run: RunDirectory, whereabouts: Whereabouts, build: Build
+def run_training_stage(
+    place: WorkerEnv,
+    world: World,
+    shard_set: ShardSet,
+    run: RunDirectory,
+    whereabouts: ProgressTracker,
+    build: TrainerBuilder,
 ) -> TrainResult:
     """Trains; checkpoints and the final model go to the run directory."""
     config, may_write = place.config, place.fence_of(run)
-    with monitoring(config, world, run, place.rank_directory, may_write, whereabouts) as monitor:
-        session = build(open_checkpoints(config, run, shard_set, may_write, monitor.checkpoint), monitor)
+    with open_training_logger(config, world, run, place.rank_directory, may_write, whereabouts) as monitor:
+        session = build(open_checkpoint_store(config, run, shard_set, may_write, monitor.checkpoint), monitor)
         try:
             return train(session)
         except Preempted:

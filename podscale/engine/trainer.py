@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from podscale.engine.session import Session
+from podscale.engine.session import Trainer
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class TrainResult:
     evaluation: dict[str, float]
 
 
-def train(session: Session) -> TrainResult:
+def train(session: Trainer) -> TrainResult:
     """Trains from the newest checkpoint, or from the start, to the end of the run; every rank calls it.
 
     Raises Preempted after a stop request, once the state is saved; InputError where the checkpoints belong to another

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-LAG = 2
+STATUS_LAG = 2
 """Updates (or calls of several) between sending a word and acting on it."""
 
-_MOST_MILLISECONDS = 2**15 - 1
+_MAX_MILLISECONDS = 2**15 - 1
 
 
 @dataclass(frozen=True)
-class Word:
+class StepStatus:
     """What all ranks agree on about update `step`: the same on each of them."""
 
     step: int
@@ -30,26 +30,26 @@ class Word:
     grad_norm: float | None = None
 
 
-class Control(Protocol):
+class StepSync(Protocol):
     """Hands out agreed words, each once, oldest first."""
 
-    def due(self) -> list[Word]:
+    def due(self) -> list[StepStatus]:
         """Those that were sent long enough ago to have arrived without waiting; the same on all ranks."""
         ...
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[StepStatus]:
         """Every word not handed out yet; waits for the newest."""
         ...
 
 
 def pack(rank: int, *, stop: bool, busy: float) -> list[int]:
     """What a rank brings to the word: stop, masked (filled in where that is known), slowest, fastest; busy in s."""
-    milliseconds = min(round(busy * 1000), _MOST_MILLISECONDS)
+    milliseconds = min(round(busy * 1000), _MAX_MILLISECONDS)
     return [int(stop), 0, milliseconds << 16 | rank, -milliseconds]
 
 
-def unpack(step: int, agreed: Sequence[int], loss: float, grad_norm: float | None) -> Word:
+def unpack(step: int, agreed: Sequence[int], loss: float, grad_norm: float | None) -> StepStatus:
     """The word of an update from the four integers under MAX."""
     stop, masked, slowest, fastest = agreed
     slow = {"slowest_rank": slowest & 0xFFFF, "slowest_milliseconds": slowest >> 16, "fastest_milliseconds": -fastest}
-    return Word(step, bool(stop), not masked, loss, **slow, grad_norm=grad_norm)
+    return StepStatus(step, bool(stop), not masked, loss, **slow, grad_norm=grad_norm)

@@ -4,18 +4,18 @@ from pathlib import Path
 
 from podscale.evaluate.evaluation import Claim
 from podscale.evaluate.report import figures
-from podscale.evaluate.report.gather import ReportData, gather
+from podscale.evaluate.report.gather import ReportData, read_report_data
 from podscale.files import write_atomically
 from podscale.shards.shardset import ShardSet
 from podscale.text import printable
 
 LISTED_CLASSES = 50
-WEAKEST = 5
+WEAKEST_CLASSES = 5
 
 
 def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
     """Writes <run>/model/README.md and returns its path; the directory must exist."""
-    data = gather(Path(run_directory), shard_set)
+    data = read_report_data(Path(run_directory), shard_set)
     path = data.run.model / "README.md"
     write_atomically(path, model_card(data))
     return path
@@ -23,58 +23,68 @@ def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | Non
 
 def model_card(data: ReportData) -> str:
     """The card in Markdown; text from data (class names, paths) is escaped."""
-    parts = [_head(data), _figures(data), _limits(data), _data(data), _recipe(data), _loading(data)]
+    parts = [
+        _header_section(data),
+        _scores_section(data),
+        _limits_section(data),
+        _data_section(data),
+        _recipe_section(data),
+        _usage_section(data),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def inline(value: object) -> str:
+def escape_markdown(value: object) -> str:
     """Text as Markdown shows it literally, on one line."""
     shown = printable(str(value)).replace("\n", "\\n")
     return "".join(f"\\{c}" if c in "\\`*_[]<>#|~$&" else c for c in shown)
 
 
-def _head(data: ReportData) -> str:
+def _header_section(data: ReportData) -> str:
     if data.config is None:
-        return f"# {inline(data.name)}"
+        return f"# {escape_markdown(data.name)}"
     size = data.config.eval_image_size
     return (
-        f"# {inline(data.name)}\n\nAn image classifier: {data.config.model.name} over {len(data.classes)} classes, for "
+        f"# {escape_markdown(data.name)}\n\nAn image classifier: {data.config.model.name} over {len(data.classes)} classes, for "
         f"RGB images of {size} x {size} pixels. Trained with Podscale."
     )
 
 
-def _figures(data: ReportData) -> str:
+def _scores_section(data: ReportData) -> str:
     if data.evaluation is None:
         reasons = [entry.why for entry in data.missing if entry.what == "the scores"]
-        return f"## Figures\n\nNot evaluated: {inline(reasons[0] if reasons else 'no evaluation was found')}"
+        return f"## Figures\n\nNot evaluated: {escape_markdown(reasons[0] if reasons else 'no evaluation was found')}"
     found, speed = data.evaluation.figures, data.evaluation.throughput
     low, high = found.top1_interval
     rows = [
-        ("top-1 accuracy", f"{figures.percent(found.top1, 2)} (95 % interval {100 * low:.2f} to {100 * high:.2f})"),
-        (f"top-{found.top5_k} accuracy", figures.percent(found.top5, 2)),
-        ("mean class accuracy", figures.percent(found.balanced_accuracy, 2)),
-        ("cross-entropy", f"{figures.decimal(found.loss, 4)} nats"),
-        ("expected calibration error", f"{figures.percent(found.ece, 2)} (15 bins)"),
-        ("training throughput", f"{figures.rate(speed.training_images_per_second)} images/s"),
-        ("training time", figures.duration(speed.training_seconds)),
-        *_claimed(data.evaluation.claim),
+        (
+            "top-1 accuracy",
+            f"{figures.format_percent(found.top1, 2)} (95 % interval {100 * low:.2f} to {100 * high:.2f})",
+        ),
+        (f"top-{found.top5_k} accuracy", figures.format_percent(found.top5, 2)),
+        ("mean class accuracy", figures.format_percent(found.balanced_accuracy, 2)),
+        ("cross-entropy", f"{figures.format_decimal(found.loss, 4)} nats"),
+        ("expected calibration error", f"{figures.format_percent(found.ece, 2)} (15 bins)"),
+        ("training throughput", f"{figures.format_rate(speed.training_images_per_second)} images/s"),
+        ("training time", figures.format_seconds(speed.training_seconds)),
+        *_claim_rows(data.evaluation.claim),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     split = data.evaluation.identity.split
     return f"## Figures\n\nOn the {found.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
 
 
-def _claimed(claim: Claim) -> list[tuple[str, str]]:
+def _claim_rows(claim: Claim) -> list[tuple[str, str]]:
     """The figures of the published run, as far as it gives them; where they are from stands in the last."""
     top1, minutes, rate = claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed
-    rows = [] if top1 is None else [("top-1 claimed by the published run", figures.percent(top1, 2))]
-    rows += [] if minutes is None else [("training time claimed", figures.duration(60 * minutes))]
-    rows += [] if rate is None else [("training throughput claimed", f"{figures.rate(rate)} images/s")]
-    where = ", ".join(inline(part) for part in (claim.hardware, claim.source) if part)
+    rows = [] if top1 is None else [("top-1 claimed by the published run", figures.format_percent(top1, 2))]
+    rows += [] if minutes is None else [("training time claimed", figures.format_seconds(60 * minutes))]
+    rows += [] if rate is None else [("training throughput claimed", f"{figures.format_rate(rate)} images/s")]
+    where = ", ".join(escape_markdown(part) for part in (claim.hardware, claim.source) if part)
     return [*rows, ("claimed on", where)] if rows and where else rows
 
 
-def _limits(data: ReportData) -> str:
+def _limits_section(data: ReportData) -> str:
     lines = [
         f"- It knows {len(data.classes)} classes and always names one of them, whatever the image shows.",
         "- The figures hold for images like those of the validation split; other cameras, places or times may differ.",
@@ -83,22 +93,25 @@ def _limits(data: ReportData) -> str:
     ]
     if data.evaluation is not None:
         weak = sorted((c for c in data.evaluation.per_class if c.accuracy is not None), key=lambda c: c.accuracy or 0)
-        named = ", ".join(f"{inline(c.name)} ({figures.percent(c.accuracy)} of {c.samples})" for c in weak[:WEAKEST])
+        named = ", ".join(
+            f"{escape_markdown(c.name)} ({figures.format_percent(c.accuracy)} of {c.samples})"
+            for c in weak[:WEAKEST_CLASSES]
+        )
         lines.append(f"- Weakest classes: {named}.")
         if empty := sum(c.samples == 0 for c in data.evaluation.per_class):
             lines.append(f"- {empty} classes have no validation image: nothing is known about them.")
     return "## Limits\n\n" + "\n".join(lines)
 
 
-def _data(data: ReportData) -> str:
+def _data_section(data: ReportData) -> str:
     if data.shards is None:
         return ""
     manifest = data.shards.manifest
     counts = ", ".join(f"{split.count} {name}" for name, split in manifest.splits.items())
-    listed = ", ".join(inline(name) for name in data.shards.classes[:LISTED_CLASSES])
+    listed = ", ".join(escape_markdown(name) for name in data.shards.classes[:LISTED_CLASSES])
     more = len(data.shards.classes) - LISTED_CLASSES
     return (
-        f"## Data\n\n- Source: {inline(manifest.options.get('source', 'unknown'))}\n- Images: {counts}\n"
+        f"## Data\n\n- Source: {escape_markdown(manifest.options.get('source', 'unknown'))}\n- Images: {counts}\n"
         f"- Left out as unusable: {sum(manifest.rejects.values())}\n"
         f"- Shard set: `{printable(manifest.data_fingerprint)}`, plan `{printable(manifest.plan_fingerprint)}`\n"
         "- Licence of the data: not stated in the run document. Find it out before you pass the weights on.\n"
@@ -106,7 +119,7 @@ def _data(data: ReportData) -> str:
     )
 
 
-def _recipe(data: ReportData) -> str:
+def _recipe_section(data: ReportData) -> str:
     if data.config is None:
         return ""
     train, schedule, optimizer = data.config.train, data.config.train.schedule, data.config.train.optimizer
@@ -116,13 +129,13 @@ def _recipe(data: ReportData) -> str:
         f"- {optimizer.name.upper()}{momentum} weight decay {optimizer.weight_decay:g}",
         f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
-        *([f"- Settings by the recipe {inline(train.recipe_origin)}"] if train.recipe_origin else []),
+        *([f"- Settings by the recipe {escape_markdown(train.recipe_origin)}"] if train.recipe_origin else []),
         "- Everything else is in config.yaml of the run directory",
     ]
     return "## Recipe\n\n" + "\n".join(lines)
 
 
-def _loading(data: ReportData) -> str:
+def _usage_section(data: ReportData) -> str:
     mean, std = "", ""
     if data.config is not None:
         mean = ", ".join(f"{value:g}" for value in data.config.input.mean)

@@ -10,15 +10,15 @@ from pydantic import Field
 
 from podscale.config import RunConfig
 from podscale.evaluate import predictions
-from podscale.evaluate.models import Listed, Together
-from podscale.evaluate.part import Part
-from podscale.evaluate.passes import WAYS, Pass, Way, predictions_path, read_passes
+from podscale.evaluate.models import EvaluatedModel, EvaluatedModels
+from podscale.evaluate.part import SchemaBase
+from podscale.evaluate.passes import COMBINE_METHODS, CombineMethod, EvaluationPass, pass_predictions_path, read_passes
 from podscale.evaluate.predictions import Predictions
 from podscale.evaluate.scores import wilson_interval
 from podscale.text import printable
 
 
-class Answered(Part):
+class ScoreSummary(SchemaBase):
     """What one model, or several together, answered."""
 
     top1: float = Field(ge=0, le=1)
@@ -29,7 +29,7 @@ class Answered(Part):
     images_per_second: float | None = Field(description="Over the split, input included, a pass of its own each.")
 
 
-class SingleModel(Part):
+class SingleModel(SchemaBase):
     """One model and where it comes from."""
 
     name: str = Field(description="The run that trained it.")
@@ -40,70 +40,73 @@ class SingleModel(Part):
     started_epoch: float | None = Field(description="The epoch of that run that the snapshot is of.")
     epochs_before: float = Field(ge=0, description="Epochs trained before its own run, over all runs that led there.")
     epochs: float = Field(gt=0, description="Epochs of its own run.")
-    answered: Answered
-    average: Answered | None = Field(description="With the running average of its weights, where one was kept.")
+    answered: ScoreSummary
+    average: ScoreSummary | None = Field(description="With the running average of its weights, where one was kept.")
 
 
-class Combined(Part):
+class Combination(SchemaBase):
     """One way of combining the members."""
 
-    way: Way
-    answered: Answered
+    way: CombineMethod
+    answered: ScoreSummary
     statistics_seconds: float | None = Field(
         description="Once, before its pass: batch norm's statistics of the mean weights, over training images."
     )
 
 
-class Ensemble(Part):
+class EnsembleScores(SchemaBase):
     """Several models evaluated together."""
 
-    combine: Way = Field(description="The way that the document's figures are of.")
+    combine: CombineMethod = Field(description="The way that the document's figures are of.")
     members: list[SingleModel]
-    combined: list[Combined] = Field(description="`weights` is absent where architectures differ.")
+    combined: list[Combination] = Field(description="`weights` is absent where architectures differ.")
     disagreement: list[list[float]] = Field(description="Share of samples on which two members' first guesses differ.")
     epochs: float = Field(gt=0, description="Trained in all: what members have in common counts once.")
     baseline: SingleModel | None = Field(description="The single model of evaluate.baseline.")
 
     @property
-    def chosen(self) -> Combined:
+    def chosen(self) -> Combination:
         return next(one for one in self.combined if one.way == self.combine)
 
 
-def ensemble_of(config: RunConfig, together: Together, directory: Path) -> Ensemble:
+def build_ensemble_scores(config: RunConfig, together: EvaluatedModels, directory: Path) -> EnsembleScores:
     """The figures of what an evaluation left in `directory`."""
     passes = read_passes(directory)
-    found = {name: predictions.read(predictions_path(directory, name)) for name in [*passes, *_answer_only(directory)]}
+    found = {
+        name: predictions.read_predictions(pass_predictions_path(directory, name))
+        for name in [*passes, *_derived_methods(directory)]
+    }
     names = [f"member-{number}" for number in range(len(together.members))]
     each = [passes[name].seconds for name in names]
     combined = [
-        Combined(
+        Combination(
             way=way,
-            answered=_answered(found[way], [passes[way].seconds] if way in passes else each),
+            answered=_score_summary(found[way], [passes[way].seconds] if way in passes else each),
             statistics_seconds=passes[way].statistics_seconds if way in passes else None,
         )
-        for way in WAYS
+        for way in COMBINE_METHODS
         if way in found
     ]
-    return Ensemble(
+    return EnsembleScores(
         combine=config.evaluate.combine,
         members=[
-            _single(one, passes, found, name, f"average-{number}")
+            _single_model(one, passes, found, name, f"average-{number}")
             for number, (one, name) in enumerate(zip(together.members, names, strict=True))
         ],
         combined=combined,
-        disagreement=disagreement([found[name] for name in names]),
+        disagreement=pairwise_disagreement([found[name] for name in names]),
         epochs=total_epochs(together.members),
-        baseline=_single(together.baseline, passes, found, "baseline") if together.baseline else None,
+        baseline=_single_model(together.baseline, passes, found, "baseline") if together.baseline else None,
     )
 
 
-def disagreement(answers: Sequence[Predictions]) -> list[list[float]]:
+def pairwise_disagreement(answers: Sequence[Predictions]) -> list[list[float]]:
     """Shares of samples whose most probable classes differ, of every two; all must be of the same samples."""
     firsts = [one.sorted_by_key().topk[:, 0] for one in answers]
     return [[float(np.mean(a != b)) for b in firsts] for a in firsts]
 
 
-def total_epochs(members: Sequence[Listed]) -> float:
+def total_epochs(members: Sequence[EvaluatedModel]) -> float:
     """Epochs that went into these models: of a run that several began with, as far as the last of them; and their own.
 
     Runs before that one are counted once with it. What a run was trained on after the last snapshot is not counted,
@@ -116,8 +119,8 @@ def total_epochs(members: Sequence[Listed]) -> float:
     return sum(shared.values()) + sum(float(one.description["training"]["epochs"]) for one in members)
 
 
-def _single(
-    one: Listed, passes: dict[str, Pass], found: dict[str, Predictions], name: str, average: str = ""
+def _single_model(
+    one: EvaluatedModel, passes: dict[str, EvaluationPass], found: dict[str, Predictions], name: str, average: str = ""
 ) -> SingleModel:
     training = one.description["training"]
     origin = training.get("started_from") or {}
@@ -132,16 +135,16 @@ def _single(
         started_epoch=origin.get("epoch"),
         epochs_before=origin.get("epochs", 0.0),
         epochs=training["epochs"],
-        answered=_answered(found[name], [passes[name].seconds]),
-        average=_answered(found[average], [passes[average].seconds]) if average in passes else None,
+        answered=_score_summary(found[name], [passes[name].seconds]),
+        average=_score_summary(found[average], [passes[average].seconds]) if average in passes else None,
     )
 
 
-def _answered(answers: Predictions, seconds: Sequence[float]) -> Answered:
+def _score_summary(answers: Predictions, seconds: Sequence[float]) -> ScoreSummary:
     top1, top5 = answers.accuracies()
     loss = float(answers.losses.mean(dtype=np.float64))
     total = sum(seconds)
-    return Answered(
+    return ScoreSummary(
         top1=top1,
         top1_interval=wilson_interval(round(top1 * len(answers)), len(answers)),
         top5=top5,
@@ -151,6 +154,6 @@ def _answered(answers: Predictions, seconds: Sequence[float]) -> Answered:
     )
 
 
-def _answer_only(directory: Path) -> list[Way]:
+def _derived_methods(directory: Path) -> list[CombineMethod]:
     """The ways that need no pass of their own."""
-    return [way for way in WAYS if way != "weights" and predictions_path(directory, way).exists()]
+    return [way for way in COMBINE_METHODS if way != "weights" and pass_predictions_path(directory, way).exists()]

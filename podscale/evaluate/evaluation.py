@@ -12,17 +12,17 @@ import numpy as np
 from pydantic import Field
 
 from podscale.config import RunConfig, fingerprint, result_values
-from podscale.ensemble import evaluated_together
+from podscale.ensemble import combined_model_directories
 from podscale.errors import InputError
 from podscale.evaluate import predictions
-from podscale.evaluate.ensemble import Ensemble, ensemble_of
-from podscale.evaluate.history import History, number, read_history
-from podscale.evaluate.models import read_together
-from podscale.evaluate.part import Part
-from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, score
+from podscale.evaluate.ensemble import EnsembleScores, build_ensemble_scores
+from podscale.evaluate.history import RunHistory, finite_number, read_history
+from podscale.evaluate.models import read_evaluated_models
+from podscale.evaluate.part import SchemaBase
+from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, compute_scores
 from podscale.files import write_atomically
 from podscale.rundir import RunDirectory
-from podscale.shards.manifest import Manifest
+from podscale.shards.manifest import ShardSetManifest
 from podscale.shards.shardset import ShardSet
 from podscale.text import printable
 
@@ -32,7 +32,7 @@ MATRIX_CLASSES = 20
 CONFUSED_PAIRS = 200
 
 
-class Identity(Part):
+class EvaluationIdentity(SchemaBase):
     """Which run, model and shard set the figures belong to."""
 
     run: str
@@ -48,7 +48,7 @@ class Identity(Part):
     split: str
 
 
-class Figures(Part):
+class ScoreFigures(SchemaBase):
     """The scores; null where a figure is not finite (a diverged model)."""
 
     samples: int = Field(ge=1)
@@ -62,7 +62,7 @@ class Figures(Part):
     ece: float | None = Field(description="Expected calibration error.")
 
 
-class Throughput(Part):
+class Throughput(SchemaBase):
     """How fast; null where it was not measured."""
 
     evaluation_seconds: float | None = Field(None, ge=0)
@@ -72,24 +72,24 @@ class Throughput(Part):
     processes: int | None = Field(None, ge=1)
 
 
-class Compared(Part):
+class ClaimCheck(SchemaBase):
     """One figure of the published run beside the achieved one; null where either is unknown."""
 
     claimed: float | None
     achieved: float | None
 
 
-class Claim(Part):
+class Claim(SchemaBase):
     """The run document's claim beside what was achieved."""
 
-    top1: Compared
-    minutes: Compared
-    images_per_second: Compared
+    top1: ClaimCheck
+    minutes: ClaimCheck
+    images_per_second: ClaimCheck
     hardware: str | None
     source: str | None
 
 
-class ClassFigures(Part):
+class ClassFigures(SchemaBase):
     """One class; `accuracy` is its recall. Null where a ratio has no denominator."""
 
     name: str
@@ -100,7 +100,7 @@ class ClassFigures(Part):
     precision: float | None
 
 
-class ConfusedPair(Part):
+class ConfusedPair(SchemaBase):
     """How often class `label` was taken for class `predicted` (indices)."""
 
     label: int
@@ -108,7 +108,7 @@ class ConfusedPair(Part):
     count: int
 
 
-class CalibrationFigures(Part):
+class CalibrationFigures(SchemaBase):
     """The reliability diagram: equal-width bins over top-1 confidence, bin m = ((m - 1) / M, m / M]."""
 
     source: str
@@ -118,37 +118,37 @@ class CalibrationFigures(Part):
     accuracy: list[float | None]
 
 
-class Evaluation(Part):
+class Evaluation(SchemaBase):
     """The document evaluation.json."""
 
     schema_version: int = SCHEMA_VERSION
-    identity: Identity
-    figures: Figures
+    identity: EvaluationIdentity
+    figures: ScoreFigures
     throughput: Throughput
     claim: Claim
     per_class: list[ClassFigures]
     confused: list[ConfusedPair] = Field(description="Most frequent mistakes, at most 200.")
     confusion_matrix: list[list[int]] | None = Field(description="Rows are true classes; null above 20 classes.")
     calibration: CalibrationFigures
-    ensemble: Ensemble | None = Field(None, description="Where several models were evaluated together.")
+    ensemble: EnsembleScores | None = Field(None, description="Where several models were evaluated together.")
 
 
-def evaluation_of(
+def build_evaluation(
     scores: Scores,
     classes: list[str],
     *,
     config: RunConfig,
-    manifest: Manifest,
+    manifest: ShardSetManifest,
     shard_set: str,
     split: str = "validation",
     model_sha256: str | None = None,
     throughput: Throughput | None = None,
-    ensemble: Ensemble | None = None,
+    ensemble: EnsembleScores | None = None,
 ) -> Evaluation:
     """The evaluation document of these scores; `classes` are the names in index order."""
     speed = throughput or Throughput()
     return Evaluation(
-        identity=Identity(
+        identity=EvaluationIdentity(
             run=config.run.id,
             document=fingerprint(result_values(config)),
             model=config.model.name,
@@ -159,16 +159,16 @@ def evaluation_of(
             classes_sha256=manifest.classes_sha256,
             split=split,
         ),
-        figures=Figures(
+        figures=ScoreFigures(
             samples=scores.count,
             classes=scores.classes,
             top1=scores.top1,
             top1_interval=scores.top1_interval,
             top5=scores.top5,
             top5_k=scores.top5_k,
-            balanced_accuracy=_finite(scores.balanced),
-            loss=_finite(scores.loss),
-            ece=_finite(scores.calibration.ece),
+            balanced_accuracy=_finite_or_none(scores.balanced),
+            loss=_finite_or_none(scores.loss),
+            ece=_finite_or_none(scores.calibration.ece),
         ),
         throughput=speed,
         claim=compare_claim(config, scores.top1, speed.training_seconds, speed.training_images_per_second),
@@ -179,8 +179,8 @@ def evaluation_of(
             source=CALIBRATION_SOURCE,
             edges=scores.calibration.edges.tolist(),
             count=scores.calibration.count.tolist(),
-            confidence=[_finite(value) for value in scores.calibration.confidence],
-            accuracy=[_finite(value) for value in scores.calibration.accuracy],
+            confidence=[_finite_or_none(value) for value in scores.calibration.confidence],
+            accuracy=[_finite_or_none(value) for value in scores.calibration.accuracy],
         ),
         ensemble=ensemble,
     )
@@ -193,18 +193,22 @@ def compare_claim(
     claim = config.claim
     minutes = None if training_seconds is None else training_seconds / 60
     return Claim(
-        top1=Compared(claimed=claim.top1, achieved=top1),
-        minutes=Compared(claimed=claim.minutes, achieved=minutes),
-        images_per_second=Compared(claimed=claim.images_per_second, achieved=images_per_second),
+        top1=ClaimCheck(claimed=claim.top1, achieved=top1),
+        minutes=ClaimCheck(claimed=claim.minutes, achieved=minutes),
+        images_per_second=ClaimCheck(claimed=claim.images_per_second, achieved=images_per_second),
         hardware=claim.hardware,
         source=claim.source,
     )
 
 
-def throughput_of(config: RunConfig, history: History) -> Throughput:
+def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
     """Speeds of the training's updates and of the newest evaluation's forward passes (input included)."""
     told = history.newest("evaluated") or {}
-    seconds, images, processes = number(told.get("seconds")), number(told.get("images")), told.get("processes")
+    seconds, images, processes = (
+        finite_number(told.get("seconds")),
+        finite_number(told.get("images")),
+        told.get("processes"),
+    )
     return Throughput(
         evaluation_seconds=seconds,
         evaluation_images_per_second=images / seconds if images and seconds else None,
@@ -227,7 +231,7 @@ def evaluate_run(
     InputError where there are no predictions, or where they are not those of each sample of the split exactly once.
     """
     run = RunDirectory(run_directory)
-    found = predictions.read(run.predictions)
+    found = predictions.read_predictions(run.predictions)
     if not np.array_equal(found.keys, np.sort(shard_set.split(split).keys)):
         raise InputError(
             f"does not hold each of the {len(shard_set.split(split))} samples of the split {split} of "
@@ -236,35 +240,39 @@ def evaluate_run(
             got=len(found),
             hint="Run `podscale evaluate` again.",
         )
-    several = evaluated_together(config)
-    ensemble = ensemble_of(config, read_together(config, shard_set.classes), run.ensemble) if several else None
-    speed = throughput_of(config, read_history(run.metrics))
+    several = combined_model_directories(config)
+    ensemble = (
+        build_ensemble_scores(config, read_evaluated_models(config, shard_set.classes), run.ensemble)
+        if several
+        else None
+    )
+    speed = build_throughput(config, read_history(run.metrics))
     if ensemble is not None:
         rate = ensemble.chosen.answered.images_per_second
         taken = {"evaluation_seconds": len(found) / rate if rate else None, "evaluation_images_per_second": rate}
         speed = speed.model_copy(update=taken)
     weights = run.model / "model.safetensors"
-    evaluation = evaluation_of(
-        score(found, len(shard_set.classes)),
+    evaluation = build_evaluation(
+        compute_scores(found, len(shard_set.classes)),
         shard_set.classes,
         config=config,
         manifest=shard_set.manifest,
         shard_set=str(shard_set.directory),
         split=split,
-        model_sha256=_sha256(weights) if weights.exists() and not several else None,
+        model_sha256=_file_sha256(weights) if weights.exists() and not several else None,
         throughput=speed,
         ensemble=ensemble,
     )
-    write(run.evaluation, evaluation)
+    write_evaluation(run.evaluation, evaluation)
     return evaluation
 
 
-def write(path: Path, evaluation: Evaluation) -> None:
+def write_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Writes evaluation.json atomically."""
     write_atomically(path, evaluation.model_dump_json(indent=1) + "\n")
 
 
-def read(path: Path) -> Evaluation:
+def read_evaluation(path: Path) -> Evaluation:
     """The evaluation at `path`; raises InputError where there is none or it is damaged."""
     try:
         return Evaluation.model_validate_json(path.read_bytes())
@@ -276,7 +284,7 @@ def read(path: Path) -> Evaluation:
         raise InputError(f"not an evaluation ({detail})", field=str(path), hint=hint) from error
 
 
-def json_schema() -> dict[str, Any]:
+def evaluation_schema() -> dict[str, Any]:
     """The JSON schema of evaluation.json; committed beside this module."""
     return Evaluation.model_json_schema()
 
@@ -315,17 +323,17 @@ def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
             samples=int(figures.support[i]),
             predicted=int(figures.predicted[i]),
             correct=int(figures.correct[i]),
-            accuracy=_finite(accuracy[i]),
-            precision=_finite(precision[i]),
+            accuracy=_finite_or_none(accuracy[i]),
+            precision=_finite_or_none(precision[i]),
         )
         for i, name in enumerate(classes)
     ]
 
 
-def _sha256(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _finite(value: float | np.float64) -> float | None:
+def _finite_or_none(value: float | np.float64) -> float | None:
     return float(value) if math.isfinite(value) else None

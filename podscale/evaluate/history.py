@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podscale.telemetry.events import Record, Undisturbed, parse_record, read_records
+from podscale.telemetry.events import EventRecord, ReplayFilter, parse_record, read_records
 
-STEPS = 4096
+MAX_STEP_RECORDS = 4096
 """At least so many step lines of a longer run are kept: more than a curve has pixels."""
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """The run's log.
 
     steps: "step" lines by rising step; where a restart redid steps, the newer line counts.
@@ -22,9 +22,9 @@ class History:
     damaged: lines that are no JSON object (the last one of a killed writer, usually).
     """
 
-    steps: list[Record] = field(default_factory=list)
-    evaluations: list[Record] = field(default_factory=list)
-    events: list[Record] = field(default_factory=list)
+    steps: list[EventRecord] = field(default_factory=list)
+    evaluations: list[EventRecord] = field(default_factory=list)
+    events: list[EventRecord] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     damaged: int = 0
@@ -36,14 +36,14 @@ class History:
         """Throughput of the updates themselves: images over seconds, over all logged steps; None without any."""
         images, seconds, before = 0.0, 0.0, 0
         for line in self.steps:
-            rate, step = number(line.get("images_per_second")), int(line["step"])
+            rate, step = finite_number(line.get("images_per_second")), int(line["step"])
             if rate:
                 images += (step - before) * global_batch
                 seconds += (step - before) * global_batch / rate
             before = step
         return images / seconds if seconds else None
 
-    def newest(self, event: str) -> Record | None:
+    def newest(self, event: str) -> EventRecord | None:
         """The last of these events."""
         return next((line for line in reversed(self.events) if line.get("event") == event), None)
 
@@ -52,20 +52,20 @@ class History:
         return sum(line.get("event") == event for line in self.events)
 
 
-def read_history(path: Path) -> History:
+def read_history(path: Path) -> RunHistory:
     """The history in metrics.jsonl; empty where there is no such file. Lines that cannot be read are counted."""
-    reader = _Reader()
+    reader = _HistoryReader()
     try:
         for record in read_records(path, reader.damage):
             reader.add(record)
     except OSError:
-        return History()
+        return RunHistory()
     return reader.history()
 
 
-def parse_history(lines: Iterable[bytes]) -> History:
+def parse_history(lines: Iterable[bytes]) -> RunHistory:
     """The history in these lines of metrics.jsonl."""
-    reader = _Reader()
+    reader = _HistoryReader()
     for line in lines:
         record = parse_record(line)
         if record is not None:
@@ -75,34 +75,34 @@ def parse_history(lines: Iterable[bytes]) -> History:
     return reader.history()
 
 
-class _Reader:
+class _HistoryReader:
     """Puts a history together line by line, in memory that does not grow with the length of the run."""
 
     def __init__(self) -> None:
-        self._run = Undisturbed()
-        self._events: list[Record] = []
+        self._run = ReplayFilter()
+        self._events: list[EventRecord] = []
         self._phases: dict[str, float] = {}
-        self._clock = _Clock()
+        self._clock = _LaunchClock()
         self._damaged = 0
         self._steps = 0
 
     def damage(self, line: bytes) -> None:
         self._damaged += 1
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         self._clock.add(record)
         for name, value in (record.get("phases") or {}).items():
-            self._phases[name] = self._phases.get(name, 0.0) + (number(value) or 0.0)
+            self._phases[name] = self._phases.get(name, 0.0) + (finite_number(value) or 0.0)
         self._run.add(record)
         if record["kind"] == "event":
             self._events.append(record)
         self._steps += record["kind"] == "step"
-        if self._steps >= 2 * STEPS:
-            self._run.kept = _thinned(self._run.kept)
+        if self._steps >= 2 * MAX_STEP_RECORDS:
+            self._run.kept = _thin(self._run.kept)
             self._steps = sum(entry["kind"] == "step" for entry in self._run.kept)
 
-    def history(self) -> History:
-        return History(
+    def history(self) -> RunHistory:
+        return RunHistory(
             steps=[entry for entry in self._run.kept if entry["kind"] == "step"],
             evaluations=[entry for entry in self._run.kept if entry["kind"] == "evaluation"],
             events=self._events,
@@ -112,9 +112,9 @@ class _Reader:
         )
 
 
-def _thinned(records: list[Record]) -> list[Record]:
+def _thin(records: list[EventRecord]) -> list[EventRecord]:
     """Every second step line; its rate is then that over the steps of both, so that throughput stays exact."""
-    thin: list[Record] = []
+    thin: list[EventRecord] = []
     before, waiting = 0, None
     for record in records:
         if record["kind"] != "step":
@@ -122,14 +122,14 @@ def _thinned(records: list[Record]) -> list[Record]:
         elif waiting is None:
             waiting = record
         else:
-            thin.append(_joined(before, waiting, record))
+            thin.append(_merge_steps(before, waiting, record))
             before, waiting = record["step"], None
     return [*thin, waiting] if waiting is not None else thin
 
 
-def _joined(before: int, first: Record, second: Record) -> Record:
+def _merge_steps(before: int, first: EventRecord, second: EventRecord) -> EventRecord:
     """Two neighbouring step lines in one; `before` is the step of the line before them."""
-    rates = [number(line.get("images_per_second")) for line in (first, second)]
+    rates = [finite_number(line.get("images_per_second")) for line in (first, second)]
     steps = [first["step"] - before, second["step"] - first["step"]]
     known = [(count, rate) for count, rate in zip(steps, rates, strict=True) if rate and count > 0]
     if not known:
@@ -138,14 +138,14 @@ def _joined(before: int, first: Record, second: Record) -> Record:
     return {**second, "images_per_second": rate}
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """`value` as a finite float; None where it is none (a diverged run logs NaN, which JSON may carry as a word)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < float("inf") else None
 
 
-class _Clock:
+class _LaunchClock:
     """Seconds of all launches; one begins with a "start" or "resumed" event, or with both together."""
 
     def __init__(self) -> None:
@@ -154,14 +154,14 @@ class _Clock:
         self._last: float | None = None
         self._opening = False
 
-    def add(self, entry: Record) -> None:
+    def add(self, entry: EventRecord) -> None:
         if entry.get("event") == "evaluated":
             return  # the stage after training writes this
         opens = entry["kind"] == "event" and entry.get("event") in ("start", "resumed")
         if opens and not self._opening:
             self._total, self._first, self._last = self.seconds(), None, None
         self._opening = opens
-        time = number(entry.get("time"))
+        time = finite_number(entry.get("time"))
         if time is not None:
             self._first, self._last = (time if self._first is None else self._first), time
 

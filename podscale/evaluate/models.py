@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podscale.checkpoint.modelfile import BESIDE, WEIGHTS
+from podscale.checkpoint.modelfile import OTHER_WEIGHTS_FILES, WEIGHTS_FILE
 from podscale.config import ModelSection, RunConfig
-from podscale.ensemble import DESCRIPTION, evaluated_together, model_directory
+from podscale.ensemble import MODEL_JSON, combined_model_directories, resolve_model_directory
 from podscale.errors import InputError
 
 
 @dataclass(frozen=True)
-class Listed:
+class EvaluatedModel:
     """One model: its directory, and what its model.json says."""
 
     directory: Path
@@ -26,7 +26,7 @@ class Listed:
 
     @property
     def weights(self) -> Path:
-        return self.directory / WEIGHTS
+        return self.directory / WEIGHTS_FILE
 
     @property
     def section(self) -> ModelSection:
@@ -36,16 +36,16 @@ class Listed:
     @property
     def average(self) -> Path | None:
         """The running average of its weights, where the run kept one and it is not the model itself."""
-        beside = self.directory / BESIDE["trained"]
+        beside = self.directory / OTHER_WEIGHTS_FILES["trained"]
         return beside if self.description["training"].get("weights") == "trained" and beside.exists() else None
 
 
 @dataclass(frozen=True)
-class Together:
+class EvaluatedModels:
     """members: at least two, in the order of the document. baseline: the single model set beside them."""
 
-    members: list[Listed]
-    baseline: Listed | None
+    members: list[EvaluatedModel]
+    baseline: EvaluatedModel | None
 
     @property
     def alike(self) -> bool:
@@ -53,7 +53,7 @@ class Together:
         return all(one.section == self.members[0].section for one in self.members)
 
 
-def preprocessing(config: RunConfig) -> dict[str, Any]:
+def preprocessing_of(config: RunConfig) -> dict[str, Any]:
     """What becomes of an image before a document's model sees it, as model.json says it."""
     return {
         "color": "RGB",
@@ -64,17 +64,19 @@ def preprocessing(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def read_together(config: RunConfig, classes: Sequence[str]) -> Together:
+def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> EvaluatedModels:
     """The models that a document has evaluated together. classes: of the shard set, in index order.
 
     Raises InputError for a model that is missing or damaged, that knows other classes, or that wants its images
     prepared in another way.
     """
     baseline = config.evaluate.baseline
-    members = [read_model(directory) for directory in evaluated_together(config)]
-    found = Together(members, read_model(model_directory(config, baseline)) if baseline is not None else None)
+    members = [read_model(directory) for directory in combined_model_directories(config)]
+    found = EvaluatedModels(
+        members, read_model(resolve_model_directory(config, baseline)) if baseline is not None else None
+    )
     for one in [*members, *([found.baseline] if found.baseline else [])]:
-        _check(one, list(classes), preprocessing(config))
+        _check_comparable(one, list(classes), preprocessing_of(config))
     if config.evaluate.combine == "weights" and not found.alike:
         raise InputError(
             "the models have different architectures, so their weights have no mean",
@@ -85,11 +87,11 @@ def read_together(config: RunConfig, classes: Sequence[str]) -> Together:
     return found
 
 
-def read_model(directory: Path) -> Listed:
+def read_model(directory: Path) -> EvaluatedModel:
     """The model in a directory; raises InputError where there is none, or its description is damaged."""
-    path = directory / DESCRIPTION
+    path = directory / MODEL_JSON
     try:
-        listed = Listed(directory, json.loads(path.read_text(encoding="utf-8")))
+        listed = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
         _ = listed.section, listed.name, listed.description["classes"], listed.description["training"]
     except FileNotFoundError as error:
         raise InputError(
@@ -104,7 +106,7 @@ def read_model(directory: Path) -> Listed:
     return listed
 
 
-def _check(one: Listed, classes: list[str], prepared: dict[str, Any]) -> None:
+def _check_comparable(one: EvaluatedModel, classes: list[str], prepared: dict[str, Any]) -> None:
     theirs = list(one.description["classes"])
     if theirs != classes:
         pairs = [i for i, (a, b) in enumerate(zip(theirs, classes, strict=False)) if a != b]

@@ -3,5 +3,5 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class Part(BaseModel):
+class SchemaBase(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())

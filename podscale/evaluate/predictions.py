@@ -15,9 +15,15 @@ from safetensors.numpy import load, save
 from podscale.errors import InputError
 from podscale.files import write_atomically
 
-FORMAT = "podscale-predictions-1"
+PREDICTIONS_FORMAT = "podscale-predictions-1"
 
-COLUMNS = {"keys": np.uint64, "labels": np.int32, "topk": np.int32, "confidences": np.float32, "losses": np.float32}
+PREDICTION_COLUMNS = {
+    "keys": np.uint64,
+    "labels": np.int32,
+    "topk": np.int32,
+    "confidences": np.float32,
+    "losses": np.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -48,30 +54,34 @@ class Predictions:
     def sorted_by_key(self) -> "Predictions":
         """The same rows in key order, which is the order of the file."""
         order = np.argsort(self.keys, kind="stable")
-        return Predictions(**{name: getattr(self, name)[order] for name in COLUMNS})
+        return Predictions(**{name: getattr(self, name)[order] for name in PREDICTION_COLUMNS})
 
 
-def write(path: Path, predictions: Predictions) -> None:
+def write_predictions(path: Path, predictions: Predictions) -> None:
     """Writes `predictions` atomically, sorted by key.
 
     Raises ValueError where the columns disagree in length or a sample occurs twice: padding must be left out before.
     """
-    columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in COLUMNS.items()}
-    _check(columns)
+    columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
+    _check_columns(columns)
     order = np.argsort(columns["keys"], kind="stable")
     keys = columns["keys"][order]
     if len(keys) and (repeated := keys[1:][keys[1:] == keys[:-1]]).size:
         raise ValueError(f"sample {int(repeated[0]):016x} was predicted twice")
-    content = save({name: np.ascontiguousarray(column[order]) for name, column in columns.items()}, {"format": FORMAT})
+    content = save(
+        {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}, {"format": PREDICTIONS_FORMAT}
+    )
     write_atomically(path, content)
 
 
-def read(path: Path) -> Predictions:
+def read_predictions(path: Path) -> Predictions:
     """The predictions at `path`; raises InputError where there are none or the file is damaged."""
     try:
         columns = load(path.read_bytes())
-        predictions = Predictions(**{name: columns[name].astype(dtype, copy=False) for name, dtype in COLUMNS.items()})
-        _check(columns)
+        predictions = Predictions(
+            **{name: columns[name].astype(dtype, copy=False) for name, dtype in PREDICTION_COLUMNS.items()}
+        )
+        _check_columns(columns)
     except FileNotFoundError as error:
         raise InputError("there are no predictions yet", field=str(path), hint="Run `podscale evaluate`") from error
     except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -80,10 +90,10 @@ def read(path: Path) -> Predictions:
     return predictions
 
 
-def _check(columns: dict[str, npt.NDArray[np.generic]]) -> None:
+def _check_columns(columns: dict[str, npt.NDArray[np.generic]]) -> None:
     shapes = {name: column.shape for name, column in columns.items()}
     rows = len(columns["keys"])
     width = columns["topk"].shape[1:]
-    expected = {name: (rows, *width) if name in ("topk", "confidences") else (rows,) for name in COLUMNS}
+    expected = {name: (rows, *width) if name in ("topk", "confidences") else (rows,) for name in PREDICTION_COLUMNS}
     if len(width) != 1 or shapes != expected:
         raise ValueError(f"columns do not fit together: {shapes}")

@@ -14,7 +14,7 @@ CALIBRATION_SOURCE = "Guo et al. 2017, On Calibration of Modern Neural Networks,
 
 
 @dataclass(frozen=True)
-class PerClass:
+class PerClassScores:
     """Figures of each class, arrays of length [classes].
 
     support: int64, samples of the class. predicted: int64, samples given to it. correct: int64, both.
@@ -28,15 +28,15 @@ class PerClass:
 
     @property
     def accuracy(self) -> npt.NDArray[np.float64]:
-        return _ratio(self.correct, self.support)
+        return _ratio_or_nan(self.correct, self.support)
 
     @property
     def precision(self) -> npt.NDArray[np.float64]:
-        return _ratio(self.correct, self.predicted)
+        return _ratio_or_nan(self.correct, self.predicted)
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionCounts:
     """How often each class was taken for which: only pairs that occur, ordered by label, then prediction.
 
     label, predicted: int32 [m]; count: int64 [m]. Sparse, because 1000 classes make a million cells.
@@ -97,12 +97,12 @@ class Scores:
     top5_k: int
     loss: float
     balanced: float
-    per_class: PerClass
-    confusion: Confusion
+    per_class: PerClassScores
+    confusion: ConfusionCounts
     calibration: Calibration
 
 
-def score(predictions: Predictions, classes: int) -> Scores:
+def compute_scores(predictions: Predictions, classes: int) -> Scores:
     """The scores of `predictions` over `classes` classes.
 
     Raises InputError where there are no predictions or they belong to another class map.
@@ -113,7 +113,7 @@ def score(predictions: Predictions, classes: int) -> Scores:
     predicted = predictions.topk[:, 0].astype(np.int64)
     right = predicted == labels
     k = min(5, classes)
-    per_class = PerClass(
+    per_class = PerClassScores(
         support=np.bincount(labels, minlength=classes),
         predicted=np.bincount(predicted, minlength=classes),
         correct=np.bincount(labels[right], minlength=classes),
@@ -128,8 +128,8 @@ def score(predictions: Predictions, classes: int) -> Scores:
         loss=float(predictions.losses.mean(dtype=np.float64)),
         balanced=float(np.nanmean(per_class.accuracy)),
         per_class=per_class,
-        confusion=_confusion(labels, predicted, classes),
-        calibration=_calibration(predictions.confidences[:, 0].astype(np.float64), right),
+        confusion=_count_confusion(labels, predicted, classes),
+        calibration=_compute_calibration(predictions.confidences[:, 0].astype(np.float64), right),
     )
 
 
@@ -176,14 +176,14 @@ def _check_classes(predictions: Predictions, classes: int) -> None:
         )
 
 
-def _confusion(labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: int) -> Confusion:
+def _count_confusion(labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: int) -> ConfusionCounts:
     pairs, counts = np.unique(labels * classes + predicted, return_counts=True)
-    return Confusion(
+    return ConfusionCounts(
         classes, (pairs // classes).astype(np.int32), (pairs % classes).astype(np.int32), counts.astype(np.int64)
     )
 
 
-def _calibration(
+def _compute_calibration(
     confidence: npt.NDArray[np.float64], right: npt.NDArray[np.bool_], bins: int = CALIBRATION_BINS
 ) -> Calibration:
     bin_of = np.searchsorted(bin_edges(bins)[1:-1], confidence, side="left")
@@ -191,10 +191,10 @@ def _calibration(
     hits = np.bincount(bin_of, weights=right, minlength=bins)
     mass = np.bincount(bin_of, weights=confidence, minlength=bins)
     ece = float(np.abs(hits - mass).sum() / len(confidence))  # the bin's count cancels
-    return Calibration(count, _ratio(mass, count), _ratio(hits, count), ece)
+    return Calibration(count, _ratio_or_nan(mass, count), _ratio_or_nan(hits, count), ece)
 
 
-def _ratio(part: npt.NDArray[np.generic], whole: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _ratio_or_nan(part: npt.NDArray[np.generic], whole: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """part / whole, NaN where whole is 0."""
     with np.errstate(invalid="ignore"):
         return np.asarray(part, dtype=np.float64) / np.where(whole == 0, np.nan, whole)

@@ -1,27 +1,27 @@
 """What machines and accelerators there are: peaks, machine types, shapes, and the names a cluster knows them by."""
 
-from podscale.hardware.chips import CHIPS, Chip, find_chip
-from podscale.hardware.choose import CPU, Hardware, choose, names
-from podscale.hardware.gpus import GPUS, GpuKind, GpuMachine
+from podscale.hardware.chips import GPU_CHIPS, GpuChip, find_gpu_chip
+from podscale.hardware.choose import CPU, Hardware, find_hardware, hardware_names
+from podscale.hardware.gpus import GPU_KINDS, GpuKind, GpuMachine
 from podscale.hardware.tpu_chips import TPU_CHIPS, Topology, TpuChip, find_topology
-from podscale.hardware.tpus import TPUS, TpuKind, chips
+from podscale.hardware.tpus import TPU_KINDS, TpuKind, chip_count
 
 __all__ = [
-    "CHIPS",
     "CPU",
-    "GPUS",
-    "TPUS",
+    "GPU_CHIPS",
+    "GPU_KINDS",
     "TPU_CHIPS",
-    "Chip",
+    "TPU_KINDS",
+    "GpuChip",
     "GpuKind",
     "GpuMachine",
     "Hardware",
     "Topology",
     "TpuChip",
     "TpuKind",
-    "chips",
-    "choose",
-    "find_chip",
+    "chip_count",
+    "find_gpu_chip",
+    "find_hardware",
     "find_topology",
-    "names",
+    "hardware_names",
 ]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from podscale.errors import InputError
-from podscale.hardware.gpus import GPUS, GpuDirect, GpuKind, GpuMachine, find_gpu
-from podscale.hardware.tpus import TPUS, TpuKind
+from podscale.hardware.gpus import GPU_KINDS, GpuDirect, GpuKind, GpuMachine, find_gpu_kind
+from podscale.hardware.tpus import TPU_KINDS, TpuKind
 
-SHARE = 0.85
+POD_SHARE = 0.85
 """Part of a machine's cores and memory that one pod asks for; the node keeps the rest for itself and its daemons. GKE
 keeps from 2 % (1.8 TB) to 16 % (16 GB) of the memory (recalled), other daemons 1 or 2 GB."""
 
@@ -41,42 +41,45 @@ class Hardware:
     @property
     def cpus_to_ask(self) -> float:
         """Cores that a pod which fills the machine may ask for."""
-        return float(int(self.cpus * SHARE))
+        return float(int(self.cpus * POD_SHARE))
 
     @property
     def memory_to_ask(self) -> float:
         """Memory in GiB that a pod which fills the machine may ask for."""
-        return float(int(self.memory_gib * SHARE))
+        return float(int(self.memory_gib * POD_SHARE))
 
 
 CPU = Hardware("cpu")
 
 
-def choose(name: str) -> Hardware:
+def find_hardware(name: str) -> Hardware:
     """The hardware of that name. Raises InputError, listing what there is, for an unknown or impossible one."""
     text = " ".join(name.split()).lower()
     if text == "cpu":
         return CPU
-    if (match := _GPU.match(text)) and (gpu := find_gpu(match["name"])):
-        return _gpu(gpu, int(match["count"] or gpu.counts[0]))
+    if (match := _GPU.match(text)) and (gpu := find_gpu_kind(match["name"])):
+        return _gpu_hardware(gpu, int(match["count"] or gpu.counts[0]))
     if match := _TPU.match(text):
-        tpu = next((kind for kind in TPUS if kind.name == match["name"]), None)
+        tpu = next((kind for kind in TPU_KINDS if kind.name == match["name"]), None)
         if tpu is not None:
-            return _tpu(tpu, match["topology"])
-    if bare := next((kind for kind in TPUS if kind.name == text), None):
+            return _tpu_hardware(tpu, match["topology"])
+    if bare := next((kind for kind in TPU_KINDS if kind.name == text), None):
         raise InputError("needs a topology", field="launch.hardware", got=name, hint=f"{bare.name} has {bare.rule}")
     raise InputError(
-        "no such hardware", field="launch.hardware", got=name, hint=f"{_hint(text)}There is {', '.join(names())}"
+        "no such hardware",
+        field="launch.hardware",
+        got=name,
+        hint=f"{_suggest_name(text)}There is {', '.join(hardware_names())}",
     )
 
 
-def names() -> list[str]:
+def hardware_names() -> list[str]:
     """Every kind of hardware, as it is written: `nvidia-l4 x1|2|4|8`, `tpu-v5e-TOPOLOGY`, `cpu`."""
-    gpus = [f"{kind.name} x{'|'.join(map(str, kind.counts))}" for kind in GPUS]
-    return ["cpu", *gpus, *(f"{kind.name}-TOPOLOGY" for kind in TPUS)]
+    gpus = [f"{kind.name} x{'|'.join(map(str, kind.counts))}" for kind in GPU_KINDS]
+    return ["cpu", *gpus, *(f"{kind.name}-TOPOLOGY" for kind in TPU_KINDS)]
 
 
-def _gpu(kind: GpuKind, count: int) -> Hardware:
+def _gpu_hardware(kind: GpuKind, count: int) -> Hardware:
     machine: GpuMachine | None = next((machine for machine in kind.machines if machine.gpus == count), None)
     if machine is None:
         offered = " or ".join(f"{kind.name} x{number}" for number in kind.counts)
@@ -99,7 +102,7 @@ def _gpu(kind: GpuKind, count: int) -> Hardware:
     )
 
 
-def _tpu(kind: TpuKind, topology: str) -> Hardware:
+def _tpu_hardware(kind: TpuKind, topology: str) -> Hardware:
     if not kind.offers(topology):
         raise InputError(
             f"{kind.name} has no such slice",
@@ -122,9 +125,9 @@ def _tpu(kind: TpuKind, topology: str) -> Hardware:
     )
 
 
-def _hint(text: str) -> str:
+def _suggest_name(text: str) -> str:
     first = text.partition(" ")[0]
-    known = ["cpu", *(kind.name for kind in (*GPUS, *TPUS))]
+    known = ["cpu", *(kind.name for kind in (*GPU_KINDS, *TPU_KINDS))]
     begins = [name for name in known if first and name.startswith(first)]
     close = begins or difflib.get_close_matches(first, known, n=1)
     return f"Did you mean {close[0]}? " if close else ""

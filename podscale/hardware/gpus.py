@@ -41,22 +41,29 @@ class GpuKind:
         return tuple(machine.gpus for machine in self.machines)
 
 
-def _even(name: str, counts: Sequence[int], cpus: int, memory: float, local_ssd: int = 0) -> tuple[GpuMachine, ...]:
+def _machine_family(
+    name: str, counts: Sequence[int], cpus: int, memory: float, local_ssd: int = 0
+) -> tuple[GpuMachine, ...]:
     """Machine types of a family that gives each GPU as many vCPUs and as much memory and Local SSD as any other."""
     return tuple(GpuMachine(name.format(gpus=n, cpus=n * cpus), n, n * cpus, n * memory, n * local_ssd) for n in counts)
 
 
-GPUS = (
+GPU_KINDS = (
     # GPUs of old attach to general machines of any size; those named here are ours to choose.
-    GpuKind("nvidia-t4", "nvidia-tesla-t4", _even("n1-standard-{cpus}", (1, 2, 4), 8, 30)),
-    GpuKind("nvidia-l4", "nvidia-l4", _even("g2-standard-{cpus}", (1, 2, 4, 8), 12, 48, 375)),
+    GpuKind("nvidia-t4", "nvidia-tesla-t4", _machine_family("n1-standard-{cpus}", (1, 2, 4), 8, 30)),
+    GpuKind("nvidia-l4", "nvidia-l4", _machine_family("g2-standard-{cpus}", (1, 2, 4, 8), 12, 48, 375)),
     GpuKind(
         "nvidia-a100-40gb",
         "nvidia-tesla-a100",
-        (*_even("a2-highgpu-{gpus}g", (1, 2, 4, 8), 12, 85), GpuMachine("a2-megagpu-16g", 16, 96, 1360)),
+        (*_machine_family("a2-highgpu-{gpus}g", (1, 2, 4, 8), 12, 85), GpuMachine("a2-megagpu-16g", 16, 96, 1360)),
     ),
-    GpuKind("nvidia-a100-80gb", "nvidia-a100-80gb", _even("a2-ultragpu-{gpus}g", (1, 2, 4, 8), 12, 170, 375)),
-    GpuKind("nvidia-h100-80gb", "nvidia-h100-80gb", _even("a3-highgpu-{gpus}g", (1, 2, 4, 8), 26, 234, 750), "tcpx"),
+    GpuKind("nvidia-a100-80gb", "nvidia-a100-80gb", _machine_family("a2-ultragpu-{gpus}g", (1, 2, 4, 8), 12, 170, 375)),
+    GpuKind(
+        "nvidia-h100-80gb",
+        "nvidia-h100-80gb",
+        _machine_family("a3-highgpu-{gpus}g", (1, 2, 4, 8), 26, 234, 750),
+        "tcpx",
+    ),
     GpuKind(
         "nvidia-h100-mega-80gb",
         "nvidia-h100-mega-80gb",
@@ -69,6 +76,6 @@ GPUS = (
 """Oldest first. Machines of a kind by their number of GPUs; where several have it, the one that xpk takes."""
 
 
-def find_gpu(name: str) -> GpuKind | None:
+def find_gpu_kind(name: str) -> GpuKind | None:
     """The kind of that name or node label; None where there is none."""
-    return next((kind for kind in GPUS if name in (kind.name, kind.label)), None)
+    return next((kind for kind in GPU_KINDS if name in (kind.name, kind.label)), None)

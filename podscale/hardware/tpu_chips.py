@@ -14,10 +14,10 @@ import re
 from dataclasses import dataclass
 
 from podscale.errors import InputError
-from podscale.hardware.tpus import TPUS, TpuKind, chips
+from podscale.hardware.tpus import TPU_KINDS, TpuKind, chip_count
 
-TORUS_2D = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
-_NAME = re.compile(r"^(?:tpu-)?(?P<chip>v\d+[a-z]?|tpu7x)[:-](?P<sides>\d+(?:x\d+)*)$")
+TORUS_2D_TOPOLOGIES = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
+_TOPOLOGY_NAME = re.compile(r"^(?:tpu-)?(?P<chip>v\d+[a-z]?|tpu7x)[:-](?P<sides>\d+(?:x\d+)*)$")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class TpuChip:
     @property
     def kind(self) -> TpuKind | None:
         """The same generation among the machines of a cluster; None for the old ones, which `TPUS` does not offer."""
-        return next((kind for kind in TPUS if kind.name.removeprefix("tpu-") == self.name.removeprefix("tpu-")), None)
+        return next(
+            (kind for kind in TPU_KINDS if kind.name.removeprefix("tpu-") == self.name.removeprefix("tpu-")), None
+        )
 
     @property
     def shapes(self) -> str:
@@ -53,7 +55,9 @@ class TpuChip:
 
     @property
     def _flat(self) -> tuple[str, ...]:
-        return TORUS_2D[: TORUS_2D.index("16x16") + 1] if self.name == "v2" else TORUS_2D
+        return (
+            TORUS_2D_TOPOLOGIES[: TORUS_2D_TOPOLOGIES.index("16x16") + 1] if self.name == "v2" else TORUS_2D_TOPOLOGIES
+        )
 
     def offers(self, sides: str) -> bool:
         """Whether a slice may have these sides."""
@@ -92,7 +96,7 @@ class Topology:
     @property
     def chips(self) -> int:
         """Of all slices."""
-        return self.slices * chips(self.sides)
+        return self.slices * chip_count(self.sides)
 
     @property
     def devices(self) -> int:
@@ -117,7 +121,7 @@ def find_topology(name: str, slices: int = 1) -> Topology:
     """
     if slices < 1:
         raise InputError("a job has at least one slice", field="--slices", got=slices)
-    match = _NAME.match(name.strip().lower())
+    match = _TOPOLOGY_NAME.match(name.strip().lower())
     chip = next((chip for chip in TPU_CHIPS if match and chip.name == match["chip"]), None)
     if match is None or chip is None:
         listed = "; ".join(f"{chip.name}: {chip.shapes}" for chip in TPU_CHIPS)

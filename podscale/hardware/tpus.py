@@ -7,10 +7,10 @@ types, chips of a machine, topologies). Slices of one and of four chips on v5e a
 from dataclasses import dataclass
 from math import prod
 
-CUBE = 4
+CUBE_SIDE = 4
 """Side of the block of chips that slices in three dimensions are built from, in chips."""
-SMALL_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
-FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+SMALL_3D_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 
 
 @dataclass(frozen=True)
@@ -31,43 +31,43 @@ class TpuKind:
     def smallest(self) -> tuple[str, ...]:
         """Its topologies, smallest first; of those built from cubes only the first."""
         if not self.cubes:
-            return FLAT
+            return FLAT_TOPOLOGIES
         alone = ("1x1x1",) if self.single else ()
-        return (*alone, *SMALL_3D, "4x4x4", "4x4x8", "4x8x8", "8x8x8")
+        return (*alone, *SMALL_3D_TOPOLOGIES, "4x4x4", "4x4x8", "4x8x8", "8x8x8")
 
     @property
     def rule(self) -> str:
         """What its topologies are, in words."""
         listed = ", ".join(self.smallest)
-        return f"{listed}, ... (multiples of 4 up to {self.cubes * CUBE**3} chips)" if self.cubes else listed
+        return f"{listed}, ... (multiples of 4 up to {self.cubes * CUBE_SIDE**3} chips)" if self.cubes else listed
 
     def offers(self, topology: str) -> bool:
         """Whether a slice may have this topology; sides in ascending order where it is built from cubes."""
         if topology in self.smallest:
             return True
         sides = [int(side) for side in topology.split("x") if side.isdigit()]
-        built = len(sides) == 3 and all(side and side % CUBE == 0 for side in sides) and sides == sorted(sides)
-        return built and topology == "x".join(map(str, sides)) and prod(sides) <= self.cubes * CUBE**3
+        built = len(sides) == 3 and all(side and side % CUBE_SIDE == 0 for side in sides) and sides == sorted(sides)
+        return built and topology == "x".join(map(str, sides)) and prod(sides) <= self.cubes * CUBE_SIDE**3
 
     def chips_per_host(self, topology: str) -> int:
         """Chips of one machine of a slice."""
-        return min(4, chips(topology))
+        return min(4, chip_count(topology))
 
     def hosts(self, topology: str) -> int:
         """Machines of a slice."""
-        return chips(topology) // self.chips_per_host(topology)
+        return chip_count(topology) // self.chips_per_host(topology)
 
     def machine_of(self, topology: str) -> str:
         """Machine type of a slice."""
-        return self.single if self.single and chips(topology) == 1 else self.machine
+        return self.single if self.single and chip_count(topology) == 1 else self.machine
 
 
-def chips(topology: str) -> int:
+def chip_count(topology: str) -> int:
     """Chips of a slice: the product of its sides."""
     return prod(int(side) for side in topology.split("x"))
 
 
-TPUS = (
+TPU_KINDS = (
     TpuKind("tpu-v4", "tpu-v4-podslice", "ct4p-hightpu-4t", cubes=64),
     TpuKind("tpu-v5e", "tpu-v5-lite-podslice", "ct5lp-hightpu-4t", "ct5lp-hightpu-1t"),
     TpuKind("tpu-v5p", "tpu-v5p-slice", "ct5p-hightpu-4t", cubes=140),

@@ -14,18 +14,18 @@ import numpy.typing as npt
 from PIL import Image
 
 from podscale.config.augment import AugmentSection
-from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, Colour, Look
-from podscale.keyed import keyed, uniform
+from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, FillMode, Rgb
+from podscale.keyed import derive_key, uniform
 
-Draws = npt.NDArray[np.float64]
+RandomDraws = npt.NDArray[np.float64]
 
-_PURPOSE = 0x6175676D  # "augm": keeps these keys apart from those of the crops
+_KEY_DOMAIN = 0x6175676D  # "augm": keeps these keys apart from those of the crops
 _TRIES = 10
 _ERASED = (0.02, 0.33)  # share of the image's area, and height / width, of an erased rectangle: torchvision's defaults
 _ERASED_RATIO = (0.3, 3.3)
 
 
-class Layer(NamedTuple):
+class OperationDraws(NamedTuple):
     """The draws of one operation; `strength` is two, of which a normal deviate takes both."""
 
     carried_out: float
@@ -42,29 +42,29 @@ class Augmentation:
     def __init__(self, section: AugmentSection, seed: int, mean: tuple[float, float, float]) -> None:
         self._section, self._seed = section, seed
         red, green, blue = (min(255, round(255 * part)) for part in mean)
-        self._mean: Colour = (red, green, blue)
+        self._mean: Rgb = (red, green, blue)
         self._layers = {"none": 0, "trivial_augment": 1, "rand_augment": section.rand_augment.layers}[section.policy]
 
-    def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> Draws:
+    def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> RandomDraws:
         """Numbers in [0, 1) for n images: float64 [n, numbers of one image]."""
-        sample = keyed(self._seed, _PURPOSE, epochs, keys)
-        count = self._layers * len(Layer._fields) + 2 * _TRIES + 3
-        return uniform(keyed(sample[:, np.newaxis], np.arange(count)))
+        sample = derive_key(self._seed, _KEY_DOMAIN, epochs, keys)
+        count = self._layers * len(OperationDraws._fields) + 2 * _TRIES + 3
+        return uniform(derive_key(sample[:, np.newaxis], np.arange(count)))
 
-    def __call__(self, image: Image.Image, draws: Draws) -> npt.NDArray[np.uint8]:
+    def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
         """The image after the changes that its draws name: uint8 [height, width, 3]."""
-        change = self._rand if self._section.policy == "rand_augment" else _trivial
-        end = self._layers * len(Layer._fields)
-        for layer in draws[:end].reshape(-1, len(Layer._fields)).tolist():
-            image = change(image, Layer(*layer))
+        change = self._rand if self._section.policy == "rand_augment" else _trivial_augment
+        end = self._layers * len(OperationDraws._fields)
+        for layer in draws[:end].reshape(-1, len(OperationDraws._fields)).tolist():
+            image = change(image, OperationDraws(*layer))
         pixels = np.asarray(image)
-        rectangle = _erased(image.height, image.width, self._section.erase, draws[end:])
+        rectangle = _erased_rectangle(image.height, image.width, self._section.erase, draws[end:])
         if rectangle is not None:
             pixels = pixels.copy()
             pixels[rectangle] = self._mean
         return pixels
 
-    def _rand(self, image: Image.Image, drawn: Layer) -> Image.Image:
+    def _rand(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
         """One of RandAugment's operations, bilinear or bicubic on the mean colour, as timm trains with it."""
         section = self._section.rand_augment
         if drawn.carried_out >= section.probability:
@@ -74,17 +74,17 @@ class Augmentation:
         smooth = Image.Resampling.BILINEAR if drawn.resample < 0.5 else Image.Resampling.BICUBIC
         operation = RAND_AUGMENT[int(drawn.which * len(RAND_AUGMENT))]
         level = min(max(magnitude, 0.0), 10.0) / 10
-        return operation(image, level, negative=drawn.sign < 0.5, look=Look(smooth, self._mean))
+        return operation(image, level, negative=drawn.sign < 0.5, look=FillMode(smooth, self._mean))
 
 
-def _trivial(image: Image.Image, drawn: Layer) -> Image.Image:
+def _trivial_augment(image: Image.Image, drawn: OperationDraws) -> Image.Image:
     """One of TrivialAugment's operations, bilinear on black, as torchvision's reference training has it."""
     level = int(drawn.strength * LEVELS) / (LEVELS - 1)
     operation = TRIVIAL_AUGMENT[int(drawn.which * len(TRIVIAL_AUGMENT))]
-    return operation(image, level, negative=drawn.sign < 0.5, look=Look(Image.Resampling.BILINEAR, (0, 0, 0)))
+    return operation(image, level, negative=drawn.sign < 0.5, look=FillMode(Image.Resampling.BILINEAR, (0, 0, 0)))
 
 
-def _erased(height: int, width: int, probability: float, draws: Draws) -> tuple[slice, slice] | None:
+def _erased_rectangle(height: int, width: int, probability: float, draws: RandomDraws) -> tuple[slice, slice] | None:
     """Rows and columns of the rectangle: of ten draws the first that is smaller than the image (Zhong 2017)."""
     if draws[0] >= probability:
         return None

@@ -9,19 +9,19 @@ import numpy as np
 
 from podscale.errors import InputError
 from podscale.input.batch import Loader
-from podscale.input.guard import Guard
-from podscale.input.request import EvaluationRequests, ImagePhases, Requests, TrainingRequests
+from podscale.input.guard import BadRecordGuard
+from podscale.input.request import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
 
 if TYPE_CHECKING:
     from podscale.config.run_config import RunConfig
-    from podscale.order import SampleOrder
+    from podscale.order import Sampler
     from podscale.shards.shardset import ShardSet, Split
 
 
 def build_loader(
     config: RunConfig,
     split: Split,
-    order: SampleOrder,
+    order: Sampler,
     *,
     phases: ImagePhases,
     ranks: range,
@@ -40,16 +40,16 @@ def build_loader(
     """
     hosts = sorted({order.host_of(rank, world) for rank in ranks})
     split.prefetch(np.concatenate([order.host_rows(host) for host in hosts]))
-    guard = Guard(split, config.input.max_bad_rate)
-    requests = TrainingRequests(config, split, order, guard, phases=phases, ranks=ranks, world=world)
-    return _build(config, requests, guard, device, decoded_bytes=config.input.decoded_cache_bytes)
+    guard = BadRecordGuard(split, config.input.max_bad_rate)
+    requests = TrainingBatchPlan(config, split, order, guard, phases=phases, ranks=ranks, world=world)
+    return _make_loader(config, requests, guard, device, decoded_bytes=config.input.decoded_cache_bytes)
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world: int, device: str) -> Loader:
     """The evaluation loader of one process and its `ranks`; its steps run from 0 to `order.evaluation_steps`."""
     split.prefetch(np.arange(len(split)))
-    guard = Guard(split, config.input.max_bad_rate)
-    return _build(config, EvaluationRequests(config, split, guard, ranks=ranks, world=world), guard, device)
+    guard = BadRecordGuard(split, config.input.max_bad_rate)
+    return _make_loader(config, EvaluationBatchPlan(config, split, guard, ranks=ranks, world=world), guard, device)
 
 
 def resolve_loader(name: str, device: str, *, augments: bool = False) -> str:
@@ -60,8 +60,8 @@ def resolve_loader(name: str, device: str, *, augments: bool = False) -> str:
     if name == "auto":
         if augments or not device.startswith("cuda"):
             return "torchvision"
-        return "dali" if dali_installed() else "nvjpeg" if _nvjpeg_works(device) else "torchvision"
-    if name == "dali" and not dali_installed():
+        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else "torchvision"
+    if name == "dali" and not is_dali_installed():
         raise InputError(
             "DALI is not installed",
             field="input.loader",
@@ -71,16 +71,16 @@ def resolve_loader(name: str, device: str, *, augments: bool = False) -> str:
     return name
 
 
-def dali_installed() -> bool:
+def is_dali_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
-def _nvjpeg_works(device: str) -> bool:
+def _is_nvjpeg_available(device: str) -> bool:
     try:
-        from podscale.input.loaders.nvjpeg import works_on
+        from podscale.input.loaders.nvjpeg import is_available_on
     except ImportError:  # torchvision 0.29 has announced that its decoders will go
         return False
-    return works_on(device)
+    return is_available_on(device)
 
 
 def open_shard_set(location: str, config: RunConfig) -> ShardSet:
@@ -90,17 +90,19 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
 
     Raises InputError where there is no complete shard set.
     """
-    from podscale.shards.cache import ShardCache, is_remote, local_path
-    from podscale.shards.memory import MemoryShards
-    from podscale.shards.shardset import LocalShards, ShardSet
+    from podscale.shards.cache import ShardCache, is_remote, path_of_location
+    from podscale.shards.memory import MemoryCache
+    from podscale.shards.shardset import LocalShardMapper, ShardSet
 
     memory = config.input.record_cache_bytes
     if not is_remote(location):
-        return ShardSet.open(local_path(location), MemoryShards(LocalShards(), memory) if memory else None)
+        return ShardSet.open(path_of_location(location), MemoryCache(LocalShardMapper(), memory) if memory else None)
     return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
 
 
-def _build(config: RunConfig, requests: Requests, guard: Guard, device: str, *, decoded_bytes: int = 0) -> Loader:
+def _make_loader(
+    config: RunConfig, requests: BatchPlan, guard: BadRecordGuard, device: str, *, decoded_bytes: int = 0
+) -> Loader:
     settings = config.input
     name = resolve_loader(settings.loader, device, augments=requests.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
@@ -125,8 +127,8 @@ def _build(config: RunConfig, requests: Requests, guard: Guard, device: str, *, 
         from podscale.input.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(requests, guard, prefetch=settings.prefetch, device=device)
-    from podscale.input.loaders.torchvision import TorchvisionLoader
+    from podscale.input.loaders.torchvision import PillowLoader
 
-    return TorchvisionLoader(
+    return PillowLoader(
         requests, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
     )

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
-from podscale.input.crop import View
-from podscale.input.jpeg import ending_early
+from podscale.input.crop import CropParams
+from podscale.input.jpeg import truncate_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 
 
-_FOUR_INKS = ("CMYK", "YCCK")  # libjpeg-turbo and PIL round their conversion differently
+_CMYK_SPACES = ("CMYK", "YCCK")  # libjpeg-turbo and PIL round their conversion differently
 
 
 class BadRecord(ValueError):
@@ -34,7 +34,7 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
         try:
-            if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _FOUR_INKS:
+            if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
             pass  # damaged, or libjpeg is not sure: PIL has the last word
@@ -46,7 +46,7 @@ def decode_rows(record: Pixels, height: int, width: int, rows: int, buffer: Pixe
 
     Raises BadRecord where nothing can be decoded, or the image has another size.
     """
-    shorter = ending_early(record, height, width, rows)
+    shorter = truncate_jpeg(record, height, width, rows)
     if shorter is not None:
         try:
             return np.asarray(simplejpeg.decode_jpeg(shorter.data, colorspace="RGB", buffer=buffer, strict=False))
@@ -66,7 +66,7 @@ def _decode_by_pil(data: memoryview) -> Pixels:
         raise BadRecord(str(error)) from error
 
 
-def cut(pixels: Pixels, view: View, size: int) -> Image.Image:
+def crop_and_resize(pixels: Pixels, view: CropParams, size: int) -> Image.Image:
     """The view of a decoded image, a square of `size`; of the image only the rows down to the view's last matter.
 
     Resizing is PIL's, bilinear with antialiasing (a triangle filter as wide as the scale). PIL takes the rectangle out

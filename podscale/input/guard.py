@@ -11,11 +11,11 @@ from podscale.shards.shardset import Split
 
 log = logging.getLogger("podscale.input")
 
-TOLERATED = 10
+TOLERATED_BAD_RECORDS = 10
 """So many bad records are no reason to stop whatever their share is, unless the document tolerates none."""
 
 
-class Guard:
+class BadRecordGuard:
     """What one rank knows of the bad records of a split.
 
     A bad record is replaced by the next one of its shard that can be decoded, so that a host reads no other shard.
@@ -78,7 +78,7 @@ class Guard:
         self.bad_records += bad
         limit = self._max_bad_rate * self._seen
         if self._max_bad_rate > 0:
-            limit = max(limit, TOLERATED)
+            limit = max(limit, TOLERATED_BAD_RECORDS)
         if self.bad_records > limit:
             raise PodscaleError(
                 f"{self.bad_records} of {self._seen} records of the {self._split.name} split could not be decoded, "

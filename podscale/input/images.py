@@ -8,7 +8,7 @@ from podscale.input.decode import BadRecord, Pixels, decode_rows
 from podscale.shards.shardset import Split
 
 
-class DecodedImages:
+class DecodedCache:
     """Decodes images, and keeps those that fit into `limit` bytes, whole and as they were decoded.
 
     What is kept stays: every sample comes once in an epoch, so to evict one for another would only cost the decoding of

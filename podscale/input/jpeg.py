@@ -7,7 +7,7 @@ that the image ends. Rows are decoded from the top, so what lies above is the sa
 import numpy as np
 import numpy.typing as npt
 
-Pixels = npt.NDArray[np.uint8]
+EncodedBytes = npt.NDArray[np.uint8]
 
 _MARGIN = 8  # rows below the last one wanted: smooth upsampling of chroma looks at two of them
 _WORTHWHILE = 16  # rows of one line of blocks: fewer saved are not worth a copy of the record
@@ -20,7 +20,7 @@ _WITHIN = np.zeros(256, dtype=np.bool_)  # what may follow 0xFF in a scan: an es
 _WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
 
 
-def ending_early(record: Pixels, height: int, width: int, rows: int) -> Pixels | None:
+def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> EncodedBytes | None:
     """A copy of a JPEG whose header says that it ends a little below the first `rows` of its `height` rows.
 
     Decode it leniently: what follows the last row is then data too many. None where that would save nothing, where the
@@ -30,7 +30,7 @@ def ending_early(record: Pixels, height: int, width: int, rows: int) -> Pixels |
     enough = rows + _MARGIN
     if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
         return None
-    found = _header(record.data, height, width)
+    found = _find_frame_and_scan(record.data, height, width)
     if found is None:
         return None
     at, scan = found
@@ -42,7 +42,7 @@ def ending_early(record: Pixels, height: int, width: int, rows: int) -> Pixels |
     return shorter
 
 
-def _header(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
+def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
     """Where the height stands, and where the scan begins, in a JPEG of this size with 8 bits and 1 or 3 components."""
     at, found, components = 2, None, 0
     while at + 10 <= len(data) and data[at] == 0xFF:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageEnhance, ImageOps
 
-Colour = tuple[int, int, int]
+Rgb = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Look:
+class FillMode:
     """How an operation that moves pixels fills in: between them, and where the image has none."""
 
     resample: Image.Resampling
-    fill: Colour
+    fill: Rgb
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Operation:
     amount: Callable[[float], float] = lambda level: 0.0
     signed: bool = False
 
-    def __call__(self, image: Image.Image, level: float, *, negative: bool, look: Look) -> Image.Image:
+    def __call__(self, image: Image.Image, level: float, *, negative: bool, look: FillMode) -> Image.Image:
         amount = self.amount(level)
         return OPERATIONS[self.name](image, -amount if self.signed and negative else amount, look)
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...], look: Look) -> Image.Image:
+def _affine(image: Image.Image, matrix: tuple[float, ...], look: FillMode) -> Image.Image:
     """The pixel (x, y) becomes that at (a x + b y + c, d x + e y + f) of before."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, look.resample, fillcolor=look.fill)
 
@@ -48,7 +48,7 @@ def _brighter_below_128(image: Image.Image, amount: float) -> Image.Image:
     return image.point(table * 3)
 
 
-OPERATIONS: Mapping[str, Callable[[Image.Image, float, Look], Image.Image]] = {
+OPERATIONS: Mapping[str, Callable[[Image.Image, float, FillMode], Image.Image]] = {
     "identity": lambda image, amount, look: image,
     "autocontrast": lambda image, amount, look: ImageOps.autocontrast(image),
     "equalize": lambda image, amount, look: ImageOps.equalize(image),

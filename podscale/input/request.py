@@ -11,18 +11,18 @@ from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.input.augment import Augmentation
 from podscale.input.batch import Batch
-from podscale.input.crop import Views, evaluation_views, training_views
-from podscale.input.guard import Guard
-from podscale.order import SampleOrder, evaluation_slots
+from podscale.input.crop import CropParamsBatch, evaluation_crops, training_crops
+from podscale.input.guard import BadRecordGuard
+from podscale.order import Sampler, evaluation_rows
 from podscale.shards.shardset import Split
 
-Rows = npt.NDArray[np.int64]
+RowIndices = npt.NDArray[np.int64]
 ImagePhases = Sequence[tuple[int, int, CropSection]]
 """(first step, side of the images in pixels, random crop) of each phase of a training, in order."""
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """The slots of one process and step: rows int64 [n], epochs int64 [n], weights float32 [n].
 
     A weight of 0 is padding, at the end.
@@ -30,9 +30,9 @@ class Request:
     """
 
     step: int
-    asked: Rows
-    rows: Rows
-    epochs: Rows
+    asked: RowIndices
+    rows: RowIndices
+    epochs: RowIndices
     weights: npt.NDArray[np.float32]
 
     @property
@@ -41,7 +41,7 @@ class Request:
         return int(np.count_nonzero(self.weights))
 
 
-class Requests(Protocol):
+class BatchPlan(Protocol):
     """Training or evaluation, as a loader sees it."""
 
     split: Split
@@ -59,22 +59,22 @@ class Requests(Protocol):
         """Where the run of steps from `start` on ends whose images have one size: at `stop` or before."""
         ...
 
-    def at(self, step: int) -> Request: ...
+    def at(self, step: int) -> BatchRequest: ...
 
-    def views(self, step: int, rows: Rows, epochs: Rows) -> Views: ...
+    def views(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch: ...
 
-    def answer(self, request: Request, images: Any) -> Batch: ...
+    def answer(self, request: BatchRequest, images: Any) -> Batch: ...
 
 
-class TrainingRequests:
+class TrainingBatchPlan:
     """These ranks' parts of each global batch, in random crops; a bad record counts as the sample that replaces it."""
 
     def __init__(
         self,
         config: RunConfig,
         split: Split,
-        order: SampleOrder,
-        guard: Guard,
+        order: Sampler,
+        guard: BadRecordGuard,
         *,
         phases: ImagePhases,
         ranks: range,
@@ -86,15 +86,15 @@ class TrainingRequests:
         wanted = config.input.augment.wanted
         self.augment = Augmentation(config.input.augment, self._seed, config.input.mean) if wanted else None
 
-    def at(self, step: int) -> Request:
+    def at(self, step: int) -> BatchRequest:
         parts = [self._order.rank_batch(step, rank, self._world) for rank in self._ranks]
         asked, epochs = np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts])
         rows = self._guard.resolve(asked, epochs)
-        return Request(step, asked, rows, epochs, np.ones(len(asked), dtype=np.float32))
+        return BatchRequest(step, asked, rows, epochs, np.ones(len(asked), dtype=np.float32))
 
-    def views(self, step: int, rows: Rows, epochs: Rows) -> Views:
-        keys, sizes = self.split.keys[rows], _sizes(self.split, rows)
-        return training_views(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size_at(step))
+    def views(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
+        keys, sizes = self.split.keys[rows], _image_sizes(self.split, rows)
+        return training_crops(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size_at(step))
 
     def size_at(self, step: int) -> int:
         return self._phase_at(step)[1]
@@ -110,30 +110,30 @@ class TrainingRequests:
     def _phase_at(self, step: int) -> tuple[int, int, CropSection]:
         return next(phase for phase in reversed(self._phases) if step >= phase[0])
 
-    def answer(self, request: Request, images: Any) -> Batch:
+    def answer(self, request: BatchRequest, images: Any) -> Batch:
         self._guard.delivered(request.real, int(np.count_nonzero(request.rows != request.asked)))
-        return _batch(self.split, request, images, request.weights)
+        return _build_batch(self.split, request, images, request.weights)
 
 
-class EvaluationRequests:
+class EvaluationBatchPlan:
     """Every sample of a split once over all ranks, in centre crops; a bad record weighs nothing."""
 
     augment = None
 
-    def __init__(self, config: RunConfig, split: Split, guard: Guard, *, ranks: range, world: int) -> None:
+    def __init__(self, config: RunConfig, split: Split, guard: BadRecordGuard, *, ranks: range, world: int) -> None:
         self.split, self._size = split, config.eval_image_size
         self._fraction, self._length = config.evaluate.crop_fraction, config.evaluate.batch
         self._guard, self._ranks, self._world = guard, ranks, world
 
-    def at(self, step: int) -> Request:
-        parts = [evaluation_slots(len(self.split), step, rank, self._world, self._length) for rank in self._ranks]
+    def at(self, step: int) -> BatchRequest:
+        parts = [evaluation_rows(len(self.split), step, rank, self._world, self._length) for rank in self._ranks]
         # In ascending order over the ranks, so that padding comes last; no result depends on which computes what.
         rows, weights = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*parts, strict=True))
         epochs = np.zeros_like(rows)
-        return Request(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
+        return BatchRequest(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
 
-    def views(self, step: int, rows: Rows, epochs: Rows) -> Views:
-        return evaluation_views(*_sizes(self.split, rows), size=self._size, fraction=self._fraction)
+    def views(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
+        return evaluation_crops(*_image_sizes(self.split, rows), size=self._size, fraction=self._fraction)
 
     def size_at(self, step: int) -> int:
         return self._size
@@ -141,16 +141,16 @@ class EvaluationRequests:
     def stretch(self, start: int, stop: int) -> int:
         return stop
 
-    def answer(self, request: Request, images: Any) -> Batch:
+    def answer(self, request: BatchRequest, images: Any) -> Batch:
         good = request.rows == request.asked
         self._guard.delivered(request.real, request.real - int(np.count_nonzero(good[: request.real])))
-        return _batch(self.split, request, images, np.where(good, request.weights, np.float32(0)))
+        return _build_batch(self.split, request, images, np.where(good, request.weights, np.float32(0)))
 
 
-def _sizes(split: Split, rows: Rows) -> tuple[Rows, Rows]:
+def _image_sizes(split: Split, rows: RowIndices) -> tuple[RowIndices, RowIndices]:
     return split.column("width")[rows].astype(np.int64), split.column("height")[rows].astype(np.int64)
 
 
-def _batch(split: Split, request: Request, images: Any, weights: npt.NDArray[np.float32]) -> Batch:
+def _build_batch(split: Split, request: BatchRequest, images: Any, weights: npt.NDArray[np.float32]) -> Batch:
     labels = split.labels[request.rows].astype(np.int64)
     return Batch(images, labels, split.keys[request.rows].astype(np.uint64), weights, request.step)

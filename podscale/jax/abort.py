@@ -11,21 +11,21 @@ import signal
 import threading
 import time
 
-GRACE_SECONDS = 30.0
+ABORT_DELAY_SECONDS = 30.0
 """Longer than a failure needs to be explained (see engine.pulse), and than the supervisor waits for it."""
 
 
-def _wait(number: int) -> None:
+def _delay_signal(number: int) -> None:
     """Python's own handlers run in the main thread, once this one would have returned: too late."""
     signal_of_c = ctypes.CDLL(None).signal
     if threading.get_ident() != threading.main_thread().ident:
-        time.sleep(GRACE_SECONDS)
+        time.sleep(ABORT_DELAY_SECONDS)
     signal_of_c(number, ctypes.c_void_p(0))  # the default: what aborts goes on when this returns
 
 
-_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_wait)
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_delay_signal)
 
 
-def outlived() -> None:
+def delay_abort() -> None:
     """SIGABRT in a thread of JAX lets the main thread go on for `GRACE_SECONDS`, from now on."""
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _HANDLER)

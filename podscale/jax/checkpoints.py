@@ -13,31 +13,31 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from podscale import models
-from podscale.checkpoint import Checkpoints, Snapshot
+from podscale.checkpoint import CheckpointStore, Snapshot
 from podscale.config import RunConfig
-from podscale.engine.origin import Origin
-from podscale.engine.progress import Progress
+from podscale.engine.origin import InitialWeights
+from podscale.engine.progress import RunProgress
 from podscale.engine.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError, fields_of
 from podscale.jax.gradients import Buckets
 from podscale.jax.mesh import REPLICATED
 from podscale.jax.models import initialise
-from podscale.jax.step import State as OnDevices
-from podscale.jax.step import Step
+from podscale.jax.step import DeviceState as OnDevices
+from podscale.jax.step import TrainStep
 from podscale.jax.world import World
 
 Values = npt.NDArray[Any]
 
 
 @dataclass
-class State:
+class TrainState:
     """Everything that a resumed run needs, equal on all processes."""
 
     config: RunConfig
     classes: int
-    step: Step
+    step: TrainStep
     world: World
-    progress: Progress = field(default_factory=Progress)
+    progress: RunProgress = field(default_factory=RunProgress)
     _on_devices: OnDevices | None = None
 
     @property
@@ -58,7 +58,7 @@ class State:
 
     def check(self, snapshot: Snapshot) -> None:
         """Raises InputError where a checkpoint does not hold the arrays of this model and its optimizer."""
-        spec = models.spec(self.config.model, self.classes)
+        spec = models.model_spec(self.config.model, self.classes)
         wanted = {f"model/{parameter.name}" for parameter in spec.parameters}
         wanted |= {f"model/{buffer.name}" for buffer in spec.buffers}
         different = sorted((wanted | self._fresh().keys()) ^ snapshot.arrays.keys())
@@ -70,10 +70,10 @@ class State:
                 hint="Start a new run.",
             )
 
-    def first_of(self, origin: Origin) -> Snapshot:
+    def first_of(self, origin: InitialWeights) -> Snapshot:
         """The state of a new run that begins with the weights and statistics of another one."""
         arrays = {f"model/{name}": values for name, values in origin.arrays.items()}
-        return Snapshot(0, arrays | self._fresh(), {"progress": asdict(Progress(origin=origin.told))})
+        return Snapshot(0, arrays | self._fresh(), {"progress": asdict(RunProgress(origin=origin.told))})
 
     def begin(self, snapshot: Snapshot | None) -> None:
         """The state of `snapshot`, which process 0 alone has, on all devices; without one that of a new run."""
@@ -147,7 +147,10 @@ class State:
 
 @waiting_for(CHECKPOINT)
 def restore_or_start(
-    checkpoints: Checkpoints, resume: str, state: State, origin: Callable[[], Origin | None] = lambda: None
+    checkpoints: CheckpointStore,
+    resume: str,
+    state: TrainState,
+    origin: Callable[[], InitialWeights | None] = lambda: None,
 ) -> bool:
     """Continues from the newest whole checkpoint, read and verified by process 0; whether there was one.
 

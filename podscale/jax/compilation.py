@@ -16,19 +16,19 @@ import jax
 from podscale.jax.world import World
 
 
-def keep_programs(programs: Path) -> Path:
+def enable_program_cache(programs: Path) -> Path:
     """Has JAX keep and look up its programs in a directory there; call it before anything is compiled."""
-    directory = programs / _machine()
+    directory = programs / _machine_key()
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # else this path is part of every entry's key
     if jax.default_backend() == "cpu":
-        _find_what_others_keep()
+        _share_cache_keys()
     return directory
 
 
-def _find_what_others_keep() -> None:
+def _share_cache_keys() -> None:
     """Has all processes know a program for CPUs by one key.
 
     JAX lets only process 0 write, and a part of its key, the fingerprint of the devices, is another one on every
@@ -41,7 +41,7 @@ def _find_what_others_keep() -> None:
         cache_key._hash_accelerator_config = cache_key._hash_devices  # type: ignore[assignment]
 
 
-def begun_together(program: Any, world: World, name: str) -> Callable[..., Any]:
+def synchronize_first_call(program: Any, world: World, name: str) -> Callable[..., Any]:
     """A jitted program whose first call waits, once it is compiled, until it is compiled on every process.
 
     On CPUs process 0 compiles first, with all cores, and the others, where their CPUs are of its kind, read what it
@@ -59,7 +59,7 @@ def begun_together(program: Any, world: World, name: str) -> Callable[..., Any]:
         nonlocal begun
         if not begun:
             lowered = program.lower(*arguments)
-            reads = _reads(world)
+            reads = _can_read_cache(world)
             if not reads:
                 lowered.compile()  # the call finds it
             world.barrier(f"{name}: compiled by process 0")
@@ -72,14 +72,14 @@ def begun_together(program: Any, world: World, name: str) -> Callable[..., Any]:
     return call
 
 
-def _reads(world: World) -> bool:
+def _can_read_cache(world: World) -> bool:
     """Whether this process finds what process 0 keeps, which is the only one that JAX lets write."""
     kept: Any = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     places = world.gather(kept if jax.default_backend() == "cpu" else None)
     return not world.first and places[0] is not None and places[world.rank] == places[0]
 
 
-def _machine() -> str:
+def _machine_key() -> str:
     """What programs are made for; those of CPUs use whatever instructions the CPU that compiles has."""
     kind = jax.default_backend()
     if kind != "cpu":

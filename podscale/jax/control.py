@@ -14,72 +14,72 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from podscale.engine.waits import CONTROL, waiting_for
-from podscale.engine.word import LAG, Word, pack, unpack
-from podscale.jax.mesh import RANKS, size_of
-from podscale.jax.placing import assemble, replicate
-from podscale.jax.step import SHARDED_WORDS, Call, Figures
+from podscale.engine.word import STATUS_LAG, StepStatus, pack, unpack
+from podscale.jax.mesh import RANKS, axis_size
+from podscale.jax.placing import assemble_array, put_replicated
+from podscale.jax.step import STATUS_SPEC, StepInputs, StepResults
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingStatus:
     first: int
     count: int
-    figures: Figures
+    figures: StepResults
 
 
-class Control:
+class StepSync:
     """Makes the words of this process, and hands out those that are due. Every process must make the same calls."""
 
-    def __init__(self, mesh: Mesh, rank: int, held: int, lag: int = LAG) -> None:
+    def __init__(self, mesh: Mesh, rank: int, held: int, lag: int = STATUS_LAG) -> None:
         """rank: the number of this process. held: how many ranks of the mesh are its own. lag: in calls."""
-        self._mesh, self._sharding, self._ranks = mesh, NamedSharding(mesh, SHARDED_WORDS), size_of(mesh, RANKS)
+        self._mesh, self._sharding, self._ranks = mesh, NamedSharding(mesh, STATUS_SPEC), axis_size(mesh, RANKS)
         self._rank, self._held, self._lag = rank, held, lag
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingStatus] = deque()
         self._said: tuple[list[int], Array] | None = None
         self._counts: dict[int, Array] = {}
 
     @waiting_for(CONTROL)
-    def call(self, count: int, *, stop: bool, busy: float) -> Call:
+    def call(self, count: int, *, stop: bool, busy: float) -> StepInputs:
         """What this process has to say with the next call, which carries out `count` updates; busy in seconds.
 
         All of it is on the devices already: a number handed to a program would go there by itself, with every call.
         """
         if count not in self._counts:
-            self._counts[count] = replicate(np.int32(count), self._mesh)
-        return Call(self._counts[count], self.word(stop=stop, busy=busy))
+            self._counts[count] = put_replicated(np.int32(count), self._mesh)
+        return StepInputs(self._counts[count], self.word(stop=stop, busy=busy))
 
     def word(self, *, stop: bool, busy: float) -> Array:
         """What this process has to say with the next call; busy in seconds."""
         words = pack(self._rank, stop=stop, busy=busy)
         if self._said is None or self._said[0] != words:
             mine = np.tile(np.array(words, np.int32), (self._held, 1))
-            self._said = words, assemble(mine, self._sharding, dim=0, length=self._ranks)
+            self._said = words, assemble_array(mine, self._sharding, dim=0, length=self._ranks)
         return self._said[1]
 
-    def sent(self, step: int, count: int, figures: Figures) -> None:
+    def sent(self, step: int, count: int, figures: StepResults) -> None:
         """A call is on its way that carries out `count` updates after `step`."""
         for array in figures:
             if array is not None:
                 array.copy_to_host_async()
-        self._pending.append(_Pending(step, count, figures))
+        self._pending.append(_PendingStatus(step, count, figures))
 
-    def due(self) -> list[Word]:
+    def due(self) -> list[StepStatus]:
         """The words of calls at least `lag` ago that were not handed out yet, oldest first."""
         return self._take(self._lag)
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[StepStatus]:
         """Every word not handed out yet; waits for the newest."""
         return self._take(0)
 
-    def _take(self, keep: int) -> list[Word]:
-        words: list[Word] = []
+    def _take(self, keep: int) -> list[StepStatus]:
+        words: list[StepStatus] = []
         while len(self._pending) > keep:
-            words += _read(self._pending.popleft())
+            words += _read_statuses(self._pending.popleft())
         return words
 
 
 @waiting_for(CONTROL)
-def _read(pending: _Pending) -> list[Word]:
+def _read_statuses(pending: _PendingStatus) -> list[StepStatus]:
     told: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(pending.figures))
     return [
         unpack(

@@ -14,30 +14,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale import progress
 from podscale.config import RunConfig
-from podscale.engine.evaluation import STOP_EVERY, TOP_K, Evaluation, evaluation_of
-from podscale.engine.phase import Phase
+from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
+from podscale.engine.phase import PhaseTimer
 from podscale.engine.waits import EVALUATION, waiting_for
-from podscale.evaluate.predictions import COLUMNS, Predictions
+from podscale.evaluate.predictions import PREDICTION_COLUMNS, Predictions
 from podscale.input.batch import Batch, Loader
-from podscale.jax.compilation import begun_together
-from podscale.jax.feed import Batches, DeviceBatches, Feed
-from podscale.jax.gradients import Buckets, Layout
-from podscale.jax.memory import evaluation_fits
-from podscale.jax.mesh import RANKS, REPLICATED, size_of
-from podscale.jax.models import Arrays, build_model, convolution_on
+from podscale.jax.compilation import synchronize_first_call
+from podscale.jax.feed import DeviceBatches, DevicePrefetcher, GlobalBatches
+from podscale.jax.gradients import Buckets, ParamLayout
+from podscale.jax.memory import explain_evaluation_memory
+from podscale.jax.mesh import RANKS, REPLICATED, axis_size
+from podscale.jax.models import Arrays, build_model, choose_convolution
 from podscale.jax.normalise import normalise
-from podscale.jax.placing import assemble
+from podscale.jax.placing import assemble_array
 from podscale.jax.precision import compute_dtype, exact_products
-from podscale.jax.step import Named
+from podscale.jax.step import NamedArrays
 from podscale.jax.world import World
 from podscale.order import evaluation_steps
 
 Values = npt.NDArray[Any]
-WHOLE: Any = Batches(PartitionSpec(None, RANKS), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
+EVALUATION_BATCH_SPECS: Any = GlobalBatches(PartitionSpec(None, RANKS), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
 """How batches lie on the mesh: devices that share images in training all see the same whole ones here."""
 
 
-class Answers(NamedTuple):
+class BatchPredictions(NamedTuple):
     """What the model says about one batch, each rank of the mesh about its images.
 
     topk: int32 [n, k]. confidences: fp32 [n, k]. losses: fp32 [n]. stop: int32 [1], whether any rank was asked to.
@@ -60,7 +60,7 @@ class Evaluator:
         self,
         config: RunConfig,
         mesh: Mesh,
-        layout: Layout,
+        layout: ParamLayout,
         loader: Loader,
         count: int,
         world: World,
@@ -69,22 +69,22 @@ class Evaluator:
         """layout: of the weights' buckets. count: of the split. counted: hears how many samples of this process each
         batch held."""
         self._counted, self._loader, self._world = counted, loader, world
-        self._feed = Feed(mesh, lies=WHOLE)
-        self._answers = begun_together(build_answers(config, mesh, layout), world, "the first evaluation")
-        ranks = size_of(mesh, RANKS)
-        self._quiet, self._asked = (_stops(mesh, self._feed.held, value) for value in (0, 1))
+        self._feed = DevicePrefetcher(mesh, lies=EVALUATION_BATCH_SPECS)
+        self._answers = synchronize_first_call(build_eval_step(config, mesh, layout), world, "the first evaluation")
+        ranks = axis_size(mesh, RANKS)
+        self._quiet, self._asked = (_stop_flags(mesh, self._feed.held, value) for value in (0, 1))
         self._steps, self._images = evaluation_steps(count, ranks, config.evaluate.batch), config.evaluate.batch * ranks
         self.count = count
-        self._report = progress.from_environment() if world.first else progress.silent
+        self._report = progress.progress_from_env() if world.first else progress.ignore_progress
 
     @waiting_for(EVALUATION)
     def measure(
         self,
         buckets: Buckets,
-        statistics: Named,
-        phase: Phase,
+        statistics: NamedArrays,
+        phase: PhaseTimer,
         stop_requested: Callable[[], bool] = lambda: False,
-    ) -> Evaluation | None:
+    ) -> EvaluationResult | None:
         """Accuracy and loss over the whole split, the same on all processes.
 
         stop_requested: asked now and then; where any process says yes, all give up together and None is returned.
@@ -98,17 +98,17 @@ class Evaluator:
             hits = answers["topk"] == batch.labels[:, None]
             sums += [weights @ hits[:, 0], weights @ hits.any(axis=1), weights @ answers["losses"], weights.sum()]
         whole = np.sum(self._world.gather(sums.tolist()), axis=0)
-        return evaluation_of(whole.tolist(), self.count, time.perf_counter() - started)
+        return evaluation_result(whole.tolist(), self.count, time.perf_counter() - started)
 
     @waiting_for(EVALUATION)
-    def predict(self, buckets: Buckets, statistics: Named, phase: Phase) -> Predictions | None:
+    def predict(self, buckets: Buckets, statistics: NamedArrays, phase: PhaseTimer) -> Predictions | None:
         """The predictions of the whole split on process 0, None elsewhere."""
         parts: list[dict[str, Values]] = []
         for batch, answers in self._all(buckets, statistics, phase, lambda: False):
             assert answers is not None, "nobody asked to stop"
             parts.append({"keys": batch.keys, "labels": batch.labels, "weights": batch.weights, **answers})
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        columns |= {name: columns[name].astype(dtype) for name, dtype in COLUMNS.items()}
+        columns |= {name: columns[name].astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
         if self._world.size > 1:
             as_words = {name: column.view(np.uint32) for name, column in columns.items()}  # jax has no 64 bits here
             gathered = multihost_utils.process_allgather(as_words, tiled=True)
@@ -117,11 +117,11 @@ class Evaluator:
         return Predictions(**{name: column[real] for name, column in columns.items()}) if self._world.first else None
 
     def _all(
-        self, buckets: Buckets, statistics: Named, phase: Phase, stop_requested: Callable[[], bool]
+        self, buckets: Buckets, statistics: NamedArrays, phase: PhaseTimer, stop_requested: Callable[[], bool]
     ) -> Iterator[tuple[Batch, dict[str, Values] | None]]:
         """Each batch with what the model says about it, read when the next one is on its way; None: all stop."""
-        ticker = progress.Ticker("evaluate", self._report, self.count)
-        waiting: list[tuple[DeviceBatches, Answers]] = []
+        ticker = progress.ProgressReporter("evaluate", self._report, self.count)
+        waiting: list[tuple[DeviceBatches, BatchPredictions]] = []
         step = 0
 
         def read() -> Iterator[tuple[Batch, dict[str, Values] | None]]:
@@ -131,13 +131,13 @@ class Evaluator:
             if np.asarray(answers.stop)[0]:
                 yield batch, None
                 return
-            yield batch, {name: local(getattr(answers, name)) for name in ("topk", "confidences", "losses")}
+            yield batch, {name: local_rows(getattr(answers, name)) for name in ("topk", "confidences", "losses")}
             self._counted(int(np.count_nonzero(batch.weights)))
             ticker.set(min(self.count, step * self._images), 0, 0)
 
         for number, batches in enumerate(self._feed(self._loader.batches(0, self._steps), phase)):
-            stops = self._asked if number % STOP_EVERY == 0 and stop_requested() else self._quiet
-            with evaluation_fits():
+            stops = self._asked if number % BATCHES_PER_STOP_CHECK == 0 and stop_requested() else self._quiet
+            with explain_evaluation_memory():
                 waiting.append((batches, self._answers(buckets, statistics, *batches.on_devices, stops)))
             if len(waiting) > 1:
                 yield from read()
@@ -145,7 +145,7 @@ class Evaluator:
         ticker.close()
 
 
-def build_answers(config: RunConfig, mesh: Mesh, layout: Layout) -> Callable[..., Answers]:
+def build_eval_step(config: RunConfig, mesh: Mesh, layout: ParamLayout) -> Callable[..., BatchPredictions]:
     """(buckets, statistics, images, labels, stops): what a document's network says about a batch on the mesh.
 
     buckets: of all weights, whole; so a training evaluates what it has, without a program that unpacks it first.
@@ -154,30 +154,30 @@ def build_answers(config: RunConfig, mesh: Mesh, layout: Layout) -> Callable[...
         config.model,
         dtype=compute_dtype(config.train),
         stem=config.train.stem_compute,
-        convolve=convolution_on(mesh),
+        convolve=choose_convolution(mesh),
     )
 
-    def answers(buckets: Buckets, statistics: Arrays, images: Array, labels: Array, stops: Array) -> Answers:
+    def answers(buckets: Buckets, statistics: Arrays, images: Array, labels: Array, stops: Array) -> BatchPredictions:
         with exact_products(config.train):
             floats = normalise(images[0], config.input)
             ways = [floats, floats[:, :, ::-1]] if config.evaluate.flip else [floats]
             logits, _ = apply(layout.unpack(buckets), statistics, jnp.concatenate(ways), train=False)
             logits = logits.reshape(len(ways), len(floats), -1).mean(0)
-        return Answers(*answers_of(logits, labels[0]), lax.pmax(stops, RANKS))
+        return BatchPredictions(*batch_predictions(logits, labels[0]), lax.pmax(stops, RANKS))
 
     ranks = PartitionSpec(RANKS)
-    lie: Any = Answers
+    lie: Any = BatchPredictions
     return jax.jit(
         jax.shard_map(
             answers,
             mesh=mesh,
-            in_specs=(REPLICATED, REPLICATED, *WHOLE, ranks),
+            in_specs=(REPLICATED, REPLICATED, *EVALUATION_BATCH_SPECS, ranks),
             out_specs=lie(ranks, ranks, ranks, REPLICATED),
         )
     )
 
 
-def answers_of(logits: Array, labels: Array) -> tuple[Array, Array, Array]:
+def batch_predictions(logits: Array, labels: Array) -> tuple[Array, Array, Array]:
     """The most probable classes, best first and among equals the lower index; their probabilities; losses."""
     chances = nn.log_softmax(logits.astype(jnp.float32))
     confidences, topk = lax.top_k(chances, min(TOP_K, logits.shape[1]))
@@ -185,12 +185,12 @@ def answers_of(logits: Array, labels: Array) -> tuple[Array, Array, Array]:
     return topk, jnp.exp(confidences), losses
 
 
-def local(array: Array) -> Values:
+def local_rows(array: Array) -> Values:
     """The rows of this process, in the order of the mesh; those of devices that hold the same ones, once."""
     parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
-def _stops(mesh: Mesh, held: int, value: int) -> Array:
+def _stop_flags(mesh: Mesh, held: int, value: int) -> Array:
     sharding = NamedSharding(mesh, PartitionSpec(RANKS))
-    return assemble(np.full(held, value, np.int32), sharding, dim=0, length=size_of(mesh, RANKS))
+    return assemble_array(np.full(held, value, np.int32), sharding, dim=0, length=axis_size(mesh, RANKS))

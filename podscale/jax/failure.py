@@ -5,31 +5,39 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from podscale.engine import failure
-from podscale.engine.meeting import Meeting
-from podscale.engine.notes import Whereabouts
+from podscale.engine.meeting import RankGroup
+from podscale.engine.notes import ProgressTracker
 from podscale.errors import HangDetected, PeerLost, PodscaleError
 from podscale.store import StoreError, StoreTimeout
 
 _COLLECTIVES = ("gloo", "nccl", "collective", "coordination", "distributed service", "barrier")
 _TIMED_OUT = ("timed out", "timeout", "deadline")
-_LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "peer", "socket", "unavailable")
+_PEER_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "peer",
+    "socket",
+    "unavailable",
+)
 
 
-def watched(
-    meeting: Meeting,
+def watch_jax_peers(
+    meeting: RankGroup,
     end: Callable[[PodscaleError], None],
     *,
     seconds: float | None = None,
     hang_seconds: float | None = None,
     stacks: Path | None = None,
-) -> AbstractContextManager[Whereabouts]:
+) -> AbstractContextManager[ProgressTracker]:
     """`engine.failure.watched` for JAX's collectives, which wait on the device, on a CPU without end."""
-    return failure.watched(
-        meeting, end, kind_of=kind_of, deaf=True, seconds=seconds, hang_seconds=hang_seconds, stacks=stacks
+    return failure.watch_peers(
+        meeting, end, kind_of=classify_error, deaf=True, seconds=seconds, hang_seconds=hang_seconds, stacks=stacks
     )
 
 
-def kind_of(error: BaseException) -> type[PodscaleError] | None:
+def classify_error(error: BaseException) -> type[PodscaleError] | None:
     """HangDetected or PeerLost where a collective raised `error` because of another rank, else None.
 
     On a CPU JAX hands gloo's errors on as ValueError.
@@ -43,4 +51,4 @@ def kind_of(error: BaseException) -> type[PodscaleError] | None:
         return None
     if any(words in text for words in _TIMED_OUT):
         return HangDetected
-    return PeerLost if any(words in text for words in _LOST) else None
+    return PeerLost if any(words in text for words in _PEER_LOST) else None

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podscale.engine.phase import Phase
+from podscale.engine.phase import PhaseTimer
 from podscale.input.batch import Batch
-from podscale.jax.mesh import RANKS, SPATIAL, size_of
-from podscale.jax.placing import assemble
+from podscale.jax.mesh import RANKS, SPATIAL, axis_size
+from podscale.jax.placing import assemble_array
 
 
-class Batches(NamedTuple):
+class GlobalBatches(NamedTuple):
     """Global batches of as many updates: images uint8 [k, n, height, width, 3], labels int32 [k, n].
 
     Each rank of the mesh takes an equal part of the n images, in order.
@@ -26,7 +26,7 @@ class Batches(NamedTuple):
     labels: Array
 
 
-SHARDED_BATCHES: Any = Batches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
+BATCH_SPECS: Any = GlobalBatches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
 """How they lie on the mesh: devices that share images each have a tile of them, and all of their labels."""
 
 
@@ -34,7 +34,7 @@ SHARDED_BATCHES: Any = Batches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSp
 class DeviceBatches:
     """Batches on the devices, `Feed.length` of them; those behind the ones that were read are zeros."""
 
-    on_devices: Batches
+    on_devices: GlobalBatches
     sources: tuple[Batch, ...]
 
     @property
@@ -43,16 +43,16 @@ class DeviceBatches:
         return sum(len(source.labels) for source in self.sources)
 
 
-class Feed:
+class DevicePrefetcher:
     """Moves uint8, a quarter of the bytes of fp32; the update normalises (see normalise).
 
     A program is only put on its way by calling it. So the next batches are read and copied while the devices compute.
     """
 
-    def __init__(self, mesh: Mesh, length: int = 1, lies: Batches = SHARDED_BATCHES) -> None:
+    def __init__(self, mesh: Mesh, length: int = 1, lies: GlobalBatches = BATCH_SPECS) -> None:
         """length: batches that a program takes, whether it uses all of them or not. lies: how, as partition specs."""
         self._lies = lies
-        self._mesh, self._ranks, self.length = mesh, size_of(mesh, RANKS), length
+        self._mesh, self._ranks, self.length = mesh, axis_size(mesh, RANKS), length
         places: dict[Any, Any] = dict(
             NamedSharding(mesh, PartitionSpec(RANKS)).addressable_devices_indices_map((self._ranks,))
         )
@@ -60,7 +60,7 @@ class Feed:
         """Ranks of the mesh that this process's devices are."""
 
     def __call__(
-        self, batches: Iterator[Batch], phase: Phase, count: Callable[[], int] = lambda: 1
+        self, batches: Iterator[Batch], phase: PhaseTimer, count: Callable[[], int] = lambda: 1
     ) -> Iterator[DeviceBatches]:
         """The same batches on the devices, in order; phases data_wait and h2d are measured.
 
@@ -75,15 +75,17 @@ class Feed:
                 moved = DeviceBatches(self._move(taken), taken)
             yield moved
 
-    def _move(self, batches: tuple[Batch, ...]) -> Batches:
+    def _move(self, batches: tuple[Batch, ...]) -> GlobalBatches:
         assert len(batches) <= self.length, f"{len(batches)} batches for a program of {self.length}"
         total = len(batches[0].labels) // self.held * self._ranks
 
         def place(parts: list[npt.NDArray[Any]], spec: Any) -> Array:
-            return assemble(self._stacked(parts), NamedSharding(self._mesh, spec), dim=1, length=total)
+            return assemble_array(self._stacked(parts), NamedSharding(self._mesh, spec), dim=1, length=total)
 
         labels = [batch.labels.astype(np.int32) for batch in batches]
-        return Batches(place([batch.images for batch in batches], self._lies.images), place(labels, self._lies.labels))
+        return GlobalBatches(
+            place([batch.images for batch in batches], self._lies.images), place(labels, self._lies.labels)
+        )
 
     def _stacked(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """[length, ...]; a single batch is not copied."""

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from jax import Array
 from jax.typing import ArrayLike
 
-from podscale.layout import plan_layout
+from podscale.layout import plan_buckets
 from podscale.models import Shape
 
-ROW = 1024
+ROW_ELEMENTS = 1024
 """Elements of a row: one fp32 tile of a TPU's memory, 8 x 128."""
 
 TO_BUCKETS, FROM_BUCKETS = (2, 3, 1, 0), (3, 2, 0, 1)
@@ -32,14 +32,14 @@ Buckets = tuple[Array, ...]
 """Flat fp32 arrays, one a bucket: whole, or this device's shard of each."""
 
 
-class Layout:
+class ParamLayout:
     """Where each array of these shapes lies. Buckets are padded with zeros so that `shards` divide their rows."""
 
     def __init__(self, shapes: Mapping[str, Shape], *, bucket_elements: int, shards: int = 1) -> None:
         self.shapes = dict(shapes)
         backwards = list(reversed(self.shapes))
         sizes = [prod(self.shapes[name]) for name in backwards]
-        plan = plan_layout(sizes, bucket_elements, shards * ROW, alignment=ROW)
+        plan = plan_buckets(sizes, bucket_elements, shards * ROW_ELEMENTS, alignment=ROW_ELEMENTS)
         self.lengths = tuple(stop - start for start, stop in plan.bounds)
         self._places = dict(zip(backwards, zip(plan.buckets, plan.starts, sizes, strict=True), strict=True))
         self._bounds = plan.bounds
@@ -50,7 +50,9 @@ class Layout:
         ends = [start for start, _ in self._bounds]
         for name, (bucket, start, size) in self._places.items():
             gap = start - ends[bucket]
-            parts[bucket] += [jnp.zeros(gap)] * (gap > 0) + [turned(jnp.asarray(arrays[name], jnp.float32)).ravel()]
+            parts[bucket] += [jnp.zeros(gap)] * (gap > 0) + [
+                to_bucket_order(jnp.asarray(arrays[name], jnp.float32)).ravel()
+            ]
             ends[bucket] = start + size
         for part, end, (_, stop) in zip(parts, ends, self._bounds, strict=True):
             part += [jnp.zeros(stop - end)] * (stop > end)
@@ -62,7 +64,7 @@ class Layout:
         for name in arrays:
             bucket, start, size = self._places[name]
             at = start - self._bounds[bucket][0]
-            buckets[bucket][at : at + size] = turned(np.asarray(arrays[name], np.float32)).ravel()
+            buckets[bucket][at : at + size] = to_bucket_order(np.asarray(arrays[name], np.float32)).ravel()
         return tuple(buckets)
 
     def unpack(self, buckets: Sequence[Any]) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class Layout:
         for name, shape in self.shapes.items():
             bucket, start, size = self._places[name]
             at = start - self._bounds[bucket][0]
-            found[name] = turned_back(buckets[bucket][at : at + size], shape)
+            found[name] = from_bucket_order(buckets[bucket][at : at + size], shape)
         return found
 
     def rows(self) -> list[npt.NDArray[np.int32]]:
@@ -86,18 +88,21 @@ class Layout:
             stops = [*inside, (high - low, -1)]
             found.append(
                 np.concatenate(
-                    [np.full((after - at) // ROW, number, np.int32) for (at, number), (after, _) in pairwise(stops)]
+                    [
+                        np.full((after - at) // ROW_ELEMENTS, number, np.int32)
+                        for (at, number), (after, _) in pairwise(stops)
+                    ]
                 )
             )
         return found
 
 
-def turned(array: Any) -> Any:
+def to_bucket_order(array: Any) -> Any:
     """A filter in the order of a bucket; anything else as it is."""
     return array.transpose(TO_BUCKETS) if array.ndim == len(TO_BUCKETS) else array
 
 
-def turned_back(flat: Any, shape: Shape) -> Any:
+def from_bucket_order(flat: Any, shape: Shape) -> Any:
     """The array of a part of a bucket, contiguous where it is in the host's memory."""
     if len(shape) != len(TO_BUCKETS):
         return flat.reshape(shape)

@@ -5,6 +5,6 @@ from podscale.version import installed
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "pillow", "simplejpeg")
 
 
-def library_facts() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions by name; "none" where it is not there."""
     return {name: installed(name) or "none" for name in PACKAGES}

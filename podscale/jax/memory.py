@@ -8,12 +8,12 @@ import jax
 from podscale.config import RunConfig
 from podscale.config.checks import fits_devices
 from podscale.errors import InputError
-from podscale.jax.ahead.shortage import Shortage, find_shortage
-from podscale.text import human_bytes
+from podscale.jax.ahead.shortage import MemoryShortage, parse_memory_shortage
+from podscale.text import format_bytes
 
 
 @contextmanager
-def fits(what: str, field: str, advice: Callable[[Shortage], str]) -> Iterator[None]:
+def explain_out_of_memory(what: str, field: str, advice: Callable[[MemoryShortage], str]) -> Iterator[None]:
     """Around what compiles and calls a program: raises InputError, the same on every host, where memory is short.
 
     Args:
@@ -24,38 +24,38 @@ def fits(what: str, field: str, advice: Callable[[Shortage], str]) -> Iterator[N
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if (shortage := find_shortage(str(error))) is None:
+        if (shortage := parse_memory_shortage(str(error))) is None:
             raise
         needed, available = shortage
         raise InputError(
-            f"{what} does not fit the memory of a device: it needs {human_bytes(needed)} of the "
-            f"{human_bytes(available)} that a program may use, {human_bytes(needed - available)} too much",
+            f"{what} does not fit the memory of a device: it needs {format_bytes(needed)} of the "
+            f"{format_bytes(available)} that a program may use, {format_bytes(needed - available)} too much",
             field=field,
             hint=advice(shortage),
         ) from error
 
 
-def update_fits(config: RunConfig, devices: int) -> AbstractContextManager[None]:
+def explain_training_memory(config: RunConfig, devices: int) -> AbstractContextManager[None]:
     """Around an update."""
     train = config.train
 
-    def advice(shortage: Shortage) -> str:
-        fitting = _fitting(shortage, config, devices)
+    def advice(shortage: MemoryShortage) -> str:
+        fitting = _fitting_batch(shortage, config, devices)
         lower = f"train.global_batch, now {train.global_batch}, to about {fitting}" if fitting else "train.global_batch"
         return (
             f"Lower {lower}, or raise train.accumulation, now {train.accumulation}: `podscale tpu compile RUN --sweep "
             "batch` finds the largest batch that fits."
         )
 
-    return fits("the update", "train.global_batch", advice)
+    return explain_out_of_memory("the update", "train.global_batch", advice)
 
 
-def evaluation_fits() -> AbstractContextManager[None]:
+def explain_evaluation_memory() -> AbstractContextManager[None]:
     """Around a batch of an evaluation."""
-    return fits("the evaluation", "evaluate.batch", lambda shortage: "Lower evaluate.batch.")
+    return explain_out_of_memory("the evaluation", "evaluate.batch", lambda shortage: "Lower evaluate.batch.")
 
 
-def _fitting(shortage: Shortage, config: RunConfig, devices: int) -> int:
+def _fitting_batch(shortage: MemoryShortage, config: RunConfig, devices: int) -> int:
     """The largest batch that the document allows for which memory is enough, if all of it shrinks with it; else 0."""
     most = config.train.global_batch * shortage.available // shortage.needed
 

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
 from podscale.config.conflict import refusal
-from podscale.config.spans import batch_norm_span
+from podscale.config.spans import batch_norm_group
 from podscale.errors import InputError
 
 SLICES = ("slice",)
@@ -39,14 +39,14 @@ DEVICES = (*RANKS, *SPATIAL)
 """All devices."""
 REPLICATED = PartitionSpec()
 
-Axes = tuple[str, ...]
+AxisNames = tuple[str, ...]
 """Names of axes of the mesh, which count as one: the last runs fastest."""
 
 Grid = npt.NDArray[np.int64]
 """Numbers of devices by place [slice, column, row]: a row is a last dimension, and columns count the rows."""
 
 
-class Place(NamedTuple):
+class DevicePosition(NamedTuple):
     """Where a device is: its slice, its chip in the torus (x, y, z), and its core in the chip.
 
     Devices without a torus have their node for y and their number in it for x.
@@ -59,17 +59,17 @@ class Place(NamedTuple):
     core: int = 0
 
 
-def place_of(device: Any, number: int) -> Place:
+def device_position(device: Any, number: int) -> DevicePosition:
     """The place of a jax device; `number`: its own among those of its process."""
     slice_number = getattr(device, "slice_index", None) or 0
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
-        return Place(slice_number, number, device.process_index)
+        return DevicePosition(slice_number, number, device.process_index)
     x, y, z = coordinates
-    return Place(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
+    return DevicePosition(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
 
 
-def plan_grid(places: Sequence[Place], row: int | None = None) -> Grid:
+def plan_grid(places: Sequence[DevicePosition], row: int | None = None) -> Grid:
     """Devices by slice, column and row: rows along x with the cores of a chip side by side, columns along y and z.
 
     The order along z turns back at every other y, so that neighbours in a column are neighbours on the torus too.
@@ -81,16 +81,16 @@ def plan_grid(places: Sequence[Place], row: int | None = None) -> Grid:
         return place.slice, place.y, place.z if place.y % 2 == 0 else -place.z, place.x, place.core
 
     line = sorted(range(len(places)), key=along)
-    slices = _sizes(place.slice for place in places)
-    lines = _sizes((place.slice, place.y, place.z) for place in places)
+    slices = _key_counts(place.slice for place in places)
+    lines = _key_counts((place.slice, place.y, place.z) for place in places)
     if len(set(slices)) > 1:
         raise InputError(
-            f"the slices of this job have unequal numbers of devices ({_listed(slices)}), so they make no mesh",
+            f"the slices of this job have unequal numbers of devices ({_format_sizes(slices)}), so they make no mesh",
             field="launch.cluster.slices",
         )
     if row is None and len(set(lines)) > 1:
         raise InputError(
-            f"the nodes of this job have unequal numbers of devices ({_listed(lines)}), so they make no grid",
+            f"the nodes of this job have unequal numbers of devices ({_format_sizes(lines)}), so they make no grid",
             field="train.all_reduce.row",
             got=None,
             hint=f"Start equally many on each, or give a divisor of {slices[0]}.",
@@ -120,7 +120,7 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
             "ranks of a slice",
             field="model.batch_norm",
             got=group,
-            hint=f"Choose another size, such as {_nearest(columns, row, group)}, or another train.all_reduce.row.",
+            hint=f"Choose another size, such as {_nearest_tile(columns, row, group)}, or another train.all_reduce.row.",
         )
     wanted = (1, group) if group <= 4 else (2, group // 2)
     return wanted if wanted in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))
@@ -153,8 +153,8 @@ def build_mesh(
     for device in devices:
         number = seen.setdefault(device.process_index, 0)
         seen[device.process_index] += 1
-        places.append(place_of(device, number))
-    mesh = arrange(devices, plan_grid(places, row), group, parts)
+        places.append(device_position(device, number))
+    mesh = arrange_devices(devices, plan_grid(places, row), group, parts)
     for sharers in mesh.devices.reshape(-1, prod(parts)):
         if len({device.process_index for device in sharers}) > 1:
             raise InputError(
@@ -167,52 +167,52 @@ def build_mesh(
     return mesh
 
 
-def mesh_of(config: RunConfig, devices: Sequence[Device]) -> Mesh:
+def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
     """The mesh of a document. Raises InputError where the run does not fit so many devices."""
     try:
         check_ranks(config, len(devices))
     except PydanticCustomError as error:
         raise refusal(error) from None
     parts = config.train.spatial_partitions
-    group = batch_norm_span(config, len(devices)).ranks
+    group = batch_norm_group(config, len(devices)).ranks
     return build_mesh(devices, row=config.train.all_reduce.row, group=group, parts=parts)
 
 
-def arrange(devices: Sequence[Device], grid: Grid, group: int = 1, parts: tuple[int, int] = (1, 1)) -> Mesh:
+def arrange_devices(devices: Sequence[Device], grid: Grid, group: int = 1, parts: tuple[int, int] = (1, 1)) -> Mesh:
     """The devices of a grid as a mesh with batch-norm groups of so many ranks, and images in so many parts."""
     _, columns, row = grid.shape
     down, across = plan_partition(columns, row, parts)
-    sharers = _in_tiles(grid, down, across)  # [slice, column, row, down, across] of ranks
+    sharers = _split_into_tiles(grid, down, across)  # [slice, column, row, down, across] of ranks
     if (down, across) == parts[::-1]:
         sharers = sharers.swapaxes(3, 4)
     ranks = sharers.reshape(*sharers.shape[:3], *parts)
-    tiles = _in_tiles(ranks, *plan_tile(columns // down, row // across, group))
+    tiles = _split_into_tiles(ranks, *plan_tile(columns // down, row // across, group))
     placed = np.empty(len(devices), dtype=object)
     placed[:] = devices
     return Mesh(placed[tiles], DEVICES)
 
 
-def _in_tiles(grid: Grid, a: int, b: int) -> Grid:
+def _split_into_tiles(grid: Grid, a: int, b: int) -> Grid:
     """[slice, column, row, ...] as tiles of a x b: [slice, column / a, row / b, a, b, ...]."""
     slices, columns, row, *rest = grid.shape
     return grid.reshape(slices, columns // a, a, row // b, b, *rest).swapaxes(2, 3)
 
 
-def size_of(mesh: Mesh, axes: Axes) -> int:
+def axis_size(mesh: Mesh, axes: AxisNames) -> int:
     """Devices along these axes."""
     return prod(mesh.shape[axis] for axis in axes)
 
 
-def _sizes(keys: Iterable[Any]) -> list[int]:
+def _key_counts(keys: Iterable[Any]) -> list[int]:
     """How often each key occurs, in the order of the keys."""
     found = list(keys)
     return [found.count(key) for key in sorted(set(found))]
 
 
-def _listed(sizes: list[int]) -> str:
+def _format_sizes(sizes: list[int]) -> str:
     return ", ".join(f"{number}: {size}" for number, size in enumerate(sizes))
 
 
-def _nearest(columns: int, row: int, group: int) -> int:
+def _nearest_tile(columns: int, row: int, group: int) -> int:
     divisors = [a * b for a in range(1, columns + 1) if columns % a == 0 for b in range(1, row + 1) if row % b == 0]
     return min(divisors, key=lambda size: (abs(size - group), -size))

@@ -11,7 +11,7 @@ from podscale.checkpoint.modelfile import read_weights
 Values = npt.NDArray[Any]
 
 
-def load_weights(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Values], dict[str, Values]]:
+def load_weights_file(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Values], dict[str, Values]]:
     """Parameters and running statistics of an exported model, fp32.
 
     Raises InputError where the file is missing or holds another architecture.

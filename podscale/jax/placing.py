@@ -11,20 +11,20 @@ from jax.sharding import Mesh, NamedSharding
 from podscale.jax.mesh import REPLICATED
 
 
-def spread(value: npt.NDArray[Any], sharding: NamedSharding) -> Array:
+def put_sharded(value: npt.NDArray[Any], sharding: NamedSharding) -> Array:
     """A value that every process has whole: each device takes its part."""
     places: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(value.shape))
     pieces = jax.device_put([value[index] for index in places.values()], list(places))
     return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
 
 
-def replicate(values: Any, mesh: Mesh) -> Any:
+def put_replicated(values: Any, mesh: Mesh) -> Any:
     """Arrays in any nesting, which every process has: whole on every device."""
     sharding = NamedSharding(mesh, REPLICATED)
-    return jax.tree.map(lambda value: spread(np.asarray(value), sharding), values)
+    return jax.tree.map(lambda value: put_sharded(np.asarray(value), sharding), values)
 
 
-def assemble(part: npt.NDArray[Any], sharding: NamedSharding, *, dim: int, length: int) -> Array:
+def assemble_array(part: npt.NDArray[Any], sharding: NamedSharding, *, dim: int, length: int) -> Array:
     """Parts of one array, of which each process has its own: `length` elements along `dim` in all.
 
     The devices of a process, in the order of the mesh, take equal consecutive pieces of its part. Returns at once; the

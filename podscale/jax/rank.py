@@ -9,31 +9,31 @@ import logging
 import os
 
 from podscale import devices
-from podscale.engine.meeting import Meeting, meet
-from podscale.engine.notes import Whereabouts
-from podscale.engine.place import Place
-from podscale.engine.seat import read_seat
-from podscale.engine.stage import carry_out
-from podscale.engine.start import agreed_shard_set
+from podscale.engine.meeting import RankGroup, join_rank_group
+from podscale.engine.notes import ProgressTracker
+from podscale.engine.place import WorkerEnv
+from podscale.engine.seat import read_rank_env
+from podscale.engine.stage import run_worker_stage
+from podscale.engine.start import open_agreed_shard_set
 from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
-from podscale.jax.failure import watched
-from podscale.jax.libraries import library_facts
+from podscale.jax.failure import watch_jax_peers
+from podscale.jax.libraries import library_versions
 from podscale.rundir import RunDirectory
 
 
 def main() -> None:
     """Carries out the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    place = Place.of()
+    place = WorkerEnv.of()
     launch = place.config.launch
-    meeting = meet(read_seat(), launch.timeout_seconds)
+    meeting = join_rank_group(read_rank_env(), launch.timeout_seconds)
     stacks = RunDirectory.of(place.config).hang
-    with watched(meeting, place.end, hang_seconds=launch.hang_seconds, stacks=stacks) as whereabouts:
+    with watch_jax_peers(meeting, place.end, hang_seconds=launch.hang_seconds, stacks=stacks) as whereabouts:
         run_stage(place, meeting, whereabouts)
 
 
-def run_stage(place: Place, meeting: Meeting, whereabouts: Whereabouts) -> None:
+def run_stage(place: WorkerEnv, meeting: RankGroup, whereabouts: ProgressTracker) -> None:
     """Opens the shard set, joins the others and carries out the stage.
 
     A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save. JAX is
@@ -42,24 +42,24 @@ def run_stage(place: Place, meeting: Meeting, whereabouts: Whereabouts) -> None:
     stop = StopRequest()
     if place.stage == "train":
         stop.install()
-    shard_set = agreed_shard_set(place, meeting, device=device_kind(), libraries=library_facts())
+    shard_set = open_agreed_shard_set(place, meeting, device=device_kind(), libraries=library_versions())
 
-    from podscale.jax import world as worlds
     from podscale.jax.stage import run_evaluation, run_training
+    from podscale.jax.world import join_world, leave_world
 
-    world = worlds.join(meeting)
+    world = join_world(meeting)
     run = RunDirectory.of(place.config)
     try:
-        carry_out(
+        run_worker_stage(
             place,
             whereabouts,
             training=lambda: run_training(place, world, shard_set, run, stop, whereabouts),
             evaluation=lambda: run_evaluation(place, world, shard_set, run),
         )
     except Preempted:
-        worlds.leave(world)
+        leave_world(world)
         raise
-    worlds.leave(world)
+    leave_world(world)
 
 
 def device_kind() -> str:

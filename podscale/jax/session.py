@@ -10,18 +10,18 @@ import numpy.typing as npt
 from jax import Array
 
 from podscale.checkpoint import Snapshot
-from podscale.engine.evaluation import Evaluation
-from podscale.engine.session import Session as SharedSession
-from podscale.engine.word import Word
-from podscale.jax.checkpoints import State, restore_or_start
-from podscale.jax.control import Control
+from podscale.engine.evaluation import EvaluationResult
+from podscale.engine.session import Trainer as SharedSession
+from podscale.engine.word import StepStatus
+from podscale.jax.checkpoints import TrainState, restore_or_start
+from podscale.jax.control import StepSync
 from podscale.jax.evaluate import Evaluator
-from podscale.jax.feed import Feed
-from podscale.jax.memory import update_fits
-from podscale.jax.step import Step
+from podscale.jax.feed import DevicePrefetcher
+from podscale.jax.memory import explain_training_memory
+from podscale.jax.step import TrainStep
 from podscale.jax.world import World
 
-DEVICE_MEMORY = {
+MEMORY_STATS = {
     "device_allocated": "bytes_in_use",
     "device_reserved": "bytes_reserved",
     "device_peak": "peak_bytes_in_use",
@@ -30,29 +30,29 @@ DEVICE_MEMORY = {
 
 
 @dataclass(kw_only=True)
-class Session(SharedSession):
+class JaxTrainer(SharedSession):
     """What changes an update stands in `step`; what a resumed run needs, in `state`."""
 
     world: World
-    state: State
+    state: TrainState
     evaluator: Evaluator
-    control: Control
-    step: Step
+    control: StepSync
+    step: TrainStep
     schedule: Array
     """Every update's hyperparameters, on the devices."""
-    feed: Feed
+    feed: DevicePrefetcher
 
     def restore(self) -> bool:
         return restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.origin)
 
-    def updates(self) -> Iterator[list[Word]]:
+    def updates(self) -> Iterator[list[StepStatus]]:
         monitor, progress, state = self.monitor, self.progress, self.state
         batches = self.loader.batches(progress.step, self.end)
         for batch in self.feed(batches, monitor.phase, self.next_count):
             count = len(batch.sources)
             with monitor.phase("forward_backward"):
                 call = self.control.call(count, stop=self.stop.requested, busy=monitor.busy)
-                with update_fits(self.config, len(self.world.devices)):
+                with explain_training_memory(self.config, len(self.world.devices)):
                     given = state.on_devices, batch.on_devices, self.schedule, call
                     state.on_devices, figures = self.step.updates(*given)
                 self.control.sent(progress.step, count, figures)
@@ -69,7 +69,7 @@ class Session(SharedSession):
         longest = range(step + 1, step + self.feed.length)
         return 1 + sum(1 for _ in takewhile(lambda n: n % log_every and not self.interrupts(n), longest))
 
-    def measure(self, *, averaged: bool) -> Evaluation | None:
+    def measure(self, *, averaged: bool) -> EvaluationResult | None:
         statistics = self.state.on_devices.statistics
         return self.evaluator.measure(
             self.state.weights(), statistics, self.monitor.inside, lambda: self.stop.requested
@@ -89,7 +89,7 @@ class Session(SharedSession):
         for device in self.world.local_devices:
             with suppress(Exception):  # a device that does not tell is no reason to end
                 told = device.memory_stats() or {}
-                for kind, name in DEVICE_MEMORY.items():
+                for kind, name in MEMORY_STATS.items():
                     if name in told:
                         found[kind] = found.get(kind, 0) + told[name]
         return found

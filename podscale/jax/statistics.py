@@ -14,12 +14,12 @@ from podscale.config.network import BatchNormSection
 from podscale.jax.mesh import RANKS
 
 
-def change(before: Mapping[str, Array], after: Mapping[str, Array]) -> Array:
+def statistics_change(before: Mapping[str, Array], after: Mapping[str, Array]) -> Array:
     """What an update changed, as one flat fp32 array."""
     return jnp.concatenate([(after[name] - before[name]).reshape(-1) for name in before])
 
 
-def changed(before: Mapping[str, Array], change: Array, finite: Array) -> dict[str, Array]:
+def apply_statistics_change(before: Mapping[str, Array], change: Array, finite: Array) -> dict[str, Array]:
     """The statistics after the averaged change, or as before where the update is not finite."""
     found, at = {}, 0
     for name, values in before.items():
@@ -28,7 +28,7 @@ def changed(before: Mapping[str, Array], change: Array, finite: Array) -> dict[s
     return found
 
 
-def running_share(section: BatchNormSection) -> Array | float:
+def running_statistics_weight(section: BatchNormSection) -> Array | float:
     """The weight of this device's change in the average: the same for all, or everything for the first."""
     if section.running == "mean":
         return 1.0

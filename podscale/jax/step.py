@@ -23,27 +23,35 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.config.spans import batch_norm_span
-from podscale.decay import treatments
+from podscale.config.spans import batch_norm_group
+from podscale.decay import param_options
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce, build_all_reduce
-from podscale.jax.batchnorm import BatchNorm, span_groups
-from podscale.jax.feed import SHARDED_BATCHES, Batches
-from podscale.jax.gradients import Buckets, Layout, Values
+from podscale.jax.batchnorm import BatchNorm, assign_batch_norm_groups
+from podscale.jax.feed import BATCH_SPECS, GlobalBatches
+from podscale.jax.gradients import Buckets, ParamLayout, Values
 from podscale.jax.loss import smoothed_cross_entropy
-from podscale.jax.mesh import GROUP, RANKS, REPLICATED, size_of
-from podscale.jax.models import build_model, convolution_on
+from podscale.jax.mesh import GROUP, RANKS, REPLICATED, axis_size
+from podscale.jax.models import build_model, choose_convolution
 from podscale.jax.normalise import normalise
-from podscale.jax.optim import Hyper, Kept, Rule, build_optimizer, build_share, scalars, slots
-from podscale.jax.placing import spread
+from podscale.jax.optim import (
+    HyperParams,
+    OptState,
+    UpdateRule,
+    build_optimizer,
+    build_param_shard,
+    initial_moments,
+    scalar_names,
+)
+from podscale.jax.placing import put_sharded
 from podscale.jax.precision import compute_dtype, exact_products
-from podscale.jax.statistics import change, changed, running_share
+from podscale.jax.statistics import apply_statistics_change, running_statistics_weight, statistics_change
 
-Named = Mapping[str, Any]
+NamedArrays = Mapping[str, Any]
 """Arrays of the host or of a device by the catalogue's names."""
 
 
-class State(NamedTuple):
+class DeviceState(NamedTuple):
     """What an update changes, on the devices.
 
     weights: fp32 buckets (see `gradients.Layout`), equal on all devices, or scattered where the update is sharded; the
@@ -52,12 +60,12 @@ class State(NamedTuple):
     """
 
     weights: Buckets
-    kept: Kept
+    kept: OptState
     statistics: dict[str, Array]
     number: Array
 
 
-class Figures(NamedTuple):
+class StepResults(NamedTuple):
     """What is known of k updates, equal on all devices.
 
     loss: fp32 [k], the mean over the global batch. finite: bool [k], whether carried out. grad_norm: fp32 [k], of the
@@ -70,7 +78,7 @@ class Figures(NamedTuple):
     word: Array | None = None
 
 
-class Call(NamedTuple):
+class StepInputs(NamedTuple):
     """What the host says with a call.
 
     updates: how many to carry out, int32. word: of each rank, int32 [ranks, 4]; all learn it under MAX (see `control`).
@@ -80,42 +88,42 @@ class Call(NamedTuple):
     word: Any
 
 
-SHARDED_WORDS = PartitionSpec(RANKS)
-WORD = 4
+STATUS_SPEC = PartitionSpec(RANKS)
+STATUS_LENGTH = 4
 """Numbers of a word."""
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainStep:
     """The updates of a document on a mesh."""
 
     mesh: Mesh
-    layout: Layout
+    layout: ParamLayout
     specs: Any
     """How the state lies on the mesh: a State with partition specs in the place of arrays."""
     slots: Mapping[str, float]
     """What the update rule keeps of every weight, and the value that it begins with."""
-    updates: Callable[..., tuple[State, Figures]]
+    updates: Callable[..., tuple[DeviceState, StepResults]]
     """(state, batches, schedule, call): carries out updates; schedule: fp32 [updates, 3], replicated. The state given
     is used up. Without a call: one update for each batch, and nothing to say."""
 
     def begin(
         self,
-        parameters: Named,
-        statistics: Named,
+        parameters: NamedArrays,
+        statistics: NamedArrays,
         number: int = 0,
-        moments: Mapping[str, Named] | None = None,
-        scalars: Named | None = None,
-    ) -> State:
+        moments: Mapping[str, NamedArrays] | None = None,
+        scalars: NamedArrays | None = None,
+    ) -> DeviceState:
         """The state after `number` updates, on the devices, of values that every process has.
 
         moments: arrays by the weights' names for every slot of the optimizer; scalars: its others. Default: new ones.
         """
         fresh_moments, fresh_scalars = self.fresh()
         laid = {slot: self.layout.lay_out(named) for slot, named in (moments or fresh_moments).items()}
-        packed: Any = State(
+        packed: Any = DeviceState(
             self.layout.lay_out(parameters),  # type: ignore[arg-type]
-            Kept(laid, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
+            OptState(laid, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
             dict(statistics),
             np.asarray(number, np.int32),  # type: ignore[arg-type]
         )
@@ -130,100 +138,106 @@ class Step:
         }
         return moments, {name: np.zeros((), np.float32) for name in names}
 
-    def batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> Batches:
+    def batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
         """Batches of the host on the devices."""
-        given = Batches(images, labels.astype(np.int32))  # type: ignore[arg-type]
-        lies = jax.tree.map(partial(NamedSharding, self.mesh), SHARDED_BATCHES)
+        given = GlobalBatches(images, labels.astype(np.int32))  # type: ignore[arg-type]
+        lies = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
         return jax.device_put(given, lies)  # type: ignore[no-any-return]
 
     def named(self, buckets: Buckets) -> dict[str, Array]:
         """Weights or moments of a state by the catalogue's names, whole, whatever the sharding."""
         return self.layout.unpack(buckets)
 
-    def _placed(self, state: State) -> State:
+    def _placed(self, state: DeviceState) -> DeviceState:
         def place(value: Array, spec: PartitionSpec) -> Array:
-            placed = spread(np.asarray(value), NamedSharding(self.mesh, spec))
+            placed = put_sharded(np.asarray(value), NamedSharding(self.mesh, spec))
             return placed.copy()  # the caller's arrays must outlive the state, whose memory is given away
 
         return jax.tree.map(place, state, self.specs)  # type: ignore[no-any-return]
 
 
-def build_step(config: RunConfig, mesh: Mesh, classes: int) -> Step:
+def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     """The step of a document. Raises InputError for what does not fit the mesh, or what this engine does not have."""
-    _check(config, mesh)
-    train, spec = config.train, models.spec(config.model, classes)
-    treatments(train.optimizer, spec)  # raises for a skip list that matches nothing
+    _check_step_options(config, mesh)
+    train, spec = config.train, models.model_spec(config.model, classes)
+    param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
     rule, reduce = build_optimizer(train.optimizer), build_all_reduce(train.all_reduce, mesh)
     scattered = reduce if train.weight_update == "sharded" else None
     layout = build_layout(config, mesh, spec)
-    begins = slots(train.optimizer)
+    begins = initial_moments(train.optimizer)
     buckets = (PartitionSpec(scattered.axes) if scattered else REPLICATED,) * len(layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(begins, buckets)
-    others: dict[str, Any] = dict.fromkeys(scalars(train.optimizer), REPLICATED)
-    of_specs: Any = State
+    others: dict[str, Any] = dict.fromkeys(scalar_names(train.optimizer), REPLICATED)
+    of_specs: Any = DeviceState
     specs = of_specs(
         weights=buckets,
-        kept=Kept(moments, others),
+        kept=OptState(moments, others),
         statistics={buffer.name: REPLICATED for buffer in spec.buffers},
         number=REPLICATED,
     )
     called = jax.shard_map(
-        _build_updates(config, mesh, spec, layout, rule, reduce, scattered),
+        _build_device_steps(config, mesh, spec, layout, rule, reduce, scattered),
         mesh=mesh,
-        in_specs=(specs, SHARDED_BATCHES, REPLICATED, Call(REPLICATED, SHARDED_WORDS)),
+        in_specs=(specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)),
         out_specs=(specs, REPLICATED),
         check_vma=False,  # what all_gather returns is replicated, which the check does not know
     )
 
-    def updates(state: State, batches: Batches, schedule: Array, call: Call | None = None) -> tuple[State, Figures]:
-        silence = Call(jnp.int32(len(batches.labels)), jnp.zeros((size_of(mesh, RANKS), WORD), jnp.int32))
-        found: tuple[State, Figures] = called(state, batches, schedule, call or silence)
+    def updates(
+        state: DeviceState, batches: GlobalBatches, schedule: Array, call: StepInputs | None = None
+    ) -> tuple[DeviceState, StepResults]:
+        silence = StepInputs(
+            jnp.int32(len(batches.labels)), jnp.zeros((axis_size(mesh, RANKS), STATUS_LENGTH), jnp.int32)
+        )
+        found: tuple[DeviceState, StepResults] = called(state, batches, schedule, call or silence)
         return found
 
-    return Step(mesh, layout, specs, begins, jax.jit(updates, donate_argnums=0))
+    return TrainStep(mesh, layout, specs, begins, jax.jit(updates, donate_argnums=0))
 
 
-def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> Layout:
+def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> ParamLayout:
     """How the weights of a document lie in buckets on a mesh."""
     section = config.train.all_reduce
     sharded = config.train.weight_update == "sharded"
-    return Layout(
+    return ParamLayout(
         {parameter.name: parameter.shape for parameter in spec.parameters},
         bucket_elements=int(section.bucket_mb * 2**18),
         shards=build_all_reduce(section, mesh).shards if sharded else 1,
     )
 
 
-def _build_updates(
+def _build_device_steps(
     config: RunConfig,
     mesh: Mesh,
     spec: models.ModelSpec,
-    layout: Layout,
-    rule: Rule,
+    layout: ParamLayout,
+    rule: UpdateRule,
     reduce: AllReduce,
     scattered: AllReduce | None,
-) -> Callable[[State, Batches, Array, Call], tuple[State, Figures]]:
+) -> Callable[[DeviceState, GlobalBatches, Array, StepInputs], tuple[DeviceState, StepResults]]:
     """What each device does with its part of the batches."""
     train, section = config.train, config.model.batch_norm
-    norm = span_groups(BatchNorm(section.eps, section.momentum), batch_norm_span(config, mesh.size))
+    norm = assign_batch_norm_groups(BatchNorm(section.eps, section.momentum), batch_norm_group(config, mesh.size))
     apply = build_model(
         config.model,
         norm=norm,
         dtype=compute_dtype(train),
         stem=train.stem_compute,
-        convolve=convolution_on(mesh),
+        convolve=choose_convolution(mesh),
         parts=train.spatial_partitions,
     )
     passes = train.accumulation
     average = scattered.reduce_scatter if scattered else reduce
     gather = scattered.all_gather if scattered else lambda bucket: bucket
 
-    def forward_backward(state: State, batch: Batches) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+    def forward_backward(state: DeviceState, batch: GlobalBatches) -> tuple[Array, dict[str, Array], dict[str, Array]]:
         """Loss, running statistics and gradients of this device's images."""
         key = random.fold_in(random.fold_in(random.key(config.run.seed), state.number), lax.axis_index(RANKS))
         parameters = layout.unpack([gather(bucket) for bucket in state.weights])
 
-        def one_pass(statistics: dict[str, Array], part: Batches, key: Array) -> tuple[Array, dict[str, Array], Any]:
+        def one_pass(
+            statistics: dict[str, Array], part: GlobalBatches, key: Array
+        ) -> tuple[Array, dict[str, Array], Any]:
             images = normalise(part.images, config.input)
 
             def loss_of(parameters: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
@@ -247,27 +261,29 @@ def _build_updates(
         found, _ = lax.scan(add, nothing, (parts, jnp.arange(passes)))
         return found
 
-    def update(state: State, batch: Batches, schedule: Array) -> tuple[State, Figures]:
+    def update(state: DeviceState, batch: GlobalBatches, schedule: Array) -> tuple[DeviceState, StepResults]:
         loss, moved, gradients = forward_backward(state, batch)
         averages = tuple(average(bucket) for bucket in layout.pack(gradients))
-        moves = change(state.statistics, moved) * running_share(section)
+        moves = statistics_change(state.statistics, moved) * running_statistics_weight(section)
         extra = reduce(jnp.concatenate([loss[None], moves]))
-        share = build_share(train.optimizer, layout, spec, scattered)
-        hyper = Hyper(*schedule[state.number])
+        share = build_param_shard(train.optimizer, layout, spec, scattered)
+        hyper = HyperParams(*schedule[state.number])
         finite = all_finite([*averages, extra])
         weights, kept, finite = rule(share, state.weights, averages, state.kept, hyper, finite)
-        statistics = changed(state.statistics, extra[1:], finite)
+        statistics = apply_statistics_change(state.statistics, extra[1:], finite)
         norm = None if scattered else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
-        return State(weights, kept, statistics, state.number + 1), Figures(extra[0], finite, norm)
+        return DeviceState(weights, kept, statistics, state.number + 1), StepResults(extra[0], finite, norm)
 
-    def updates(state: State, batches: Batches, schedule: Array, call: Call) -> tuple[State, Figures]:
+    def updates(
+        state: DeviceState, batches: GlobalBatches, schedule: Array, call: StepInputs
+    ) -> tuple[DeviceState, StepResults]:
         word = lax.pmax(jnp.asarray(call.word)[0], RANKS)
         longest = len(batches.labels)
 
-        def carry_out(number: Any, state: State) -> tuple[State, Figures]:
+        def carry_out(number: Any, state: DeviceState) -> tuple[DeviceState, StepResults]:
             return update(state, jax.tree.map(lambda all_of: all_of[number], batches), schedule)
 
-        def add(number: Array, carried: tuple[State, Figures]) -> tuple[State, Figures]:
+        def add(number: Array, carried: tuple[DeviceState, StepResults]) -> tuple[DeviceState, StepResults]:
             state, now = carry_out(number, carried[0])
             return state, jax.tree.map(lambda all_of, one: all_of.at[number].set(one), carried[1], now)
 
@@ -289,10 +305,10 @@ def all_finite(buckets: Sequence[Array]) -> Array:
     return jnp.stack([jnp.isfinite(bucket).all() for bucket in buckets]).all()
 
 
-def _check(config: RunConfig, mesh: Mesh) -> None:
+def _check_step_options(config: RunConfig, mesh: Mesh) -> None:
     """Raises InputError for options of the document that this engine does not have."""
     train = config.train
-    assert size_of(mesh, GROUP) == batch_norm_span(config, mesh.size).ranks, "see mesh.mesh_of"
+    assert axis_size(mesh, GROUP) == batch_norm_group(config, mesh.size).ranks, "see mesh.mesh_of"
     if train.weight_gather != "fp32":
         raise InputError(
             "the JAX engine gathers weights in fp32",

@@ -12,19 +12,19 @@ from typing import Any
 
 import jax
 
-from podscale.deadline import within
-from podscale.engine.meeting import Meeting, meet, part
-from podscale.engine.seat import Seat, read_seat
+from podscale.deadline import call_with_timeout
+from podscale.engine.meeting import RankGroup, join_rank_group, leave_rank_group
+from podscale.engine.seat import RankEnv, read_rank_env
 from podscale.engine.waits import BARRIER, waiting_for
 from podscale.errors import HangDetected, InputError
-from podscale.jax.abort import outlived
+from podscale.jax.abort import delay_abort
 from podscale.store import StoreTimeout
-from podscale.text import ranks_text
+from podscale.text import format_ranks
 
-NEVER = 2**30
+NO_TIMEOUT_SECONDS = 2**30
 """Seconds after which JAX itself would find a process missing: the pulse does, and says who and where."""
-COORDINATOR = "jax/coordinator"
-CONNECT_SECONDS, AGAIN_SECONDS = 5.0, 0.02
+COORDINATOR_KEY = "jax/coordinator"
+CONNECT_SECONDS, RETRY_SECONDS = 5.0, 0.02
 ANSWER_SECONDS = 5.0
 """So much longer the others wait for process 0 than it waits for them: it alone knows who has not come."""
 
@@ -42,7 +42,7 @@ class World:
     devices: tuple[jax.Device, ...]
     local_devices: tuple[jax.Device, ...]
     timeout_seconds: float
-    meeting: Meeting
+    meeting: RankGroup
     """Where all processes are, or this one alone."""
     _calls: Callable[[], int] = field(default_factory=lambda: count().__next__, repr=False, compare=False)
 
@@ -101,62 +101,62 @@ class World:
             store.wait(keys, self.timeout_seconds + more)
         except StoreTimeout as error:
             waited = [rank for rank, key in enumerate(keys) if not store.check(key)]  # of one key: for process 0
-            raise StoreTimeout(f"timed out: {ranks_text(waited)} did not come to {name}") from error
+            raise StoreTimeout(f"timed out: {format_ranks(waited)} did not come to {name}") from error
         return store.get(keys)
 
 
-def join(meeting: Meeting, environment: Mapping[str, str] = os.environ) -> World:
+def join_world(meeting: RankGroup, environment: Mapping[str, str] = os.environ) -> World:
     """Joins the other processes, which have all come to the meeting, and finds the devices of all.
 
     Raises HangDetected where one of them is lost now.
     """
-    seat = read_seat(environment)
+    seat = read_rank_env(environment)
     if threads := environment.get("OMP_NUM_THREADS"):
         os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
     if seat.size > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from our StopRequest
-        outlived()
-        _meet_in_jax(meeting, seat)
+        delay_abort()
+        _join_jax(meeting, seat)
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     mine = tuple(device for device in devices if device.process_index == seat.rank)
     _check_slice(seat, mine)
     return World(seat.rank, seat.size, tuple(devices), mine, meeting.timeout_seconds, meeting)
 
 
-def alone() -> World:
+def single_process_world() -> World:
     """A world of this process and its devices."""
-    return join(meet(Seat(), timeout_seconds=0.0), {})
+    return join_world(join_rank_group(RankEnv(), timeout_seconds=0.0), {})
 
 
-def leave(world: World) -> None:
+def leave_world(world: World) -> None:
     """Lets the others know that this process is done; process 0 stays for the last of them.
 
     JAX's own farewell is left out: it ends a process whose peer does not say it in time.
     """
-    part(world.meeting)
+    leave_rank_group(world.meeting)
 
 
-def _meet_in_jax(meeting: Meeting, seat: Seat) -> None:
+def _join_jax(meeting: RankGroup, seat: RankEnv) -> None:
     """On a thread of its own, because JAX ends the one by SIGABRT in which it waits in vain."""
     seconds = meeting.timeout_seconds
     try:
-        within(seconds, lambda: _initialize(meeting, seat))
+        call_with_timeout(seconds, lambda: _initialize(meeting, seat))
     except TimeoutError as error:
         raise HangDetected(
             "JAX's processes did not find each other", field="launch.timeout_seconds", got=seconds
         ) from error
 
 
-def _initialize(meeting: Meeting, seat: Seat) -> None:
+def _initialize(meeting: RankGroup, seat: RankEnv) -> None:
     """JAX's own meeting: its service is process 0's, where others find this pod, at a port that is free there."""
     if seat.rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))
-            meeting.store.set(COORDINATOR, f"{seat.address}:{probe.getsockname()[1]}")
-    coordinator = meeting.own_store(meeting.timeout_seconds).get([COORDINATOR])[0]
+            meeting.store.set(COORDINATOR_KEY, f"{seat.address}:{probe.getsockname()[1]}")
+    coordinator = meeting.own_store(meeting.timeout_seconds).get([COORDINATOR_KEY])[0]
     if seat.rank > 0:
-        _await_service(coordinator, meeting.timeout_seconds)
+        _wait_for_service(coordinator, meeting.timeout_seconds)
     jax.distributed.initialize(
         coordinator,
         seat.size,
@@ -164,21 +164,21 @@ def _initialize(meeting: Meeting, seat: Seat) -> None:
         cluster_detection_method="deactivate",
         local_device_ids=[seat.local_rank] if seat.local_size > 1 else None,
         initialization_timeout=round(meeting.timeout_seconds),
-        heartbeat_timeout_seconds=NEVER,
+        heartbeat_timeout_seconds=NO_TIMEOUT_SECONDS,
     )
 
 
-def _await_service(address: str, seconds: float) -> None:
+def _wait_for_service(address: str, seconds: float) -> None:
     """Returns once something listens there: a process that asks JAX too early asks again only after a second."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
     while time.monotonic() < end:  # then JAX says what is wrong
         with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS):
             return
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(RETRY_SECONDS)
 
 
-def _check_slice(seat: Seat, mine: tuple[jax.Device, ...]) -> None:
+def _check_slice(seat: RankEnv, mine: tuple[jax.Device, ...]) -> None:
     """The TPU library counts slices by variables of its own; where they are missing, each slice trains by itself."""
     found = getattr(mine[0], "slice_index", None) or 0
     if mine[0].platform == "tpu" and seat.slices > 1 and found != seat.slice_:

@@ -12,20 +12,20 @@ from types import FrameType
 from podscale import devices, env, processes
 from podscale.errors import ExitCode
 from podscale.launch import joining, local, orphans
-from podscale.launch.follow import Display
-from podscale.launch.outcomes import Ending, LostRank
-from podscale.launch.podtask import PodTask
-from podscale.launch.tracking import Trackers
+from podscale.launch.follow import LogDisplay
+from podscale.launch.outcomes import GroupExit, LostWorker
+from podscale.launch.podtask import WorkerSpec
+from podscale.launch.tracking import TrackerProcesses
 from podscale.rundir import Lease, RunDirectory
-from podscale.stopping import ECHO_SECONDS
-from podscale.worker_exit import read_exit_status, read_rank_outcomes, registered_ranks
+from podscale.stopping import DUPLICATE_SIGNAL_SECONDS
+from podscale.worker_exit import read_exit_status, read_worker_reports, registered_workers
 
 POLL_SECONDS = 0.1
-AFTERMATH_SECONDS = 15.0
+SURVIVOR_GRACE_SECONDS = 15.0
 """Once a rank has failed, the others have this long to find out and say so; a rank that is stopped never does."""
 
 
-class Stop:
+class ShutdownRequest:
     """A stop request: the first asks the ranks to save and end, a second does not wait for them.
 
     Under `podscale run` the first may come twice, from there and as a signal to the whole process group; whoever
@@ -40,7 +40,7 @@ class Stop:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.ask()
-        elif time.monotonic() - self.since > ECHO_SECONDS and env.LAUNCHER_PID not in os.environ:
+        elif time.monotonic() - self.since > DUPLICATE_SIGNAL_SECONDS and env.LAUNCHER_PID not in os.environ:
             self.insisted = True
 
     def ask(self) -> None:
@@ -48,19 +48,19 @@ class Stop:
         self.requested, self.since = True, time.monotonic()
 
 
-class Attempt:
+class WorkerGroup:
     """One life of this pod's ranks."""
 
     def __init__(
         self,
-        task: PodTask,
+        task: WorkerSpec,
         run: RunDirectory,
         rank_dir: Path,
         logs: Path,
         lease: Lease | None,
-        stop: Stop,
-        display: Display,
-        trackers: Trackers,
+        stop: ShutdownRequest,
+        display: LogDisplay,
+        trackers: TrackerProcesses,
         variables: Mapping[str, str],
     ) -> None:
         self._task = task
@@ -70,24 +70,28 @@ class Attempt:
         self._launcher_begin = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
         self._display = display
         self._trackers = trackers
-        self._variables = local.environment(
+        self._variables = local.launch_environment(
             task, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
         self._variables |= variables
-        self._first_lost: LostRank | None = None
-        self._memory_kills = devices.memory_kills()
+        self._first_lost: LostWorker | None = None
+        self._memory_kills = devices.oom_kill_count()
         self._forwarded = 0
         self._killed = False
         self._failed_since: float | None = None
         self._hastened = False
 
-    def run(self) -> Ending:
+    def run(self) -> GroupExit:
         """Starts the child and waits for its end; afterwards no process of it is left."""
         shutil.rmtree(self._rank_dir)  # of the attempt before
         self._rank_dir.mkdir(mode=0o700)
-        child = local.start(local.command(self._task, self._rank_dir), self._variables, self._launcher_log)
+        child = local.start_launcher(
+            local.launch_command(self._task, self._rank_dir), self._variables, self._launcher_log
+        )
         try:
-            with joining.narrated(self._task.rendezvous, lambda: bool(registered_ranks(self._rank_dir))):
+            with joining.log_rendezvous_progress(
+                self._task.rendezvous, lambda: bool(registered_workers(self._rank_dir))
+            ):
                 while child.poll() is None:
                     self._display.update()
                     self._look_at_trackers()
@@ -96,7 +100,7 @@ class Attempt:
                     self._end_aftermath()
                     time.sleep(POLL_SECONDS)
         finally:
-            orphans.end_all(self._rank_dir)
+            orphans.kill_launch_processes(self._rank_dir)
             child.wait()
         self._look_at_trackers()
         self._find_lost()
@@ -107,7 +111,7 @@ class Attempt:
     def leads(self) -> bool:
         """Whether rank 0 runs, or would have run, in this pod."""
         known = self._task.leads
-        return 0 in registered_ranks(self._rank_dir) if known is None else known
+        return 0 in registered_workers(self._rank_dir) if known is None else known
 
     def _look_at_trackers(self) -> None:
         """Where the pods have yet to find out which of them leads, its trackers begin now; others never do."""
@@ -124,8 +128,8 @@ class Attempt:
             child.send_signal(signal.SIGTERM)
         over = time.monotonic() - stop.since > self._task.grace_seconds or stop.insisted
         if stop.requested and over and not self._killed:
-            self._killed = self._unreported() != [] or not registered_ranks(self._rank_dir)
-            orphans.end_all(self._rank_dir)
+            self._killed = self._unreported() != [] or not registered_workers(self._rank_dir)
+            orphans.kill_launch_processes(self._rank_dir)
 
     def _end_aftermath(self) -> None:
         if self._task.by_torchrun and self._task.max_restarts:
@@ -133,35 +137,35 @@ class Attempt:
         if self._failed_since is None and (self._first_lost is not None or self._has_failed()):
             self._failed_since = time.monotonic()
         since = self._failed_since
-        if since is not None and time.monotonic() - since > AFTERMATH_SECONDS and not self._hastened:
+        if since is not None and time.monotonic() - since > SURVIVOR_GRACE_SECONDS and not self._hastened:
             self._hastened = True
-            orphans.end_all(self._rank_dir)
+            orphans.kill_launch_processes(self._rank_dir)
 
     def _has_failed(self) -> bool:
         """Whether a rank has reported its failure."""
         fine = (ExitCode.DONE, ExitCode.PREEMPTED)
-        return any(report.exit_code not in fine for report in read_rank_outcomes(self._rank_dir).values())
+        return any(report.exit_code not in fine for report in read_worker_reports(self._rank_dir).values())
 
     def _unreported(self) -> list[int]:
-        reports = read_rank_outcomes(self._rank_dir)
-        return [rank for rank in registered_ranks(self._rank_dir) if rank not in reports]
+        reports = read_worker_reports(self._rank_dir)
+        return [rank for rank in registered_workers(self._rank_dir) if rank not in reports]
 
     def _find_lost(self) -> None:
         """Remember the first rank that is gone without a report; later ones are lost because of it."""
-        pids = registered_ranks(self._rank_dir)
+        pids = registered_workers(self._rank_dir)
         if self._first_lost is not None and pids.get(self._first_lost.rank) != self._first_lost.pid:
             self._first_lost = None  # torchrun has started the rank again
         if self._first_lost is not None or self._killed or self._hastened:
             return
-        gone = {rank: pid for rank, pid in pids.items() if not processes.alive(pid)}
-        reports = read_rank_outcomes(self._rank_dir)  # after the look at the processes: a report comes before the end
+        gone = {rank: pid for rank, pid in pids.items() if not processes.is_alive(pid)}
+        reports = read_worker_reports(self._rank_dir)  # after the look at the processes: a report comes before the end
         hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # then it was killed for that
-        lost = [LostRank(rank, pid) for rank, pid in gone.items() if rank not in reports]
+        lost = [LostWorker(rank, pid) for rank, pid in gone.items() if rank not in reports]
         self._first_lost = lost[0] if lost and not hang else None
 
-    def _ending(self, status: int) -> Ending:
-        return Ending(
-            reports=read_rank_outcomes(self._rank_dir),
+    def _ending(self, status: int) -> GroupExit:
+        return GroupExit(
+            reports=read_worker_reports(self._rank_dir),
             lost=self._explained(status),
             stopped=self._stop.requested,
             killed=self._killed,
@@ -170,13 +174,13 @@ class Attempt:
             grace_seconds=self._task.grace_seconds,
         )
 
-    def _explained(self, status: int) -> LostRank | None:
+    def _explained(self, status: int) -> LostWorker | None:
         """Return the lost rank with its exit status: the child's own, or what the rank's parent recorded."""
         lost = self._first_lost
         if lost is None:
             return None
         how = status if self._task.alone else read_exit_status(self._rank_dir, lost.pid)
-        return LostRank(lost.rank, lost.pid, how, devices.memory_kills() > self._memory_kills)
+        return LostWorker(lost.rank, lost.pid, how, devices.oom_kill_count() > self._memory_kills)
 
     def _launcher_output(self) -> str:
         with self._launcher_log.open("rb") as file:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Backend:
+class JobBackend:
     """One kind of job, as the API server names it."""
 
     name: str
@@ -20,13 +20,13 @@ class Backend:
         return f"{self.group}/{self.version}"
 
 
-BACKENDS = {
+JOB_BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("pytorchjob", "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", "pytorch"),
-        Backend("jaxjob", "kubeflow.org", "v1", "JAXJob", "jaxjobs", "jax"),
-        Backend("trainjob", "trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", "node"),
-        Backend("jobset", "jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", "podscale"),
-        Backend("job", "batch", "v1", "Job", "jobs", "podscale"),
+        JobBackend("pytorchjob", "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", "pytorch"),
+        JobBackend("jaxjob", "kubeflow.org", "v1", "JAXJob", "jaxjobs", "jax"),
+        JobBackend("trainjob", "trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", "node"),
+        JobBackend("jobset", "jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", "podscale"),
+        JobBackend("job", "batch", "v1", "Job", "jobs", "podscale"),
     )
 }

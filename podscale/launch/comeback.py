@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from podscale.launch.podtask import PodTask
+from podscale.launch.podtask import WorkerSpec
 
-SECONDS = 20.0
+OLD_RENDEZVOUS_SECONDS = 20.0
 """How long the other ranks take at most to notice a loss and end (see attempt.AFTERMATH_SECONDS)."""
-POLL_SECONDS = 0.5
+REJOIN_POLL_SECONDS = 0.5
 
 
-def begin(task: PodTask, stopped: Callable[[], bool], environment: Mapping[str, str] = os.environ) -> None:
+def wait_to_rejoin(task: WorkerSpec, stopped: Callable[[], bool], environment: Mapping[str, str] = os.environ) -> None:
     """Returns when this pod may join the others: at once, unless its container has been started again.
 
     The mark of a first start is in the temporary directory, which in a pod lives as long as the pod, not the container;
@@ -33,20 +33,22 @@ def begin(task: PodTask, stopped: Callable[[], bool], environment: Mapping[str, 
         return
     mark = Path(tempfile.gettempdir()) / f".podscale-{task.run}-{task.stage}-began"
     if mark.exists():
-        wait_for_silence(task.rendezvous.address, task.rendezvous.port, stopped)
+        wait_until_unreachable(task.rendezvous.address, task.rendezvous.port, stopped)
     mark.touch()
 
 
-def wait_for_silence(address: str, port: int, stopped: Callable[[], bool], seconds: float = SECONDS) -> None:
+def wait_until_unreachable(
+    address: str, port: int, stopped: Callable[[], bool], seconds: float = OLD_RENDEZVOUS_SECONDS
+) -> None:
     """Returns when nobody answers at that address, after so many seconds, or on a request to stop."""
     deadline = time.monotonic() + seconds
-    while _answers(address, port) and time.monotonic() < deadline and not stopped():
-        time.sleep(POLL_SECONDS)
+    while _is_reachable(address, port) and time.monotonic() < deadline and not stopped():
+        time.sleep(REJOIN_POLL_SECONDS)
 
 
-def _answers(address: str, port: int) -> bool:
+def _is_reachable(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=POLL_SECONDS).close()
+        socket.create_connection((address, port), timeout=REJOIN_POLL_SECONDS).close()
     except OSError:
         return False
     return True

@@ -4,22 +4,22 @@ import math
 from dataclasses import dataclass
 
 from podscale.config import RunConfig
-from podscale.config.preflight import shared_memory_needed
+from podscale.config.preflight import shared_memory_bytes
 from podscale.hardware import Hardware
 
 GIB = 2**30
 TEMPORARY_GIB = 8.0
 """For /tmp (compiled kernels, torchrun's files) and what the container prints, unless the document says otherwise."""
-SMALLEST_SHM_GIB = 1.0
+MIN_SHM_GIB = 1.0
 """Above what the loaders need: NCCL and the driver keep buffers there (a container's own 64 MiB are too few)."""
-DIRECT_SHM_GIB = 128.0
+GPUDIRECT_SHM_GIB = 128.0
 """What xpk mounts for GPUDirect (src/xpk/core/workload_decorators/tcpxo_decorator.py)."""
 REPORT_CPUS, REPORT_MEMORY_GIB = 4.0, 16.0
 """A report is written by one process: it takes no more than this of what the document asks for each pod."""
 
 
 @dataclass(frozen=True)
-class Demand:
+class PodResources:
     """What one pod asks for, in cores and GiB; 0 asks for nothing. shm is part of memory, cache of the local disk."""
 
     cpus: float
@@ -36,16 +36,18 @@ class Demand:
         return self.temporary + self.cache
 
 
-def demand(config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, direct: bool) -> Demand:
+def pod_resources(
+    config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, direct: bool
+) -> PodResources:
     """What the document says, else the hardware's share. cached: shards are copied to the node's disk."""
     resources = config.launch.resources
     cpus, memory = resources.cpus or hardware.cpus_to_ask, resources.memory_gib or hardware.memory_to_ask
     if stage == "report":
         cpus, memory = min(cpus, REPORT_CPUS), min(memory, REPORT_MEMORY_GIB)
-    return Demand(
+    return PodResources(
         cpus=cpus,
         memory=memory,
-        shm=resources.shm_gib or _shared_memory(config, stage, processes, memory, direct=direct),
+        shm=resources.shm_gib or _shm_gib(config, stage, processes, memory, direct=direct),
         temporary=resources.ephemeral_gib or TEMPORARY_GIB,
         cache=math.ceil(config.input.cache_bytes / GIB) if cached else 0.0,
         resource=hardware.resource,
@@ -53,9 +55,9 @@ def demand(config: RunConfig, stage: str, hardware: Hardware, processes: int, *,
     )
 
 
-def _shared_memory(config: RunConfig, stage: str, processes: int, memory: float, *, direct: bool) -> float:
+def _shm_gib(config: RunConfig, stage: str, processes: int, memory: float, *, direct: bool) -> float:
     """Twice what the batches in flight take (they are copied while new ones are made), and room for NCCL."""
     if stage not in ("train", "evaluate"):
-        return SMALLEST_SHM_GIB if not memory else min(SMALLEST_SHM_GIB, memory / 2)
-    needed = math.ceil(2 * shared_memory_needed(config, processes) / GIB) + SMALLEST_SHM_GIB
-    return max(needed, min(DIRECT_SHM_GIB, memory / 2)) if direct else needed
+        return MIN_SHM_GIB if not memory else min(MIN_SHM_GIB, memory / 2)
+    needed = math.ceil(2 * shared_memory_bytes(config, processes) / GIB) + MIN_SHM_GIB
+    return max(needed, min(GPUDIRECT_SHM_GIB, memory / 2)) if direct else needed

@@ -10,10 +10,10 @@ from typing import Any
 
 from podscale import devices, env
 from podscale.files import write_json
-from podscale.launch.podtask import PodTask
+from podscale.launch.podtask import WorkerSpec
 from podscale.version import VERSION, installed
 
-PACKAGES = (
+RECORDED_PACKAGES = (
     "torch",
     "torchvision",
     "jax",
@@ -29,23 +29,23 @@ PACKAGES = (
 )
 
 
-def write_environment(path: Path, task: PodTask) -> None:
+def write_environment_file(path: Path, task: WorkerSpec) -> None:
     """Records versions, devices, command line and commit of this launch."""
-    write_json(path, describe(task))
+    write_json(path, describe_environment(task))
 
 
-def describe(task: PodTask) -> dict[str, Any]:
+def describe_environment(task: WorkerSpec) -> dict[str, Any]:
     return {
         "podscale": VERSION,
-        "commit": _commit(),
+        "commit": _source_commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": os.environ.get(env.COMMAND),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := installed(name))},
+        "packages": {name: version for name in RECORDED_PACKAGES if (version := installed(name))},
         "cpu": devices.cpu_name(),
-        "cores": devices.cores(),
+        "cores": devices.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": devices.gpu_names(),
         "nodes": task.rendezvous.nodes,
@@ -54,7 +54,7 @@ def describe(task: PodTask) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
+def _source_commit() -> str | None:
     """The commit of the source this runs from, with a mark where files differ; an image gives it by environment."""
     given = os.environ.get(env.COMMIT)
     source = Path(__file__).resolve().parents[2]

@@ -8,39 +8,45 @@ from pydantic_core import PydanticCustomError
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
 from podscale.config.conflict import refusal
-from podscale.config.preflight import cache_memory
+from podscale.config.preflight import input_cache_bytes
 from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
-from podscale.launch.demand import GIB, Demand
-from podscale.order import check_groups
+from podscale.launch.demand import GIB, PodResources
+from podscale.order import check_shard_groups
 from podscale.rundir import local_path
-from podscale.text import count
+from podscale.text import format_count
 
 
-def find_misfits(
-    config: RunConfig, stage: str, hardware: Hardware, nodes: int, processes: int, demand: Demand, shard_set: str | None
+def validate_job(
+    config: RunConfig,
+    stage: str,
+    hardware: Hardware,
+    nodes: int,
+    processes: int,
+    demand: PodResources,
+    shard_set: str | None,
 ) -> None:
     """Raise InputError with everything that does not fit: InputErrors if it is more than one thing.
 
     Args:
         shard_set: location of the shard set; None leaves out the checks of volumes.
     """
-    found = [*_machine(config, stage, hardware, demand)]
+    found = [*_check_machine(config, stage, hardware, demand)]
     if shard_set is not None:
-        found += [*_workspace(config), *_places(config, stage, shard_set)]
+        found += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
     if stage in ("train", "evaluate"):
-        found += [*_accelerators(config, hardware, nodes, processes), *_security(config, hardware)]
+        found += [*_check_accelerators(config, hardware, nodes, processes), *_check_security(config, hardware)]
     if stage == "train":
         drives_all = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
         devices = max(hardware.accelerators, 1) if drives_all else processes
-        found += [*_worlds(config, nodes, devices), *_caches(config, processes, demand)]
+        found += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, demand)]
     if len(found) == 1:
         raise found[0]
     if found:
         raise InputErrors(found, f"this job cannot run; {len(found)} things to change:")
 
 
-def mounts(config: RunConfig) -> dict[str, bool]:
+def volume_mounts(config: RunConfig) -> dict[str, bool]:
     """Paths at which the pods have a volume, and whether it can be written."""
     cluster = config.launch.cluster
     found = {
@@ -51,21 +57,21 @@ def mounts(config: RunConfig) -> dict[str, bool]:
     return found
 
 
-def _mounted(path: str, config: RunConfig) -> bool | None:
+def _is_writable(path: str, config: RunConfig) -> bool | None:
     """Return if the volume that holds `path` is writable; None if no volume holds it."""
     here = PurePosixPath(path)
-    around = [(PurePosixPath(mount), writable) for mount, writable in mounts(config).items()]
+    around = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
     inside = [(len(mount.parts), writable) for mount, writable in around if here.is_relative_to(mount)]
     return max(inside)[1] if inside else None
 
 
-def _workspace(config: RunConfig) -> Iterator[InputError]:
+def _check_workspace(config: RunConfig) -> Iterator[InputError]:
     key, workspace = "run.workspace", str(local_path(config.run.workspace))
     if not workspace.startswith("/"):
         hint = "Give the path in the pods at which a volume is mounted, such as /workspace"
         yield InputError("not an absolute path", field=key, got=config.run.workspace, hint=hint)
         return
-    writable = _mounted(workspace, config)
+    writable = _is_writable(workspace, config)
     if writable is None:
         yield InputError(
             "no volume is mounted there",
@@ -88,18 +94,18 @@ def _workspace(config: RunConfig) -> Iterator[InputError]:
         )
 
 
-def _places(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
+def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
     """Yield what the pods read and no volume holds."""
     problem, source = "no volume is mounted there", config.data.source
-    if stage == "shard" and source != "digits" and "://" not in source and _mounted(source, config) is None:
+    if stage == "shard" and source != "digits" and "://" not in source and _is_writable(source, config) is None:
         hint = "Name one with launch.cluster.volumes, or give a gs:// or s3:// URL."
         yield InputError(problem, field="data.source", got=source, hint=hint)
     local = shard_set.removeprefix("file://")
-    if stage != "shard" and local.startswith("/") and "://" not in local and _mounted(local, config) is None:
+    if stage != "shard" and local.startswith("/") and "://" not in local and _is_writable(local, config) is None:
         yield InputError(problem, field="shard set", got=shard_set, hint="Name one with launch.cluster.volumes.")
 
 
-def _machine(config: RunConfig, stage: str, hardware: Hardware, demand: Demand) -> Iterator[InputError]:
+def _check_machine(config: RunConfig, stage: str, hardware: Hardware, demand: PodResources) -> Iterator[InputError]:
     if hardware.cpus and demand.cpus >= hardware.cpus:
         yield InputError(
             f"a {hardware.machine} has {hardware.cpus} and needs some itself",
@@ -123,11 +129,11 @@ def _machine(config: RunConfig, stage: str, hardware: Hardware, demand: Demand) 
         )
 
 
-def _caches(config: RunConfig, processes: int, demand: Demand) -> Iterator[InputError]:
-    caches = cache_memory(config, processes) / GIB
+def _check_caches(config: RunConfig, processes: int, demand: PodResources) -> Iterator[InputError]:
+    caches = input_cache_bytes(config, processes) / GIB
     if caches and demand.memory and caches + demand.shm >= demand.memory:
         yield InputError(
-            f"input.record_cache_bytes and input.decoded_cache_bytes of {count(processes, 'process')} take "
+            f"input.record_cache_bytes and input.decoded_cache_bytes of {format_count(processes, 'process')} take "
             f"{caches:.3g} of it",
             field="launch.resources.memory_gib",
             got=demand.memory,
@@ -135,7 +141,7 @@ def _caches(config: RunConfig, processes: int, demand: Demand) -> Iterator[Input
         )
 
 
-def _accelerators(config: RunConfig, hardware: Hardware, nodes: int, processes: int) -> Iterator[InputError]:
+def _check_accelerators(config: RunConfig, hardware: Hardware, nodes: int, processes: int) -> Iterator[InputError]:
     launch = config.launch
     if hardware.kind == "gpu" and processes > hardware.accelerators:
         yield InputError(
@@ -158,7 +164,7 @@ def _accelerators(config: RunConfig, hardware: Hardware, nodes: int, processes: 
         yield InputError(problem, field="launch.cluster.min_nodes", got=launch.cluster.min_nodes, hint="Leave it out.")
 
 
-def _security(config: RunConfig, hardware: Hardware) -> Iterator[InputError]:
+def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputError]:
     cluster = config.launch.cluster
     if cluster.network == "gpudirect" and hardware.direct is None:
         yield InputError(
@@ -178,7 +184,7 @@ def _security(config: RunConfig, hardware: Hardware) -> Iterator[InputError]:
                 )
 
 
-def _worlds(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
+def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
     """Yield what does not fit on one of the numbers of nodes that the job may run on.
 
     Args:
@@ -195,6 +201,6 @@ def _worlds(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]
                 misfit = InputError(problem, field=misfit.field, got=misfit.got, hint=misfit.hint)
             yield misfit
     try:
-        check_groups(config, nodes)
+        check_shard_groups(config, nodes)
     except InputError as error:
         yield error

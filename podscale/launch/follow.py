@@ -6,20 +6,20 @@ from typing import TextIO
 
 from podscale import progress
 from podscale.telemetry.events import parse_record
-from podscale.telemetry.follower import Follower
+from podscale.telemetry.follower import FileTail
 from podscale.telemetry.steplog import StepLog
 from podscale.terminal import ProgressLine
 from podscale.text import printable
 
 
-class Display:
+class LogDisplay:
     """The step log of a run; on `err` what its first local rank prints and, on a terminal, how far an evaluation is."""
 
     def __init__(
         self, metrics: Path | None, rank_log: Path | None, progress_file: Path, steplog: StepLog, err: TextIO
     ) -> None:
-        self._metrics = Follower(metrics) if metrics is not None else None
-        self._rank_log = Follower(rank_log) if rank_log is not None else None
+        self._metrics = FileTail(metrics) if metrics is not None else None
+        self._rank_log = FileTail(rank_log) if rank_log is not None else None
         self._progress_file = progress_file
         self._steplog = steplog
         self._err = err
@@ -40,7 +40,7 @@ class Display:
             if record is not None:
                 self._bar.clear()
                 self._steplog.write(record)
-        if (update := progress.read(self._progress_file)) is not None:
+        if (update := progress.read_progress(self._progress_file)) is not None:
             self._bar(update)
 
     def tell(self, line: str) -> None:

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from podscale.launch.rendezvous import Rendezvous
-from podscale.store import FAILED, Store, StoreError, StoreTimeout
-from podscale.text import ranks_text
+from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
+from podscale.text import format_ranks
 
-JOIN_SECONDS = 900.0
+BARRIER_TIMEOUT_SECONDS = 900.0
 """How long the pods of a job wait for each other, as torchrun does: machines may come up minutes apart."""
-AGAIN_SECONDS = 0.2
-NEVER = "never"
+RETRY_SECONDS = 0.2
+NEVER_SET_KEY = "never"
 """A key that nobody writes: who waits for it waits for the end of the store."""
 
 
-class NotGathered(Exception):
+class BarrierTimeout(Exception):
     """The pods have not come together; `missing` has the numbers of those that did not come."""
 
     def __init__(self, text: str, missing: Sequence[int] = ()) -> None:
@@ -27,8 +27,13 @@ class NotGathered(Exception):
         self.missing = tuple(missing)
 
 
-def gather(
-    meeting: Rendezvous, connect: Callable[[], Store], rank: int, *, leaving: float, seconds: float = JOIN_SECONDS
+def pod_barrier(
+    meeting: Rendezvous,
+    connect: Callable[[], Store],
+    rank: int,
+    *,
+    leaving: float,
+    seconds: float = BARRIER_TIMEOUT_SECONDS,
 ) -> None:
     """Returns when every pod has come to a meeting that has not begun without this one. Raises NotGathered.
 
@@ -43,32 +48,32 @@ def gather(
     while True:
         store = connect()
         try:
-            if (coming := store.add(f"came/{me}", 1)) > 1 and _has_begun(store, pods):
-                _await_end(store, rank, leaving, seconds)
+            if (coming := store.add(f"came/{me}", 1)) > 1 and _is_rendezvous_complete(store, pods):
+                _wait_for_store_end(store, rank, leaving, seconds)
                 deadline = time.monotonic() + seconds
                 continue
             store.set(me, str(coming))
             return store.wait(pods, seconds)
         except StoreTimeout:
             absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
-            told = ranks_text(absent).replace("rank", "pod", 1)
-            raise NotGathered(
+            told = format_ranks(absent).replace("rank", "pod", 1)
+            raise BarrierTimeout(
                 f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why",
                 missing=absent,
             ) from None
         except StoreError as error:  # it may have ended in the middle of a question, and the next one be about to begin
             if time.monotonic() >= deadline:
-                raise NotGathered(f"the first pod of {meeting.nodes} cannot be reached: {error}") from error
-            time.sleep(AGAIN_SECONDS)
+                raise BarrierTimeout(f"the first pod of {meeting.nodes} cannot be reached: {error}") from error
+            time.sleep(RETRY_SECONDS)
 
 
-def tell_lost(store: Store, rank: int) -> None:
+def mark_rank_lost(store: Store, rank: int) -> None:
     """Lets the other ranks know of one that cannot say it itself, unless somebody has failed before."""
-    if not store.check(FAILED):
-        store.set(FAILED, str(rank))
+    if not store.check(FAILED_KEY):
+        store.set(FAILED_KEY, str(rank))
 
 
-def _has_begun(store: Store, pods: list[str]) -> bool:
+def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
     """Whether all have come to this meeting; one that has ended in the meantime is not to be joined either."""
     try:
         return all(map(store.check, pods))
@@ -76,14 +81,14 @@ def _has_begun(store: Store, pods: list[str]) -> bool:
         return True
 
 
-def _await_end(store: Store, rank: int, leaving: float, seconds: float) -> None:
+def _wait_for_store_end(store: Store, rank: int, leaving: float, seconds: float) -> None:
     """Returns when the store has ended, with the meeting that this pod was lost from."""
     try:
         for patience in (leaving, seconds):
             try:
-                store.wait([NEVER], patience)
+                store.wait([NEVER_SET_KEY], patience)
             except StoreTimeout:
-                tell_lost(store, rank)
+                mark_rank_lost(store, rank)
     except StoreError:
         return
-    raise NotGathered(f"the other pods did not end the training that this pod was lost from within {seconds:.0f} s")
+    raise BarrierTimeout(f"the other pods did not end the training that this pod was lost from within {seconds:.0f} s")

@@ -5,29 +5,28 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from podscale import config as documents
-from podscale.config import RunConfig, result_values
+from podscale.config import RunConfig, dumps, loads, result_values
 from podscale.config.cluster import ClusterSection
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
-from podscale.hardware import CPU, Hardware, choose
-from podscale.launch.demand import Demand, demand
-from podscale.launch.fit import find_misfits
+from podscale.hardware import CPU, Hardware, find_hardware
+from podscale.launch.demand import PodResources, pod_resources
+from podscale.launch.fit import validate_job
 from podscale.rundir import dataset_directory, local_path
 from podscale.version import VERSION
 
-Stage = Literal["shard", "train", "evaluate", "report"]
-Security = Literal["restricted", "privileged"]
+StageName = Literal["shard", "train", "evaluate", "report"]
+SecurityMode = Literal["restricted", "privileged"]
 
 METRICS_PORT = 9464
 """Where pods serve metrics; the container port is named `metrics`."""
-MAX_DOCUMENT = 120_000
+MAX_DOCUMENT_BYTES = 120_000
 """Bytes of a document that fit into an environment variable (Linux: 128 KiB for one string)."""
 NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
-IDENTITY, VERSION_OF = "podscale.dev/identity", "podscale.dev/version"
+IDENTITY_ANNOTATION, VERSION_ANNOTATION = "podscale.dev/identity", "podscale.dev/version"
 """Annotations of jobs."""
 CACHE_PATH = "/cache"
-METRICS_SECRETS = "/etc/podscale"
+METRICS_SECRETS_PATH = "/etc/podscale"
 """Below it: what pods serve metrics with."""
 
 
@@ -40,7 +39,7 @@ class MountedSecret:
 
     @property
     def path(self) -> str:
-        return f"{METRICS_SECRETS}/{self.name}"
+        return f"{METRICS_SECRETS_PATH}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class JobSpec:
     """
 
     run: str
-    stage: Stage
+    stage: StageName
     identity: str
     document: str
     shard_set: str
@@ -63,8 +62,8 @@ class JobSpec:
     nodes: int
     processes: int
     hardware: Hardware
-    demand: Demand
-    security: Security
+    demand: PodResources
+    security: SecurityMode
     workspace: str
     cluster: ClusterSection
     engine: str = "pytorch"
@@ -107,10 +106,12 @@ class JobSpec:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {IDENTITY: self.identity, VERSION_OF: VERSION, **self.cluster.annotations}
+        return {IDENTITY_ANNOTATION: self.identity, VERSION_ANNOTATION: VERSION, **self.cluster.annotations}
 
 
-def job_spec(config: RunConfig, stage: Stage, shard_set: str | None = None, *, mounted: bool = True) -> JobSpec:
+def build_job_spec(
+    config: RunConfig, stage: StageName, shard_set: str | None = None, *, mounted: bool = True
+) -> JobSpec:
     """The job of a stage. shard_set: its location; default: the one that the run's own shard stage makes.
 
     mounted: what the pods read and write must be on a volume; not where somebody else mounts the volumes.
@@ -119,24 +120,26 @@ def job_spec(config: RunConfig, stage: Stage, shard_set: str | None = None, *, m
     """
     launch, cluster = config.launch, config.launch.cluster
     placed = stage in ("train", "evaluate")
-    named = _hardware(config)
+    named = _resolve_hardware(config)
     hardware = named if placed else CPU
-    nodes = _nodes(config, stage, hardware)
+    nodes = _node_count(config, stage, hardware)
     processes = launch.processes or (1 if hardware.kind == "tpu" else max(1, hardware.accelerators))
     location = shard_set or dataset_directory(config.run.workspace, config.data)
     cached = stage != "shard" and ("://" in location or (placed and cluster.local_ssd))
-    security = _security(cluster, named)  # of every stage: no other user could replace what root has written
-    direct = _direct(cluster, hardware, security, nodes) if stage == "train" else None
-    asked = demand(config, stage, hardware, processes, cached=cached, direct=direct is not None)
-    find_misfits(config, stage, hardware, nodes, processes, asked, location if mounted else None)
+    security = _resolve_security_mode(
+        cluster, named
+    )  # of every stage: no other user could replace what root has written
+    direct = _resolve_gpudirect(cluster, hardware, security, nodes) if stage == "train" else None
+    asked = pod_resources(config, stage, hardware, processes, cached=cached, direct=direct is not None)
+    validate_job(config, stage, hardware, nodes, processes, asked, location if mounted else None)
     cache_path = (config.input.cache_dir or CACHE_PATH) if cached else None
     return JobSpec(
         run=config.run.id,
         stage=stage,
-        identity=identity(config, stage, location),
-        document=_document(config, nodes if stage == "train" else launch.nodes, processes, cache_path),
+        identity=job_identity(config, stage, location),
+        document=_pod_document(config, nodes if stage == "train" else launch.nodes, processes, cache_path),
         shard_set=location,
-        command=_command(stage, location, nodes),
+        command=_stage_command(stage, location, nodes),
         image=launch.image,
         nodes=nodes,
         processes=processes,
@@ -156,17 +159,17 @@ def job_spec(config: RunConfig, stage: Stage, shard_set: str | None = None, *, m
     )
 
 
-def identity(config: RunConfig, stage: Stage, shard_set: str) -> str:
+def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:
     """What makes two jobs the same job: the options that change the numbers, the shard set and the stage."""
     values = {"stage": stage, "shard_set": shard_set, "document": result_values(config)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _hardware(config: RunConfig) -> Hardware:
+def _resolve_hardware(config: RunConfig) -> Hardware:
     """What the document names, else what its resources count."""
     named, resources = config.launch.hardware, config.launch.resources
     if named is not None:
-        return choose(named)
+        return find_hardware(named)
     if not resources.accelerators:
         return CPU
     kind: Literal["gpu", "tpu"] = "tpu" if resources.accelerator == "google.com/tpu" else "gpu"
@@ -174,7 +177,7 @@ def _hardware(config: RunConfig) -> Hardware:
     return Hardware(name, kind, resource=resources.accelerator, accelerators=resources.accelerators)
 
 
-def _nodes(config: RunConfig, stage: Stage, hardware: Hardware) -> int:
+def _node_count(config: RunConfig, stage: StageName, hardware: Hardware) -> int:
     """Pods: of a slice all machines must take part, in evaluation too."""
     if stage == "shard":
         return config.launch.shard_pods
@@ -183,13 +186,13 @@ def _nodes(config: RunConfig, stage: Stage, hardware: Hardware) -> int:
     return hardware.hosts
 
 
-def _security(cluster: ClusterSection, hardware: Hardware) -> Security:
+def _resolve_security_mode(cluster: ClusterSection, hardware: Hardware) -> SecurityMode:
     if cluster.security is not None:
         return cluster.security
     return "privileged" if hardware.kind == "tpu" or cluster.network == "gpudirect" else "restricted"
 
 
-def _direct(cluster: ClusterSection, hardware: Hardware, security: Security, nodes: int) -> str | None:
+def _resolve_gpudirect(cluster: ClusterSection, hardware: Hardware, security: SecurityMode, nodes: int) -> str | None:
     """GPUDirect where it is asked for, or allowed and of use."""
     if cluster.network == "gpudirect":
         return hardware.direct
@@ -197,7 +200,7 @@ def _direct(cluster: ClusterSection, hardware: Hardware, security: Security, nod
     return hardware.direct if wanted else None
 
 
-def _command(stage: Stage, location: str, nodes: int) -> tuple[str, ...]:
+def _stage_command(stage: StageName, location: str, nodes: int) -> tuple[str, ...]:
     if stage != "shard":
         return ("podscale", stage, "--shard-set", location)
     # the job controller gives each pod of an indexed job its number
@@ -208,17 +211,17 @@ def _command(stage: Stage, location: str, nodes: int) -> tuple[str, ...]:
     )
 
 
-def _document(config: RunConfig, nodes: int, processes: int, cache_path: str | None) -> str:
+def _pod_document(config: RunConfig, nodes: int, processes: int, cache_path: str | None) -> str:
     """The document of the pods: started by none but their job, on so many nodes, with metrics for the cluster."""
     values: dict[str, Any] = config.model_dump(mode="json")
     values["launch"].update(backend="local", nodes=nodes, processes=processes)
     values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
     if cache_path is not None:
         values["input"]["cache_dir"] = cache_path
-    text = documents.dumps(documents.loads(json.dumps(values), "the document of the pods"))
-    if len(text.encode()) > MAX_DOCUMENT:
+    text = dumps(loads(json.dumps(values), "the document of the pods"))
+    if len(text.encode()) > MAX_DOCUMENT_BYTES:
         raise InputError(
-            f"longer than the {MAX_DOCUMENT} bytes that pods take inline",
+            f"longer than the {MAX_DOCUMENT_BYTES} bytes that pods take inline",
             field="run document",
             got=len(text.encode()),
             hint="Shorten it: leave out data.classes, which is the longest part of most.",

@@ -12,24 +12,24 @@ from contextlib import contextmanager
 
 from podscale.launch.rendezvous import Rendezvous
 
-FIRST_SECONDS = 20.0
+FIRST_LOG_SECONDS = 20.0
 """Until the first word: what starts with its peers has met them by then."""
-AGAIN_SECONDS = 60.0
-CONNECT_SECONDS = 5.0
+LOG_EVERY_SECONDS = 60.0
+CONNECT_TIMEOUT_SECONDS = 5.0
 
 
-def _say(text: str) -> None:
+def _print_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def narrated(
+def log_rendezvous_progress(
     meeting: Rendezvous,
     met: Callable[[], bool],
-    tell: Callable[[str], None] = _say,
+    tell: Callable[[str], None] = _print_stderr,
     *,
-    first: float = FIRST_SECONDS,
-    again: float = AGAIN_SECONDS,
+    first: float = FIRST_LOG_SECONDS,
+    again: float = LOG_EVERY_SECONDS,
 ) -> Iterator[None]:
     """Tells what the pod waits for, after `first` seconds and every `again` seconds, until it has met the others."""
     over = threading.Event()
@@ -37,7 +37,7 @@ def narrated(
     def narrate() -> None:
         seconds = first
         while not over.wait(seconds) and not met():
-            text = obstacle(meeting)  # may take a while: name servers that do not answer
+            text = describe_missing_pods(meeting)  # may take a while: name servers that do not answer
             if not over.is_set() and not met():
                 tell(text)
             seconds = again
@@ -50,7 +50,7 @@ def narrated(
         over.set()
 
 
-def obstacle(meeting: Rendezvous) -> str:
+def describe_missing_pods(meeting: Rendezvous) -> str:
     """Why the pods have not met, as far as it can be seen from here."""
     others = f"the other {meeting.nodes - 1} pods" if meeting.nodes > 2 else "the other pod"
     if meeting.leads or not meeting.address:
@@ -65,7 +65,7 @@ def obstacle(meeting: Rendezvous) -> str:
         )
     address = found[0][4]
     try:
-        socket.create_connection((str(address[0]), meeting.port), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((str(address[0]), meeting.port), timeout=CONNECT_TIMEOUT_SECONDS).close()
     except OSError as error:
         return (
             f"waiting: nobody answers for the first pod at {place} ({error.strerror or error}). It has not started yet "

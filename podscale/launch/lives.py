@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from podscale import env, processes
 from podscale.errors import ExitCode
-from podscale.launch.podtask import PodTask
+from podscale.launch.podtask import WorkerSpec
 from podscale.rundir import Lease, LeaseLost, RunDirectory
-from podscale.telemetry.goodput import Book, launched
-from podscale.telemetry.heartbeat import read_book, write_book
+from podscale.telemetry.goodput import GoodputState, after_launch
+from podscale.telemetry.heartbeat import read_goodput_state, write_goodput_state
 
 logger = logging.getLogger(__name__)
 
-ENDINGS: Mapping[int, str] = {
+EXIT_CAUSES: Mapping[int, str] = {
     ExitCode.DONE: "done",
     ExitCode.PREEMPTED: "preempted",
     ExitCode.HANG: "hang",
@@ -22,39 +22,41 @@ ENDINGS: Mapping[int, str] = {
 }
 
 
-class Lives:
+class LaunchHistory:
     """Writes both into the run's heartbeat, which the training keeps in between.
 
     Does nothing for other stages, and in a pod that does not hold the lease: where the pods learn only in meeting which
     of them leads, rank 0 counts its life by itself.
     """
 
-    def __init__(self, task: PodTask, run: RunDirectory, lease: Lease | None) -> None:
+    def __init__(self, task: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
         self._path, self._lease = run.heartbeat, lease if task.stage == "train" else None
-        self._began = time.monotonic() - processes.age()  # the first life begins with this process: imports count
+        self._began = (
+            time.monotonic() - processes.process_age()
+        )  # the first life begins with this process: imports count
         self.launches: int | None = None
         """Of the training, over all lives, with the one that has begun; None where nothing is written."""
 
     def begin(self) -> dict[str, str]:
         """A life begins; what its ranks are to find in their environment."""
         if self._lease is not None:
-            book = launched(read_book(self._path), time.time(), time.monotonic() - self._began)
+            book = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._began)
             self.launches = book.life
             self._write(book)
         return {env.LIFE_BEGAN: repr(self._began)}
 
     def end(self, exit_code: int) -> None:
         """The life has ended with the stage's exit code. The time of the last heartbeat stays as it is."""
-        book = read_book(self._path)
+        book = read_goodput_state(self._path)
         if book is not None and self._lease is not None:
-            self._write(replace(book, ended=ENDINGS.get(exit_code, "failed")))
+            self._write(replace(book, ended=EXIT_CAUSES.get(exit_code, "failed")))
         self._began = time.monotonic()
 
-    def _write(self, book: Book) -> None:
+    def _write(self, book: GoodputState) -> None:
         """A full disk costs the ledger accuracy, never the training."""
         assert self._lease is not None
         try:
-            write_book(self._path, book, self._lease.check)
+            write_goodput_state(self._path, book, self._lease.check)
         except LeaseLost:
             return  # its life is of no interest any more
         except OSError as error:

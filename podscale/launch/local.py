@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podscale import env
-from podscale.launch.podtask import PodTask
-from podscale.rundir.lease import lease_patience
+from podscale.launch.podtask import WorkerSpec
+from podscale.rundir.lease import lease_wait_seconds
 
 
-def command(task: PodTask, rank_dir: Path) -> list[str]:
+def launch_command(task: WorkerSpec, rank_dir: Path) -> list[str]:
     """The command line of this pod's child; torchrun keeps its own files in `rank_dir`, which is temporary."""
     rank = ["-m", "podscale.launch.rankprocess", task.entry]
     if task.alone:
         return [sys.executable, *rank]
     if task.by_torchrun:
         return [sys.executable, "-m", "podscale.pytorch.torchrun", *_torchrun_options(task, rank_dir), *rank]
-    return [sys.executable, "-m", "podscale.launch.spawner", *_spawner_options(task), task.entry]
+    return [sys.executable, "-m", "podscale.launch.spawner", *_fork_launcher_options(task), task.entry]
 
 
-def environment(
-    task: PodTask, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
+def launch_environment(
+    task: WorkerSpec, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
 ) -> dict[str, str]:
     """The child's environment: the contract of a rank (see rankprocess) on top of `base`."""
     variables = {
@@ -46,9 +46,9 @@ def environment(
     if fence is not None:
         variables[env.FENCE] = str(fence)
     else:
-        variables[env.LEASE_PATIENCE] = str(lease_patience(task.grace_seconds, base))
+        variables[env.LEASE_PATIENCE] = str(lease_wait_seconds(task.grace_seconds, base))
     if task.alone:
-        variables.update(_alone())
+        variables.update(_single_process_environment())
     return variables
 
 
@@ -57,7 +57,7 @@ def progress_path(rank_dir: Path, base: Mapping[str, str]) -> Path:
     return Path(base.get(env.PROGRESS_FILE) or rank_dir / "progress.json")
 
 
-def start(arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start_launcher(arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Starts the child, in its own session and bound to our life; what it prints goes to `log`.
 
     Call it from the main thread: the bond is to the thread that starts the child.
@@ -73,7 +73,7 @@ def start(arguments: list[str], variables: dict[str, str], log: Path) -> subproc
         )
 
 
-def _spawner_options(task: PodTask) -> list[str]:
+def _fork_launcher_options(task: WorkerSpec) -> list[str]:
     meeting = task.rendezvous
     options: dict[str, object] = {
         "processes": task.processes,
@@ -89,7 +89,7 @@ def _spawner_options(task: PodTask) -> list[str]:
     return [f"--{name}={value}" for name, value in options.items()]
 
 
-def _torchrun_options(task: PodTask, rank_dir: Path) -> list[str]:
+def _torchrun_options(task: WorkerSpec, rank_dir: Path) -> list[str]:
     """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
     meeting = task.rendezvous
     options = [
@@ -107,7 +107,7 @@ def _torchrun_options(task: PodTask, rank_dir: Path) -> list[str]:
     return options
 
 
-def _alone() -> dict[str, str]:
+def _single_process_environment() -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -13,19 +13,19 @@ from pathlib import Path
 from podscale import env, processes
 
 
-def die_with_parent() -> None:
+def exit_with_supervisor() -> None:
     """Binds this process to its parent, and so to the supervisor; dies at once where one in between is already gone.
 
     The supervisor's pid comes by environment, so that a parent which ended before the bond is noticed: then the
     supervisor is no longer among the ancestors.
     """
-    processes.die_with_parent()
+    processes.exit_with_parent()
     supervisor = env.read_number(env.SUPERVISOR)
-    if supervisor is not None and supervisor not in ancestors():
-        processes.die()
+    if supervisor is not None and supervisor not in ancestor_pids():
+        processes.kill_self()
 
 
-def ancestors() -> Iterator[int]:
+def ancestor_pids() -> Iterator[int]:
     """Pids from the parent upwards."""
     pid = os.getppid()
     while pid > 0:
@@ -41,7 +41,7 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def members(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
+def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
     """Living processes of a launch: those in whose environment `variable` names its rank directory, whoever their
     parent is now."""
     mark = f"{variable}={rank_dir}".encode()
@@ -52,16 +52,16 @@ def members(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue  # ended meanwhile, or another user's
-            if mark in environment.split(b"\0") and processes.alive(int(entry.name)):
+            if mark in environment.split(b"\0") and processes.is_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
 
-def end_all(rank_dir: Path, variable: str = env.RANK_DIR, seconds: float = 10.0) -> list[int]:
+def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, seconds: float = 10.0) -> list[int]:
     """Kills these processes of a launch, again until none is left (they may be starting others); returns the pids."""
     ended: set[int] = set()
     deadline = time.monotonic() + seconds
-    while (pids := members(rank_dir, variable)) and time.monotonic() < deadline:
+    while (pids := launch_processes(rank_dir, variable)) and time.monotonic() < deadline:
         for pid in pids:
             ended.add(pid)
             try:
@@ -74,7 +74,7 @@ def end_all(rank_dir: Path, variable: str = env.RANK_DIR, seconds: float = 10.0)
 
 def main(command: list[str]) -> None:
     """Becomes `command`, bound to the life of the parent: what the supervisor starts in place of the command."""
-    die_with_parent()
+    exit_with_supervisor()
     os.execvp(command[0], command)
 
 

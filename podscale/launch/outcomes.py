@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from podscale.errors import ExitCode
-from podscale.worker_exit import RankOutcome
+from podscale.worker_exit import WorkerReport
 
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(frozen=True)
-class LostRank:
+class LostWorker:
     """A rank that ended without a report; `status` as in Popen.returncode (negative: a signal), None if unknown."""
 
     rank: int
@@ -31,15 +31,15 @@ class LostRank:
 
 
 @dataclass(frozen=True)
-class Ending:
+class GroupExit:
     """Everything known when the child of a supervisor has ended.
 
     reports: the ranks' own; lost: the first rank that ended without one; stopped: a stop was requested;
     killed: ranks that had to be killed when the grace time was over; launcher: the last lines of the launcher's log.
     """
 
-    reports: Mapping[int, RankOutcome]
-    lost: LostRank | None = None
+    reports: Mapping[int, WorkerReport]
+    lost: LostWorker | None = None
     stopped: bool = False
     killed: bool = False
     status: int = 0
@@ -48,7 +48,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StageResult:
     """How a stage ended in this pod; `leads`: rank 0 was here, so this is the run's own ending."""
 
     exit_code: int
@@ -56,59 +56,59 @@ class Verdict:
     leads: bool = True
 
 
-def judge(ending: Ending) -> Verdict:
+def stage_result(ending: GroupExit) -> StageResult:
     """The exit code of the stage and the culprit's own words.
 
     A rank's own error explains more than the loss of a peer that follows from it, so the order is: bad input, other
     errors, a requested stop, a lost rank, a hang, `peer lost`.
     """
-    culprit = _first(ending.reports, ExitCode.BAD_INPUT) or _first_failure(ending.reports)
+    culprit = _first_with_code(ending.reports, ExitCode.BAD_INPUT) or _first_failure(ending.reports)
     if culprit:
         return culprit
     if ending.killed:
-        return Verdict(int(ExitCode.FAILED), _not_stopped(ending))
-    stopped = _first(ending.reports, ExitCode.PREEMPTED)
+        return StageResult(int(ExitCode.FAILED), _grace_exceeded_message(ending))
+    stopped = _first_with_code(ending.reports, ExitCode.PREEMPTED)
     if stopped and (ending.stopped or ending.lost is None):  # torchrun asks the peers of a lost rank to stop
         return stopped
-    witness = _first(ending.reports, ExitCode.HANG) or _first(ending.reports, ExitCode.PEER_LOST)
+    witness = _first_with_code(ending.reports, ExitCode.HANG) or _first_with_code(ending.reports, ExitCode.PEER_LOST)
     if ending.lost is not None:
-        return _judge_lost(ending.lost, witness)
+        return _lost_worker_result(ending.lost, witness)
     if witness:
         return witness
     if ending.stopped and not ending.reports:
-        return Verdict(int(ExitCode.PREEMPTED), "stopped on request before any rank had started")
+        return StageResult(int(ExitCode.PREEMPTED), "stopped on request before any rank had started")
     if ending.status != 0 and not ending.reports:
-        return Verdict(int(ExitCode.FAILED), f"the ranks could not be started:\n{ending.launcher}".rstrip())
-    return Verdict(int(ExitCode.DONE), "")
+        return StageResult(int(ExitCode.FAILED), f"the ranks could not be started:\n{ending.launcher}".rstrip())
+    return StageResult(int(ExitCode.DONE), "")
 
 
-def _first(reports: Mapping[int, RankOutcome], code: ExitCode) -> Verdict | None:
+def _first_with_code(reports: Mapping[int, WorkerReport], code: ExitCode) -> StageResult | None:
     for rank, report in reports.items():
         if report.exit_code == code:
-            return Verdict(int(code), report.error or f"rank {rank} ended with code {int(code)}")
+            return StageResult(int(code), report.error or f"rank {rank} ended with code {int(code)}")
     return None
 
 
-def _first_failure(reports: Mapping[int, RankOutcome]) -> Verdict | None:
+def _first_failure(reports: Mapping[int, WorkerReport]) -> StageResult | None:
     known = {int(code) for code in ExitCode} - {int(ExitCode.FAILED)}
     for rank, report in reports.items():
         if report.exit_code not in known:
-            return Verdict(int(ExitCode.FAILED), f"rank {rank}: {report.error or f'exit code {report.exit_code}'}")
+            return StageResult(int(ExitCode.FAILED), f"rank {rank}: {report.error or f'exit code {report.exit_code}'}")
     return None
 
 
-def _judge_lost(lost: LostRank, noticed: Verdict | None) -> Verdict:
+def _lost_worker_result(lost: LostWorker, noticed: StageResult | None) -> StageResult:
     """A crash of the rank itself is a failure; one that was taken from outside is worth a restart.
 
     noticed: how a peer that waited for it put it; the first line says in which collective.
     """
-    crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASHES)
+    crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASH_SIGNALS)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST
     witness = f" ({noticed.error.splitlines()[0]})" if noticed is not None else ""
-    return Verdict(int(code), f"{lost}{witness}; the same command continues from the newest checkpoint")
+    return StageResult(int(code), f"{lost}{witness}; the same command continues from the newest checkpoint")
 
 
-def _not_stopped(ending: Ending) -> str:
+def _grace_exceeded_message(ending: GroupExit) -> str:
     return (
         f"a stop was requested, but not every rank ended within launch.grace_seconds={ending.grace_seconds:g}: they "
         "were killed; the same command continues from the newest checkpoint"

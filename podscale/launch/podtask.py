@@ -7,18 +7,18 @@ from typing import Literal
 from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.launch.rendezvous import Rendezvous, read_rendezvous
+from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
 
-Stage = Literal["train", "evaluate"]
-Engine = Literal["pytorch", "jax"]
+WorkerStage = Literal["train", "evaluate"]
+EngineName = Literal["pytorch", "jax"]
 
 
 @dataclass(frozen=True)
-class PodTask:
+class WorkerSpec:
     """One stage of one run on `nodes` pods with `processes` ranks each; `threads` CPU threads a rank."""
 
     run: str
-    stage: Stage
+    stage: WorkerStage
     shard_set: str
     document: str
     """The resolved run document as JSON."""
@@ -27,7 +27,7 @@ class PodTask:
     threads: int
     grace_seconds: float
     max_restarts: int
-    engine: Engine = "pytorch"
+    engine: EngineName = "pytorch"
     rank_module: str = ""
     """What each rank runs; empty: the entry of its engine."""
 
@@ -56,14 +56,14 @@ class PodTask:
         return self.rendezvous.leads
 
 
-def pod_task(
-    config: RunConfig, stage: Stage, shard_set: str, environment: Mapping[str, str], *, gpus: int, cores: int
-) -> PodTask:
+def build_worker_spec(
+    config: RunConfig, stage: WorkerStage, shard_set: str, environment: Mapping[str, str], *, gpus: int, cores: int
+) -> WorkerSpec:
     """The job of this pod: the document, overruled by what the launcher says in the environment.
 
     Raises InputError where a torchrun variable is no usable value or contradicts the document's node count.
     """
-    rendezvous = read_rendezvous(environment)
+    rendezvous = read_rendezvous_env(environment)
     if rendezvous is None:
         if config.launch.nodes > 1:
             raise InputError(
@@ -74,8 +74,8 @@ def pod_task(
                 hint="On one machine use launch.nodes=1",
             )
         rendezvous = Rendezvous()
-    processes = _processes(config, environment, gpus)
-    return PodTask(
+    processes = _process_count(config, environment, gpus)
+    return WorkerSpec(
         run=config.run.id,
         stage=stage,
         shard_set=shard_set,
@@ -89,13 +89,13 @@ def pod_task(
     )
 
 
-def pod_leads(environment: Mapping[str, str]) -> bool | None:
+def is_leader_pod(environment: Mapping[str, str]) -> bool | None:
     """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
-    rendezvous = read_rendezvous(environment) or Rendezvous()
+    rendezvous = read_rendezvous_env(environment) or Rendezvous()
     return rendezvous.leads
 
 
-def _processes(config: RunConfig, environment: Mapping[str, str], gpus: int) -> int:
+def _process_count(config: RunConfig, environment: Mapping[str, str], gpus: int) -> int:
     """The launcher's count, else the document's, else one per GPU, else one: a process has all TPUs of its machine."""
     given = environment.get("PET_NPROC_PER_NODE", "auto")
     if given not in ("auto", "gpu", "cpu"):

@@ -12,56 +12,56 @@ from pathlib import Path
 
 from podscale import env
 from podscale.errors import ExitCode, PodscaleError
-from podscale.launch.orphans import die_with_parent
+from podscale.launch.orphans import exit_with_supervisor
 from podscale.rundir.lease import Lease
-from podscale.stopping import Stopped, raise_on_stop
-from podscale.worker_exit import RankOutcome, end_process, outcome_path, register_rank
+from podscale.stopping import SigtermReceived, raise_on_sigterm
+from podscale.worker_exit import WorkerReport, register_worker, report_and_exit, report_path
 
 
 def main() -> None:
     """Runs the module and ends the process with its code; however it ends, outcome-<rank>.json says so."""
-    die_with_parent()
+    exit_with_supervisor()
     rank = int(os.environ["RANK"])
     rank_dir = Path(os.environ[env.RANK_DIR])
-    _open_log(rank)
-    outcome_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
-    end_process(rank_dir, rank, _run(rank, rank_dir))
+    _redirect_output(rank)
+    report_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
+    report_and_exit(rank_dir, rank, _run_module(rank, rank_dir))
 
 
-def _run(rank: int, rank_dir: Path) -> RankOutcome:
+def _run_module(rank: int, rank_dir: Path) -> WorkerReport:
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     try:
         # Until training has a handler of its own, a stop request loses nothing.
-        raise_on_stop(
+        raise_on_sigterm(
             f"the {os.environ[env.STAGE]} stage was stopped on request before there was anything to save; the "
             "same command starts it again"
         )
-        register_rank(rank_dir, rank)
-        lease = _take_lease() if rank == 0 and env.FENCE not in os.environ else None
+        register_worker(rank_dir, rank)
+        lease = _acquire_lease() if rank == 0 and env.FENCE not in os.environ else None
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         del lease
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return RankOutcome(code, end.code if isinstance(end.code, str) else "")
+        return WorkerReport(code, end.code if isinstance(end.code, str) else "")
     except PodscaleError as error:
-        return RankOutcome(int(error.exit_code), str(error))
-    except Stopped as stop:
-        return RankOutcome(int(ExitCode.PREEMPTED), str(stop))
+        return WorkerReport(int(error.exit_code), str(error))
+    except SigtermReceived as stop:
+        return WorkerReport(int(ExitCode.PREEMPTED), str(stop))
     except BaseException as error:
         traceback.print_exc()
-        return RankOutcome(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
-    return RankOutcome(int(ExitCode.DONE), "")
+        return WorkerReport(int(ExitCode.FAILED), f"{type(error).__name__}: {error}")
+    return WorkerReport(int(ExitCode.DONE), "")
 
 
-def _take_lease() -> Lease:
+def _acquire_lease() -> Lease:
     """Where the pods of a job learn only now which of them leads, its rank 0 takes the lease."""
     lease = Lease.acquire(Path(os.environ[env.LEASE]), env.read_seconds(env.LEASE_PATIENCE) or 0.0)
     os.environ[env.FENCE] = str(lease.number)
     return lease
 
 
-def _open_log(rank: int) -> None:
+def _redirect_output(rank: int) -> None:
     """Sends what this process prints, Python or not, to its own file."""
     directory = env.read_path(env.LOG_DIR)
     if directory is not None:

@@ -20,16 +20,16 @@ from podscale.env import RANK_DIR
 from podscale.launch import rankprocess
 from podscale.worker_exit import write_exit_status
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def preload(module: str) -> None:
+def preload_module(module: str) -> None:
     """Imports all that a module imports. Itself it is forgotten again: each rank runs it anew, as its main program."""
     importlib.import_module(module)
     del sys.modules[module]
 
 
-class Ranks:
+class ForkServer:
     """Processes that wait until `begin` tells them who they are, and then each carry out `entry` (see rankprocess)."""
 
     def __init__(self, entry: str, count: int) -> None:
@@ -39,20 +39,20 @@ class Ranks:
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # what is never looked at is never copied
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
         for number in range(count):
             reader, writer = os.pipe()
             self._pipes.append(writer)
             pid = os.fork()
             if pid == 0:
-                _rank(entry, reader, self._pipes)
+                _run_worker(entry, reader, self._pipes)
             self._running[pid] = number
             os.close(reader)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
     def begin(self, variables: Sequence[Mapping[str, str]]) -> None:
         """Gives each its variables; from here on a request to stop is theirs, and before, the end of all."""
-        for number in STOP_SIGNALS:
+        for number in FORWARDED_SIGNALS:
             signal.signal(number, self._pass_on)
         for pipe, own in zip(self._pipes, variables, strict=True):
             with os.fdopen(pipe, "w") as writer:
@@ -69,7 +69,7 @@ class Ranks:
         """
         first = 0
         while self._running:
-            pid = _ended()
+            pid = _wait_for_exit()
             number = self._running.pop(pid)  # while it is a zombie: nobody else can have its pid
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
@@ -85,14 +85,14 @@ class Ranks:
             os.kill(pid, signal.SIGTERM)
 
 
-def _ended() -> int:
+def _wait_for_exit() -> int:
     """Waits for the end of a child, and leaves it a zombie."""
     ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_pid
 
 
-def _rank(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
+def _run_worker(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
     """A rank's life, in its own process; it ends unborn where its parent does before it has spoken."""
     try:
         for writer in writers:
@@ -101,7 +101,7 @@ def _rank(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
             told = pipe.read()
         if told:
             os.environ.update(json.loads(told))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
             sys.argv = [rankprocess.__name__, entry]
             rankprocess.main()
     except BaseException:

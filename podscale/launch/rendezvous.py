@@ -15,7 +15,7 @@ C10D_PORT = 29400
 TPU_PORT = 29500
 """Where the pods of a TPU slice meet: GKE names their hosts and no port."""
 
-Environment = Mapping[str, str]
+Environ = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Rendezvous:
         return (self.node_rank or 0) // (self.nodes // self.slices)
 
 
-def read_rendezvous(environment: Environment) -> Rendezvous | None:
+def read_rendezvous_env(environment: Environ) -> Rendezvous | None:
     """The meeting place of the pods; None if this one is alone.
 
     From torchrun's PET_* variables, as the training operator and our manifests set them for either engine; else from
@@ -57,15 +57,15 @@ def read_rendezvous(environment: Environment) -> Rendezvous | None:
     }
     for names, read in readers.items():
         if any(name in environment for name in names.split()):
-            found = _checked(read(environment))
+            found = _check_rendezvous(read(environment))
             _check_against_tpu(found, environment)
             return found
     if "WORLD_SIZE" in environment and "RANK" in environment and "LOCAL_RANK" not in environment:
-        return _checked(_older(environment))
+        return _check_rendezvous(_read_legacy_jaxjob(environment))
     return None
 
 
-def _torchrun(environment: Environment) -> Rendezvous:
+def _torchrun(environment: Environ) -> Rendezvous:
     """Where the pods are those of several slices, PET_NODE_RANK counts within the one that `env.SLICE` names."""
     nodes = env.number("PET_NNODES", environment["PET_NNODES"].rpartition(":")[2])
     slices = 1
@@ -73,10 +73,10 @@ def _torchrun(environment: Environment) -> Rendezvous:
         address, colon, port = endpoint.rpartition(":")
         address, port = (address, port) if colon else (endpoint, str(C10D_PORT))
         return Rendezvous(nodes, 0 if nodes == 1 else None, address, env.number("PET_RDZV_ENDPOINT", port))
-    node_rank = _number_of(environment, "PET_NODE_RANK") if "PET_NODE_RANK" in environment else None
+    node_rank = _read_number(environment, "PET_NODE_RANK") if "PET_NODE_RANK" in environment else None
     if node_rank is not None and env.SLICE in environment:
-        each = _number_of(_group(environment, "several slices", env.SLICE, env.SLICE_NODES), env.SLICE_NODES)
-        node_rank += _number_of(environment, env.SLICE) * each
+        each = _read_number(_variable_group(environment, "several slices", env.SLICE, env.SLICE_NODES), env.SLICE_NODES)
+        node_rank += _read_number(environment, env.SLICE) * each
         if each < 1 or nodes % each:
             raise InputError(f"does not divide the {nodes} pods of PET_NNODES", field=env.SLICE_NODES, got=each)
         slices = nodes // each
@@ -84,39 +84,39 @@ def _torchrun(environment: Environment) -> Rendezvous:
     return Rendezvous(nodes, 0 if nodes == 1 else node_rank, address, env.number("PET_MASTER_PORT", port), slices)
 
 
-def _trainjob(environment: Environment) -> Rendezvous:
+def _trainjob(environment: Environ) -> Rendezvous:
     """Trainer v2, jax runtime (kubeflow/trainer, pkg/runtime/framework/plugins/jax/jax.go): one slice, by TrainJob."""
     names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
-    found = _group(environment, "Trainer's JAX runtime", *names)
-    address, port = _address("JAX_COORDINATOR_ADDRESS", found["JAX_COORDINATOR_ADDRESS"])
-    return Rendezvous(_number_of(found, names[0]), _number_of(found, names[1]), address, port)
+    found = _variable_group(environment, "Trainer's JAX runtime", *names)
+    address, port = _check_address("JAX_COORDINATOR_ADDRESS", found["JAX_COORDINATOR_ADDRESS"])
+    return Rendezvous(_read_number(found, names[0]), _read_number(found, names[1]), address, port)
 
 
-def _jaxjob(environment: Environment) -> Rendezvous:
+def _jaxjob(environment: Environ) -> Rendezvous:
     """JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go). JAX itself reads none of these."""
     names = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
-    found = _group(environment, "a JAXJob", *names)
-    address, port = found["COORDINATOR_ADDRESS"], _number_of(found, "COORDINATOR_PORT")
-    return Rendezvous(_number_of(found, "NUM_PROCESSES"), _number_of(found, "PROCESS_ID"), address, port)
+    found = _variable_group(environment, "a JAXJob", *names)
+    address, port = found["COORDINATOR_ADDRESS"], _read_number(found, "COORDINATOR_PORT")
+    return Rendezvous(_read_number(found, "NUM_PROCESSES"), _read_number(found, "PROCESS_ID"), address, port)
 
 
-def _tpu(environment: Environment) -> Rendezvous:
+def _tpu(environment: Environ) -> Rendezvous:
     """GKE's webhook for pods on TPU slices, as JAX 0.10.2 reads it (jax/_src/clusters/cloud_tpu_cluster.py).
 
     TPU_WORKER_ID counts within a slice. Of several slices MEGASCALE_COORDINATOR_ADDRESS is the first host, with a port
     that is not for us.
     """
     hosts_of = "TPU_PROCESS_ADDRESSES" if "TPU_PROCESS_ADDRESSES" in environment else "TPU_WORKER_HOSTNAMES"
-    found = _group(environment, "a TPU slice", "TPU_WORKER_ID", hosts_of)
+    found = _variable_group(environment, "a TPU slice", "TPU_WORKER_ID", hosts_of)
     hosts = [host.strip() for host in found[hosts_of].split(",")]
-    worker, address = _number_of(found, "TPU_WORKER_ID"), hosts[0].partition(":")[0]
+    worker, address = _read_number(found, "TPU_WORKER_ID"), hosts[0].partition(":")[0]
     if not 0 <= worker < len(hosts):
         raise InputError(f"{hosts_of} names {len(hosts)} hosts: {found[hosts_of]}", field="TPU_WORKER_ID", got=worker)
     slices = slice_ = 0
     multislice = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
     if any(name in environment for name in multislice):
-        found = _group(environment, "several TPU slices", *multislice)
-        slices, slice_ = _number_of(found, multislice[1]), _number_of(found, multislice[2])
+        found = _variable_group(environment, "several TPU slices", *multislice)
+        slices, slice_ = _read_number(found, multislice[1]), _read_number(found, multislice[2])
         address = found[multislice[0]].partition(":")[0]
         if not 0 <= slice_ < slices:
             raise InputError(f"not a slice of {multislice[1]}={slices}", field=multislice[2], got=slice_)
@@ -124,13 +124,13 @@ def _tpu(environment: Environment) -> Rendezvous:
     return Rendezvous(nodes, slice_ * len(hosts) + worker, address if nodes > 1 else "", TPU_PORT, max(1, slices))
 
 
-def _older(environment: Environment) -> Rendezvous:
+def _read_legacy_jaxjob(environment: Environ) -> Rendezvous:
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "0")
-    nodes, node_rank = _number_of(environment, "WORLD_SIZE"), _number_of(environment, "RANK")
+    nodes, node_rank = _read_number(environment, "WORLD_SIZE"), _read_number(environment, "RANK")
     return Rendezvous(nodes, node_rank, address, env.number("MASTER_PORT", port))
 
 
-def _checked(found: Rendezvous) -> Rendezvous:
+def _check_rendezvous(found: Rendezvous) -> Rendezvous:
     if found.nodes < 1 or (found.node_rank is not None and not 0 <= found.node_rank < found.nodes):
         raise InputError(
             f"not a node of {found.nodes}",
@@ -141,7 +141,7 @@ def _checked(found: Rendezvous) -> Rendezvous:
     return found
 
 
-def _check_against_tpu(found: Rendezvous, environment: Environment) -> None:
+def _check_against_tpu(found: Rendezvous, environment: Environ) -> None:
     """The TPU library numbers the hosts of a slice by TPU_WORKER_ID: whoever else numbers them must do it alike."""
     if "TPU_WORKER_ID" not in environment or found.node_rank is None:
         return
@@ -156,7 +156,7 @@ def _check_against_tpu(found: Rendezvous, environment: Environment) -> None:
         )
 
 
-def _group(environment: Environment, launcher: str, *names: str) -> dict[str, str]:
+def _variable_group(environment: Environ, launcher: str, *names: str) -> dict[str, str]:
     """Return the variables of one launcher, which sets all or none of them."""
     missing = [name for name in names if not environment.get(name)]
     if missing:
@@ -169,12 +169,12 @@ def _group(environment: Environment, launcher: str, *names: str) -> dict[str, st
     return {name: environment[name] for name in names}
 
 
-def _address(name: str, text: str) -> tuple[str, int]:
+def _check_address(name: str, text: str) -> tuple[str, int]:
     address, colon, port = text.rpartition(":")
     if not colon or not address:
         raise InputError("not a host and a port, such as first-pod:29500", field=name, got=text)
     return address, env.number(name, port)
 
 
-def _number_of(environment: Environment, name: str) -> int:
+def _read_number(environment: Environ, name: str) -> int:
     return env.number(name, environment[name])

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from podscale import env
-from podscale.launch.gathering import JOIN_SECONDS, NotGathered, gather, tell_lost
-from podscale.launch.ranks import Ranks, preload
+from podscale.launch.gathering import BARRIER_TIMEOUT_SECONDS, BarrierTimeout, mark_rank_lost, pod_barrier
+from podscale.launch.ranks import ForkServer, preload_module
 from podscale.launch.rendezvous import Rendezvous
 from podscale.store import Store, StoreError
-from podscale.store.client import RemoteStore
+from podscale.store.client import StoreClient
 from podscale.store.server import StoreServer
 
-TELL_SECONDS = 5.0
+REPORT_LOST_SECONDS = 5.0
 
 
-def variables(meeting: Rendezvous, count: int, local_rank: int, port: int) -> dict[str, str]:
+def worker_variables(meeting: Rendezvous, count: int, local_rank: int, port: int) -> dict[str, str]:
     """What the rank number `local_rank` of the `count` in this pod is given; `port`: of the store."""
     assert meeting.node_rank is not None
     numbers = {
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     meeting = Rendezvous(options.nodes, options.node_rank, options.address, options.port, options.slices)
     assert meeting.node_rank is not None, "whoever starts these pods numbers them"
     if options.preload:
-        preload(options.preload)
-    ranks = Ranks(options.module, options.processes)  # before there is another thread
+        preload_module(options.preload)
+    ranks = ForkServer(options.module, options.processes)  # before there is another thread
     try:
         server = StoreServer("127.0.0.1" if meeting.nodes == 1 else "", meeting.port) if meeting.leads else None
     except OSError as error:
@@ -61,21 +61,27 @@ def main(arguments: Sequence[str]) -> int:
     first = meeting.node_rank * options.processes
     try:
         if meeting.nodes > 1:
-            gather(meeting, lambda: RemoteStore(address, port, JOIN_SECONDS), first, leaving=options.leaving)
-    except NotGathered as absent:
+            pod_barrier(
+                meeting, lambda: StoreClient(address, port, BARRIER_TIMEOUT_SECONDS), first, leaving=options.leaving
+            )
+    except BarrierTimeout as absent:
         print(absent, file=sys.stderr)
         return 1
-    ranks.begin([variables(meeting, options.processes, local_rank, port) for local_rank in range(options.processes)])
-    code = ranks.wait(lambda local_rank: _tell(RemoteStore(address, port, TELL_SECONDS), first + local_rank))
+    ranks.begin(
+        [worker_variables(meeting, options.processes, local_rank, port) for local_rank in range(options.processes)]
+    )
+    code = ranks.wait(
+        lambda local_rank: _report_lost(StoreClient(address, port, REPORT_LOST_SECONDS), first + local_rank)
+    )
     if server is not None:
         server.linger()
     return code
 
 
-def _tell(store: Store, rank: int) -> None:
+def _report_lost(store: Store, rank: int) -> None:
     """Lets the other ranks know of one that was killed, if there still is a place to tell it."""
     with suppress(StoreError):
-        tell_lost(store, rank)
+        mark_rank_lost(store, rank)
 
 
 if __name__ == "__main__":

@@ -10,38 +10,38 @@ from typing import Any
 
 from podscale import env
 from podscale.errors import ExitCode
-from podscale.rundir.outcome import exit_of
+from podscale.rundir.outcome import exit_code_and_message
 
-PATH = "/dev/termination-log"
-LIMIT = 4096
+TERMINATION_PATH = "/dev/termination-log"
+MAX_MESSAGE_BYTES = 4096
 """Kubernetes keeps so many bytes of a container's message."""
 
 
 @contextmanager
-def told(stage: str) -> Iterator[None]:
+def write_termination_on_exit(stage: str) -> Iterator[None]:
     """Runs a stage and leaves how it ended in the file that the environment names, if it names one."""
     try:
         yield
     except BaseException as error:
-        _write(stage, *exit_of(error))
+        _write(stage, *exit_code_and_message(error))
         raise
     _write(stage, int(ExitCode.DONE), "")
 
 
-def message(stage: str, exit_code: int, error: str) -> bytes:
+def termination_message(stage: str, exit_code: int, error: str) -> bytes:
     """The JSON of one ending, at most LIMIT bytes of UTF-8: a longer error loses its end."""
-    whole = _encoded(stage, exit_code, error)
-    if len(whole) <= LIMIT:
+    whole = _encode(stage, exit_code, error)
+    if len(whole) <= MAX_MESSAGE_BYTES:
         return whole
     low, high = 0, len(error)  # characters that fit: escapes make the bytes of one anything from 1 to 6
     while low < high:
         middle = (low + high + 1) // 2
-        fits = len(_encoded(stage, exit_code, f"{error[:middle]}...")) <= LIMIT
+        fits = len(_encode(stage, exit_code, f"{error[:middle]}...")) <= MAX_MESSAGE_BYTES
         low, high = (middle, high) if fits else (low, middle - 1)
-    return _encoded(stage, exit_code, f"{error[:low]}...")
+    return _encode(stage, exit_code, f"{error[:low]}...")
 
 
-def read(text: str) -> dict[str, Any] | None:
+def parse_termination_message(text: str) -> dict[str, Any] | None:
     """The ending in a pod's termination message: stage, exit_code, error; None where it is no message of ours."""
     try:
         found = json.loads(text)
@@ -50,7 +50,7 @@ def read(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _encoded(stage: str, exit_code: int, error: str) -> bytes:
+def _encode(stage: str, exit_code: int, error: str) -> bytes:
     content = {"stage": stage, "exit_code": exit_code, "error": error}
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
@@ -59,4 +59,4 @@ def _write(stage: str, exit_code: int, error: str) -> None:
     path = env.read_path(env.TERMINATION_LOG)
     if path:
         with suppress(OSError):  # the exit code still says what it can
-            path.write_bytes(message(stage, exit_code, error))
+            path.write_bytes(termination_message(stage, exit_code, error))

@@ -10,21 +10,21 @@ from pathlib import Path
 
 from podscale import env
 from podscale.config import RunConfig
-from podscale.launch.orphans import end_all
-from podscale.launch.outcomes import Verdict
-from podscale.launch.podtask import PodTask
+from podscale.launch.orphans import kill_launch_processes
+from podscale.launch.outcomes import StageResult
+from podscale.launch.podtask import WorkerSpec
 from podscale.telemetry.trackers import trainjob
-from podscale.telemetry.trackers.tracker import FAILED, Ended
+from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit
 from podscale.text import one_line
 
-LAST_SECONDS = 60.0
+FINISH_SECONDS = 60.0
 """For what is still to be sent once the training has ended by itself; a client that was just started takes its time."""
-HURRIED_SECONDS = 10.0
+PREEMPTED_FINISH_SECONDS = 10.0
 """The same where a stop was requested: the pod is about to be killed."""
 POLL_SECONDS = 0.05
 
 
-class Trackers:
+class TrackerProcesses:
     """Those that the document names, and Kubeflow Trainer where it listens; none for other stages.
 
     rank_dir: marks the launch. tell: is handed what they say, line by line; failed: a tracker's name and what became
@@ -34,19 +34,19 @@ class Trackers:
     def __init__(
         self,
         config: RunConfig,
-        task: PodTask,
+        task: WorkerSpec,
         logs: Path,
         rank_dir: Path,
         tell: Callable[[str], None],
         failed: Callable[[str, str], None],
     ) -> None:
         self._names: list[str] = [*config.telemetry.trackers] if task.stage == "train" else []
-        if task.stage == "train" and trainjob.is_wanted(os.environ):
+        if task.stage == "train" and trainjob.is_enabled(os.environ):
             self._names.append("trainjob")
         self._required = config.telemetry.trackers if config.telemetry.required else ()
         self._document, self._logs, self._rank_dir = task.document, logs, rank_dir
         self._tell, self._failed = tell, failed
-        self._running: dict[str, _Process] | None = None
+        self._running: dict[str, _TrackerProcess] | None = None
         self._released = 0.0
         self.failure = ""
         """Of a tracker without which the document wants no training."""
@@ -62,7 +62,7 @@ class Trackers:
                 "OMP_NUM_THREADS": "1",
             }
             self._running = {
-                name: _Process(name, variables, self._logs / f"tracker-{name}.log") for name in self._names
+                name: _TrackerProcess(name, variables, self._logs / f"tracker-{name}.log") for name in self._names
             }
 
     def look(self) -> None:
@@ -77,17 +77,17 @@ class Trackers:
                 if process.code:
                     self._note_failure(name, process.why or f"it ended with code {process.code}")
 
-    def release(self, verdict: Verdict) -> None:
+    def release(self, verdict: StageResult) -> None:
         """The training has ended: tells them so."""
         self._released = time.monotonic()
         for process in (self._running or {}).values():
-            process.release(Ended(verdict.exit_code, verdict.error))
+            process.release(LaunchExit(verdict.exit_code, verdict.error))
 
     def wait(self, hurried: Callable[[], bool]) -> None:
         """Until they have ended; those that take too long are killed."""
         while self._running:
             self.look()
-            if time.monotonic() - self._released > (HURRIED_SECONDS if hurried() else LAST_SECONDS):
+            if time.monotonic() - self._released > (PREEMPTED_FINISH_SECONDS if hurried() else FINISH_SECONDS):
                 break
             time.sleep(POLL_SECONDS)
         for name in self._running or ():
@@ -97,7 +97,7 @@ class Trackers:
     def close(self) -> None:
         """No process of theirs is left; safe to call twice."""
         if self._running is not None and self._names:
-            end_all(self._rank_dir, env.TRACKERS)
+            kill_launch_processes(self._rank_dir, env.TRACKERS)
             for process in self._running.values():
                 process.close()
             self._running.clear()
@@ -112,7 +112,7 @@ class Trackers:
             )
 
 
-class _Process:
+class _TrackerProcess:
     """One tracker at work; what its packages print goes to `log`."""
 
     def __init__(self, name: str, variables: Mapping[str, str], log: Path) -> None:
@@ -145,10 +145,12 @@ class _Process:
         assert self._process.stdout is not None
         *whole, self._half = (self._half + (self._process.stdout.read() or b"")).split(b"\n")
         lines = [one_line(line) for line in whole]
-        self.why = next((line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)), self.why)
-        return [line for line in lines if not line.startswith(FAILED)]
+        self.why = next(
+            (line.removeprefix(FAILURE_PREFIX) for line in lines if line.startswith(FAILURE_PREFIX)), self.why
+        )
+        return [line for line in lines if not line.startswith(FAILURE_PREFIX)]
 
-    def release(self, ended: Ended) -> None:
+    def release(self, ended: LaunchExit) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):  # it has ended before
             self._process.stdin.write(ended.line())

@@ -9,30 +9,40 @@ imports a framework.
 
 from podscale.config import ModelSection
 from podscale.models import alexnet, inception, resnet
-from podscale.models.layers import HALVE, Buffer, Layer, ModelSpec, Parameter, Path, Role, Shape, Window
+from podscale.models.layers import (
+    HALVING_WINDOW,
+    BufferSpec,
+    LayerSpec,
+    ModelSpec,
+    ParamSpec,
+    Role,
+    Shape,
+    Window,
+    WindowPath,
+)
 
 ALEXNET = "alexnet"
 
 
-def spec(model: ModelSection, classes: int) -> ModelSpec:
+def model_spec(model: ModelSection, classes: int) -> ModelSpec:
     """The catalogue entry of a document's model section for a number of classes."""
-    family = inception if model.name in inception.NAMES else alexnet if model.name == ALEXNET else resnet
+    family = inception if model.name in inception.INCEPTION_NAMES else alexnet if model.name == ALEXNET else resnet
     return ModelSpec(model.name, tuple(family.layers(model, classes)))
 
 
 __all__ = [
     "ALEXNET",
-    "HALVE",
-    "Buffer",
-    "Layer",
+    "HALVING_WINDOW",
+    "BufferSpec",
+    "LayerSpec",
     "ModelSpec",
-    "Parameter",
-    "Path",
+    "ParamSpec",
     "Role",
     "Shape",
     "Window",
+    "WindowPath",
     "alexnet",
     "inception",
+    "model_spec",
     "resnet",
-    "spec",
 ]

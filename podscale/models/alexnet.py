@@ -3,36 +3,38 @@
 from collections.abc import Iterator
 
 from podscale.config import ModelSection
-from podscale.models.layers import Layer, Path, Window
+from podscale.models.layers import LayerSpec, Window, WindowPath
 
-CONVOLUTIONS, HIDDEN = (96, 256, 384, 384, 256), 4096
+CONV_CHANNELS, HIDDEN_UNITS = (96, 256, 384, 384, 256), 4096
 """Output channels of conv1 to conv5, units of fc6 and fc7 (Krizhevsky 2012, section 3.5)."""
 KERNELS = (11, 5, 3, 3, 3)
 GROUPED, POOLED = (2, 4, 5), (1, 2, 5)
 """Convolutions that see their own tower alone, and those that an overlapping max-pool follows."""
-CELLS = 6
+FC6_INPUT_SIDE = 6
 """Side of what fc6 sees, in pixels: pool5's output for an image of 224."""
-FIRST, POOL = Window(11, 4, 2), Window(3, 2, 0)
+FIRST_WINDOW, POOL_WINDOW = Window(11, 4, 2), Window(3, 2, 0)
 
 
-def channels_of(model: ModelSection) -> tuple[tuple[int, ...], int]:
+def scaled_channels(model: ModelSection) -> tuple[tuple[int, ...], int]:
     """Output channels of the five convolutions, and units of the two hidden linear layers, at the section's width."""
-    scaled = [size * model.width // 64 for size in (*CONVOLUTIONS, HIDDEN)]
+    scaled = [size * model.width // 64 for size in (*CONV_CHANNELS, HIDDEN_UNITS)]
     return tuple(scaled[:-1]), scaled[-1]
 
 
-def layers(model: ModelSection, classes: int) -> Iterator[Layer]:
+def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
     """Krizhevsky 2012, section 3.5 and figure 2; the options' sources stand in `config.model.AlexNetSection`.
 
     In full width at 1000 classes: 60,965,224 parameters, 244 MB in fp32, with two groups and without batch norm
     (62,378,344 with whole convolutions). Padding follows torchvision's network: 224 px give 55 x 55 after conv1.
     """
-    options, (channels, hidden) = model.alexnet, channels_of(model)
+    options, (channels, hidden) = model.alexnet, scaled_channels(model)
     inputs = 3
-    path: Path = (FIRST,)
+    path: WindowPath = (FIRST_WINDOW,)
     for number, outputs in enumerate(channels, start=1):
-        kernel, stride, padding = FIRST if number == 1 else Window(KERNELS[number - 1], 1, KERNELS[number - 1] // 2)
-        yield Layer(
+        kernel, stride, padding = (
+            FIRST_WINDOW if number == 1 else Window(KERNELS[number - 1], 1, KERNELS[number - 1] // 2)
+        )
+        yield LayerSpec(
             f"conv{number}",
             "convolution",
             inputs,
@@ -47,9 +49,9 @@ def layers(model: ModelSection, classes: int) -> Iterator[Layer]:
         )
         inputs = outputs
         if number in POOLED:
-            path = (*path, POOL)
+            path = (*path, POOL_WINDOW)
     if options.pool5_norm:
-        yield Layer("bn_pool5", "norm", inputs, inputs, path=path)
-    yield Layer("fc6", "linear", inputs * CELLS**2, hidden, bias=True)
-    yield Layer("fc7", "linear", hidden, hidden, bias=True)
-    yield Layer("fc8", "linear", hidden, classes, bias=True)
+        yield LayerSpec("bn_pool5", "norm", inputs, inputs, path=path)
+    yield LayerSpec("fc6", "linear", inputs * FC6_INPUT_SIDE**2, hidden, bias=True)
+    yield LayerSpec("fc7", "linear", hidden, hidden, bias=True)
+    yield LayerSpec("fc8", "linear", hidden, classes, bias=True)

@@ -8,52 +8,52 @@ timm's of Inception-ResNet-V2. At 1000 classes the first has 27,161,264 paramete
 from collections.abc import Iterator
 
 from podscale.config import ModelSection
-from podscale.models.layers import Layer, Window
-from podscale.models.table import Branches, Convolution, Node, Nodes, Pool, Residual, Table
-from podscale.models.table import layers as layers_of
+from podscale.models.layers import LayerSpec, Window
+from podscale.models.table import BranchNode, BranchTable, ConvNode, Node, Nodes, PoolNode, ResidualNode
+from podscale.models.table import table_layers as layers_of
 
-NAMES = ("inception_v3", "inception_resnet_v2")
-HALF = Pool("max", Window(3, 2, 0))
+INCEPTION_NAMES = ("inception_v3", "inception_resnet_v2")
+MAX_POOL_HALF = PoolNode("max", Window(3, 2, 0))
 BLOCKS_35, BLOCKS_17, BLOCKS_8 = 10, 20, 9
 """Residual blocks at each size of image, named by its side for images of 299 px; one more at 8 px has no ReLU."""
 
 
-def layers(model: ModelSection, classes: int) -> Iterator[Layer]:
+def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
     """The layers of either network."""
-    return layers_of(table(model), classes)
+    return layers_of(inception_table(model), classes)
 
 
-def table(model: ModelSection) -> Table:
+def inception_table(model: ModelSection) -> BranchTable:
     """The network of a document's model section."""
-    write = Writer(model.width)
+    write = ConvBuilder(model.width)
     return _resnet_v2(write) if model.name == "inception_resnet_v2" else _v3(write, model.has_auxiliary_head)
 
 
-class Writer:
+class ConvBuilder:
     """Writes convolutions whose channels are those of the papers at width 64, and in proportion at others."""
 
     def __init__(self, width: int) -> None:
         self._width = width
 
-    def conv(self, name: str, outputs: int, rows: int = 1, columns: int = 0) -> Convolution:
+    def conv(self, name: str, outputs: int, rows: int = 1, columns: int = 0) -> ConvNode:
         """rows x columns (default: square), stride 1, padded so that the side stays."""
-        return Convolution(name, outputs * self._width // 64, (rows, columns or rows))
+        return ConvNode(name, outputs * self._width // 64, (rows, columns or rows))
 
-    def valid(self, name: str, outputs: int, kernel: int, stride: int = 1) -> Convolution:
+    def valid(self, name: str, outputs: int, kernel: int, stride: int = 1) -> ConvNode:
         """kernel x kernel, not padded."""
-        return Convolution(name, outputs * self._width // 64, (kernel, kernel), stride, same=False)
+        return ConvNode(name, outputs * self._width // 64, (kernel, kernel), stride, same=False)
 
 
-def _v3(write: Writer, auxiliary: bool) -> Table:
+def _v3(write: ConvBuilder, auxiliary: bool) -> BranchTable:
     conv, valid = write.conv, write.valid
     stem: Nodes = (
         valid("Conv2d_1a_3x3", 32, 3, stride=2),
         valid("Conv2d_2a_3x3", 32, 3),
         conv("Conv2d_2b_3x3", 64, 3),
-        HALF,
+        MAX_POOL_HALF,
         conv("Conv2d_3b_1x1", 80),
         valid("Conv2d_4a_3x3", 192, 3),
-        HALF,
+        MAX_POOL_HALF,
     )
     at_35 = (
         _factorised_5(write, "Mixed_5b", 32),
@@ -67,9 +67,9 @@ def _v3(write: Writer, auxiliary: bool) -> Table:
         _factorised_7(write, "Mixed_6d", 160),
         _factorised_7(write, "Mixed_6e", 192),
     )
-    at_8 = (_reduction_7(write), _expanded(write, "Mixed_7b"), _expanded(write, "Mixed_7c"))
-    head = (Pool("average", Window(5, 3, 0)), conv("AuxLogits.conv0", 128), valid("AuxLogits.conv1", 768, 5))
-    return Table(
+    at_8 = (_reduction_7(write), _expanded_8(write, "Mixed_7b"), _expanded_8(write, "Mixed_7c"))
+    head = (PoolNode("average", Window(5, 3, 0)), conv("AuxLogits.conv0", 128), valid("AuxLogits.conv1", 768, 5))
+    return BranchTable(
         (stem, at_35, at_17, at_8),
         classifier="fc",
         auxiliary=head if auxiliary else (),
@@ -78,10 +78,10 @@ def _v3(write: Writer, auxiliary: bool) -> Table:
     )
 
 
-def _factorised_5(write: Writer, name: str, pooled: int) -> Node:
+def _factorised_5(write: ConvBuilder, name: str, pooled: int) -> Node:
     """Figure 5 of Szegedy 2015: a 5x5 as two 3x3 in one branch."""
     conv = write.conv
-    return Branches(
+    return BranchNode(
         (
             (conv(f"{name}.branch1x1", 64),),
             (conv(f"{name}.branch5x5_1", 48), conv(f"{name}.branch5x5_2", 64, 5)),
@@ -90,14 +90,14 @@ def _factorised_5(write: Writer, name: str, pooled: int) -> Node:
                 conv(f"{name}.branch3x3dbl_2", 96, 3),
                 conv(f"{name}.branch3x3dbl_3", 96, 3),
             ),
-            (Pool("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", pooled)),
+            (PoolNode("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", pooled)),
         )
     )
 
 
-def _reduction_6(write: Writer) -> Node:
+def _reduction_6(write: ConvBuilder) -> Node:
     conv, valid, name = write.conv, write.valid, "Mixed_6a"
-    return Branches(
+    return BranchNode(
         (
             (valid(f"{name}.branch3x3", 384, 3, stride=2),),
             (
@@ -105,15 +105,15 @@ def _reduction_6(write: Writer) -> Node:
                 conv(f"{name}.branch3x3dbl_2", 96, 3),
                 valid(f"{name}.branch3x3dbl_3", 96, 3, stride=2),
             ),
-            (HALF,),
+            (MAX_POOL_HALF,),
         )
     )
 
 
-def _factorised_7(write: Writer, name: str, inner: int) -> Node:
+def _factorised_7(write: ConvBuilder, name: str, inner: int) -> Node:
     """Figure 6: 7x7 as 1x7 and 7x1."""
     conv = write.conv
-    return Branches(
+    return BranchNode(
         (
             (conv(f"{name}.branch1x1", 192),),
             (
@@ -128,14 +128,14 @@ def _factorised_7(write: Writer, name: str, inner: int) -> Node:
                 conv(f"{name}.branch7x7dbl_4", inner, 7, 1),
                 conv(f"{name}.branch7x7dbl_5", 192, 1, 7),
             ),
-            (Pool("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", 192)),
+            (PoolNode("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", 192)),
         )
     )
 
 
-def _reduction_7(write: Writer) -> Node:
+def _reduction_7(write: ConvBuilder) -> Node:
     conv, valid, name = write.conv, write.valid, "Mixed_7a"
-    return Branches(
+    return BranchNode(
         (
             (conv(f"{name}.branch3x3_1", 192), valid(f"{name}.branch3x3_2", 320, 3, stride=2)),
             (
@@ -144,40 +144,40 @@ def _reduction_7(write: Writer) -> Node:
                 conv(f"{name}.branch7x7x3_3", 192, 7, 1),
                 valid(f"{name}.branch7x7x3_4", 192, 3, stride=2),
             ),
-            (HALF,),
+            (MAX_POOL_HALF,),
         )
     )
 
 
-def _expanded(write: Writer, name: str) -> Node:
+def _expanded_8(write: ConvBuilder, name: str) -> Node:
     """Figure 7: 3x3 as 1x3 beside 3x1, for many channels on the smallest images."""
     conv = write.conv
 
     def fork(before: str) -> Node:
-        return Branches(((conv(f"{name}.{before}a", 384, 1, 3),), (conv(f"{name}.{before}b", 384, 3, 1),)))
+        return BranchNode(((conv(f"{name}.{before}a", 384, 1, 3),), (conv(f"{name}.{before}b", 384, 3, 1),)))
 
-    return Branches(
+    return BranchNode(
         (
             (conv(f"{name}.branch1x1", 320),),
             (conv(f"{name}.branch3x3_1", 384), fork("branch3x3_2")),
             (conv(f"{name}.branch3x3dbl_1", 448), conv(f"{name}.branch3x3dbl_2", 384, 3), fork("branch3x3dbl_3")),
-            (Pool("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", 192)),
+            (PoolNode("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", 192)),
         )
     )
 
 
-def _resnet_v2(write: Writer) -> Table:
+def _resnet_v2(write: ConvBuilder) -> BranchTable:
     conv, valid = write.conv, write.valid
     stem: Nodes = (
         valid("conv2d_1a", 32, 3, stride=2),
         valid("conv2d_2a", 32, 3),
         conv("conv2d_2b", 64, 3),
-        HALF,
+        MAX_POOL_HALF,
         conv("conv2d_3b", 80),
         valid("conv2d_4a", 192, 3),
-        HALF,
+        MAX_POOL_HALF,
     )
-    at_35 = (_first(write), *(_block_35(write, f"repeat.{number}") for number in range(BLOCKS_35)))
+    at_35 = (_mixed_5b(write), *(_block_35(write, f"repeat.{number}") for number in range(BLOCKS_35)))
     at_17 = (_reduction_a(write), *(_block_17(write, f"repeat_1.{number}") for number in range(BLOCKS_17)))
     at_8 = (
         _reduction_b(write),
@@ -185,12 +185,12 @@ def _resnet_v2(write: Writer) -> Table:
         _block_8(write, "block8", last=True),
         conv("conv2d_7b", 1536),
     )
-    return Table((stem, at_35, at_17, at_8), classifier="classif")
+    return BranchTable((stem, at_35, at_17, at_8), classifier="classif")
 
 
-def _first(write: Writer) -> Node:
+def _mixed_5b(write: ConvBuilder) -> Node:
     conv, name = write.conv, "mixed_5b"
-    return Branches(
+    return BranchNode(
         (
             (conv(f"{name}.branch0", 96),),
             (conv(f"{name}.branch1.0", 48), conv(f"{name}.branch1.1", 64, 5)),
@@ -199,15 +199,15 @@ def _first(write: Writer) -> Node:
                 conv(f"{name}.branch2.1", 96, 3),
                 conv(f"{name}.branch2.2", 96, 3),
             ),
-            (Pool("average", Window(3, 1, 1), padded=False), conv(f"{name}.branch3.1", 64)),
+            (PoolNode("average", Window(3, 1, 1), padded=False), conv(f"{name}.branch3.1", 64)),
         )
     )
 
 
-def _block_35(write: Writer, name: str) -> Node:
+def _block_35(write: ConvBuilder, name: str) -> Node:
     """Figure 16 of Szegedy 2016."""
     conv = write.conv
-    branches = Branches(
+    branches = BranchNode(
         (
             (conv(f"{name}.branch0", 32),),
             (conv(f"{name}.branch1.0", 32), conv(f"{name}.branch1.1", 32, 3)),
@@ -218,12 +218,12 @@ def _block_35(write: Writer, name: str) -> Node:
             ),
         )
     )
-    return Residual(f"{name}.conv2d", branches, 0.17)
+    return ResidualNode(f"{name}.conv2d", branches, 0.17)
 
 
-def _reduction_a(write: Writer) -> Node:
+def _reduction_a(write: ConvBuilder) -> Node:
     conv, valid, name = write.conv, write.valid, "mixed_6a"
-    return Branches(
+    return BranchNode(
         (
             (valid(f"{name}.branch0", 384, 3, stride=2),),
             (
@@ -231,15 +231,15 @@ def _reduction_a(write: Writer) -> Node:
                 conv(f"{name}.branch1.1", 256, 3),
                 valid(f"{name}.branch1.2", 384, 3, stride=2),
             ),
-            (HALF,),
+            (MAX_POOL_HALF,),
         )
     )
 
 
-def _block_17(write: Writer, name: str) -> Node:
+def _block_17(write: ConvBuilder, name: str) -> Node:
     """Figure 17."""
     conv = write.conv
-    branches = Branches(
+    branches = BranchNode(
         (
             (conv(f"{name}.branch0", 192),),
             (
@@ -249,12 +249,12 @@ def _block_17(write: Writer, name: str) -> Node:
             ),
         )
     )
-    return Residual(f"{name}.conv2d", branches, 0.10)
+    return ResidualNode(f"{name}.conv2d", branches, 0.10)
 
 
-def _reduction_b(write: Writer) -> Node:
+def _reduction_b(write: ConvBuilder) -> Node:
     conv, valid, name = write.conv, write.valid, "mixed_7a"
-    return Branches(
+    return BranchNode(
         (
             (conv(f"{name}.branch0.0", 256), valid(f"{name}.branch0.1", 384, 3, stride=2)),
             (conv(f"{name}.branch1.0", 256), valid(f"{name}.branch1.1", 288, 3, stride=2)),
@@ -263,15 +263,15 @@ def _reduction_b(write: Writer) -> Node:
                 conv(f"{name}.branch2.1", 288, 3),
                 valid(f"{name}.branch2.2", 320, 3, stride=2),
             ),
-            (HALF,),
+            (MAX_POOL_HALF,),
         )
     )
 
 
-def _block_8(write: Writer, name: str, *, last: bool = False) -> Node:
+def _block_8(write: ConvBuilder, name: str, *, last: bool = False) -> Node:
     """Figure 19. The last block of the network is scaled by 1 and has no ReLU."""
     conv = write.conv
-    branches = Branches(
+    branches = BranchNode(
         (
             (conv(f"{name}.branch0", 192),),
             (
@@ -281,4 +281,4 @@ def _block_8(write: Writer, name: str, *, last: bool = False) -> Node:
             ),
         )
     )
-    return Residual(f"{name}.conv2d", branches, 1.0 if last else 0.20, linear=last)
+    return ResidualNode(f"{name}.conv2d", branches, 1.0 if last else 0.20, linear=last)

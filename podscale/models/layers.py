@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParamSpec:
     """One trained array. Weight decay and LARS scaling apply to the role `weight` alone."""
 
     name: str
@@ -24,7 +24,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class BufferSpec:
     """One array that is kept but not trained: a running statistic of batch norm."""
 
     name: str
@@ -42,19 +42,19 @@ class Window(NamedTuple):
         return (before + 2 * self.padding - self.kernel) // self.stride + 1
 
 
-HALVE = Window(1, 2, 0)
+HALVING_WINDOW = Window(1, 2, 0)
 """What every stride of 2 with same padding does to a side, whatever its kernel: half, rounded up."""
 
-Path = tuple[Window, ...]
+WindowPath = tuple[Window, ...]
 
 
-def side_after(path: Path, image_size: int) -> int:
+def output_size(path: WindowPath, image_size: int) -> int:
     """The side of what an image of this side has become behind the windows, in pixels."""
     return reduce(lambda before, window: window.side(before), path, image_size)
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSpec:
     """One thing that computes: a convolution, a linear layer, a batch norm that stands alone, or a fixed blur.
 
     kernel, padding: rows and columns. norm: name of the batch norm that follows, "" where none does. path: the windows
@@ -72,12 +72,12 @@ class Layer:
     groups: int = 1
     bias: bool = False
     norm: str = ""
-    path: Path = ()
+    path: WindowPath = ()
     auxiliary: bool = False
 
     def pixels(self, image_size: int) -> int:
         """Positions of the output for an image of this side; 1 for a linear layer."""
-        return 1 if self.kind == "linear" else side_after(self.path, image_size) ** 2
+        return 1 if self.kind == "linear" else output_size(self.path, image_size) ** 2
 
     def multiplications(self, image_size: int) -> int:
         """Multiply-adds of one image's forward pass; batch norm is not counted, as the field does not."""
@@ -86,22 +86,22 @@ class Layer:
         return self.inputs // self.groups * self.outputs * prod(self.kernel) * self.pixels(image_size)
 
     @property
-    def parameters(self) -> Iterator[Parameter]:
+    def parameters(self) -> Iterator[ParamSpec]:
         if self.kind == "linear":
-            yield Parameter(f"{self.name}.weight", (self.outputs, self.inputs), "weight")
+            yield ParamSpec(f"{self.name}.weight", (self.outputs, self.inputs), "weight")
         elif self.kind == "convolution":
-            yield Parameter(f"{self.name}.weight", (self.outputs, self.inputs // self.groups, *self.kernel), "weight")
+            yield ParamSpec(f"{self.name}.weight", (self.outputs, self.inputs // self.groups, *self.kernel), "weight")
         if self.bias:
-            yield Parameter(f"{self.name}.bias", (self.outputs,), "bias")
+            yield ParamSpec(f"{self.name}.bias", (self.outputs,), "bias")
         if norm := self.batch_norm:
-            yield Parameter(f"{norm}.weight", (self.outputs,), "norm")
-            yield Parameter(f"{norm}.bias", (self.outputs,), "norm")
+            yield ParamSpec(f"{norm}.weight", (self.outputs,), "norm")
+            yield ParamSpec(f"{norm}.bias", (self.outputs,), "norm")
 
     @property
-    def buffers(self) -> Iterator[Buffer]:
+    def buffers(self) -> Iterator[BufferSpec]:
         if norm := self.batch_norm:
-            yield Buffer(f"{norm}.running_mean", (self.outputs,))
-            yield Buffer(f"{norm}.running_var", (self.outputs,))
+            yield BufferSpec(f"{norm}.running_mean", (self.outputs,))
+            yield BufferSpec(f"{norm}.running_var", (self.outputs,))
 
     @property
     def batch_norm(self) -> str:
@@ -114,14 +114,14 @@ class ModelSpec:
     """Everything about a network that does not depend on an engine."""
 
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSpec, ...]
 
     @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[ParamSpec, ...]:
         return tuple(parameter for layer in self.layers for parameter in layer.parameters)
 
     @cached_property
-    def buffers(self) -> tuple[Buffer, ...]:
+    def buffers(self) -> tuple[BufferSpec, ...]:
         return tuple(buffer for layer in self.layers for buffer in layer.buffers)
 
     @property

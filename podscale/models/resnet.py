@@ -6,13 +6,13 @@ from typing import Literal
 
 from podscale.config import ModelSection
 from podscale.config.network import CIFAR_RESNETS
-from podscale.models.layers import HALVE, Layer, Path, Window
+from podscale.models.layers import HALVING_WINDOW, LayerSpec, Window, WindowPath
 
 BASIC, BOTTLENECK = "basic", "bottleneck"
 EXPANSION = {BASIC: 1, BOTTLENECK: 4}
 """Output channels of a block over its inner channels."""
 
-IMAGENET: dict[str, tuple[str, tuple[int, ...]]] = {
+IMAGENET_BLOCKS: dict[str, tuple[str, tuple[int, ...]]] = {
     "resnet18": (BASIC, (2, 2, 2, 2)),
     "resnet34": (BASIC, (3, 4, 6, 3)),
     "resnet50": (BOTTLENECK, (3, 4, 6, 3)),
@@ -20,16 +20,16 @@ IMAGENET: dict[str, tuple[str, tuple[int, ...]]] = {
     "resnet152": (BOTTLENECK, (3, 8, 36, 3)),
 }
 """Kind of block and blocks per stage (He 2015, table 1)."""
-CIFAR = dict(zip(CIFAR_RESNETS, (3, 5, 7, 9, 18), strict=True))
+CIFAR_BLOCKS = dict(zip(CIFAR_RESNETS, (3, 5, 7, 9, 18), strict=True))
 """Blocks in each of three stages of two 3x3 convolutions: 6 n + 2 layers (He 2015, section 4.2)."""
 CIFAR_CHANNELS = 16
 """Channels of the first stage of the CIFAR family; the others have 64."""
-BLURRED_FROM = 16
+MIN_BLURRED_CHANNELS = 16
 """Convolutions of fewer input channels are not blurred before they stride: the images themselves stay as they are."""
 
 
 @dataclass(frozen=True)
-class ResNetPlan:
+class ResNetSpec:
     """What a model section says about a residual network.
 
     depths: blocks per stage; each stage but the first halves the image and doubles the channels. channels: those of
@@ -51,22 +51,22 @@ class ResNetPlan:
 
     def blurs(self, inputs: int, stride: int) -> bool:
         """Whether a convolution of so many input channels and this stride sees blurred images."""
-        return self.blurpool and stride > 1 and inputs >= BLURRED_FROM
+        return self.blurpool and stride > 1 and inputs >= MIN_BLURRED_CHANNELS
 
 
-def plan(model: ModelSection) -> ResNetPlan:
+def resnet_spec(model: ModelSection) -> ResNetSpec:
     """The residual network of a document's model section."""
-    if model.name in CIFAR:
-        blocks, channels = CIFAR[model.name], CIFAR_CHANNELS * model.width // 64
-        return ResNetPlan(BASIC, 3 * (blocks,), channels, True, model.shortcut or "padding", model.blurpool)
-    block, depths = IMAGENET[model.name]
-    return ResNetPlan(block, depths, model.width, model.small_stem, model.shortcut or "projection", model.blurpool)
+    if model.name in CIFAR_BLOCKS:
+        blocks, channels = CIFAR_BLOCKS[model.name], CIFAR_CHANNELS * model.width // 64
+        return ResNetSpec(BASIC, 3 * (blocks,), channels, True, model.shortcut or "padding", model.blurpool)
+    block, depths = IMAGENET_BLOCKS[model.name]
+    return ResNetSpec(block, depths, model.width, model.small_stem, model.shortcut or "projection", model.blurpool)
 
 
-def layers(model: ModelSection, classes: int) -> Iterator[Layer]:
+def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
     """He 2015; the bottleneck strides in its 3x3 convolution (version 1.5, Goyal 2017)."""
-    network = plan(model)
-    halves: Path = () if network.small_stem else (HALVE,)
+    network = resnet_spec(model)
+    halves: WindowPath = () if network.small_stem else (HALVING_WINDOW,)
     yield _convolution("conv1", 3, network.channels, network.stem, "bn1", halves)
     channels, path = network.channels, halves + halves  # the max-pool halves too
     for stage, depth in enumerate(network.depths):
@@ -75,17 +75,19 @@ def layers(model: ModelSection, classes: int) -> Iterator[Layer]:
             stride = 2 if stage > 0 and number == 0 else 1
             yield from _block(f"layer{stage + 1}.{number}", network, channels, inner, path, stride)
             channels, path = inner * EXPANSION[network.block], _strided(path, stride)
-    yield Layer("fc", "linear", channels, classes, bias=True)
+    yield LayerSpec("fc", "linear", channels, classes, bias=True)
 
 
-def _block(name: str, network: ResNetPlan, channels: int, inner: int, path: Path, stride: int) -> Iterator[Layer]:
+def _block(
+    name: str, network: ResNetSpec, channels: int, inner: int, path: WindowPath, stride: int
+) -> Iterator[LayerSpec]:
     outputs = inner * EXPANSION[network.block]
 
     def convolution(
-        part: str, inputs: int, outputs: int, kernel: int, path: Path, norm: str, stride: int = 1
-    ) -> Iterator[Layer]:
+        part: str, inputs: int, outputs: int, kernel: int, path: WindowPath, norm: str, stride: int = 1
+    ) -> Iterator[LayerSpec]:
         if network.blurs(inputs, stride):
-            yield Layer(f"{name}.{part}.blur", "blur", inputs, inputs, (3, 3), 1, (1, 1), inputs, path=path)
+            yield LayerSpec(f"{name}.{part}.blur", "blur", inputs, inputs, (3, 3), 1, (1, 1), inputs, path=path)
         window, after = Window(kernel, stride, kernel // 2), _strided(path, stride)
         yield _convolution(f"{name}.{part}", inputs, outputs, window, f"{name}.{norm}", after)
 
@@ -101,11 +103,11 @@ def _block(name: str, network: ResNetPlan, channels: int, inner: int, path: Path
         yield from convolution("downsample.0", channels, outputs, 1, path, "downsample.1", stride)
 
 
-def _convolution(name: str, inputs: int, outputs: int, window: Window, norm: str, path: Path) -> Layer:
+def _convolution(name: str, inputs: int, outputs: int, window: Window, norm: str, path: WindowPath) -> LayerSpec:
     kernel, stride, padding = window
     square, around = (kernel, kernel), (padding, padding)
-    return Layer(name, "convolution", inputs, outputs, square, stride, around, norm=norm, path=path)
+    return LayerSpec(name, "convolution", inputs, outputs, square, stride, around, norm=norm, path=path)
 
 
-def _strided(path: Path, stride: int) -> Path:
-    return (*path, HALVE) if stride == 2 else path
+def _strided(path: WindowPath, stride: int) -> WindowPath:
+    return (*path, HALVING_WINDOW) if stride == 2 else path

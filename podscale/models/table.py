@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from podscale.models.layers import Layer, Path, Window
+from podscale.models.layers import LayerSpec, Window, WindowPath
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvNode:
     """A convolution without bias, batch norm and ReLU: parameters <name>.conv.* and <name>.bn.*.
 
     kernel: rows and columns; `same`: padded so that a stride of 1 keeps the side, else not padded at all.
@@ -29,7 +29,7 @@ class Convolution:
         return (rows // 2, columns // 2) if self.same else (0, 0)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> WindowPath:
         """What it does to the side of an image: nothing where it is padded and strides by 1."""
         if self.same and self.stride == 1:
             return ()
@@ -38,7 +38,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolNode:
     """The largest value or the mean of each window. padded: whether a mean counts the zeros outside the image."""
 
     kind: Literal["max", "average"]
@@ -47,28 +47,28 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Branches:
+class BranchNode:
     """Several ways from the same images, their outputs behind each other."""
 
     branches: tuple["Nodes", ...]
 
 
 @dataclass(frozen=True)
-class Residual:
+class ResidualNode:
     """x + scale * projection(branches of x), then ReLU unless it is linear; the projection is a 1x1 with bias."""
 
     projection: str
-    branches: Branches
+    branches: BranchNode
     scale: float
     linear: bool = False
 
 
-Node = Convolution | Pool | Branches | Residual
+Node = ConvNode | PoolNode | BranchNode | ResidualNode
 Nodes = tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class BranchTable:
     """A network: stages to run one after the other, global average, dropout, classifier.
 
     auxiliary: in training, where there is one, a second way to logits from the images that stage `auxiliary_after`
@@ -82,43 +82,43 @@ class Table:
     auxiliary_classifier: str = ""
 
 
-def layers(table: Table, classes: int) -> Iterator[Layer]:
+def table_layers(table: BranchTable, classes: int) -> Iterator[LayerSpec]:
     """The layers of a table in the order of the forward pass."""
     inputs: int = 3
-    path: Path = ()
+    path: WindowPath = ()
     for number, stage in enumerate(table.stages):
-        walked = Walk(inputs, path)
+        walked = LayerWalker(inputs, path)
         yield from walked.through(stage)
         inputs, path = walked.channels, walked.path
         if table.auxiliary and number == table.auxiliary_after:
-            aside = Walk(inputs, path, auxiliary=True)
+            aside = LayerWalker(inputs, path, auxiliary=True)
             yield from aside.through(table.auxiliary)
-            yield Layer(table.auxiliary_classifier, "linear", aside.channels, classes, bias=True, auxiliary=True)
-    yield Layer(table.classifier, "linear", inputs, classes, bias=True)
+            yield LayerSpec(table.auxiliary_classifier, "linear", aside.channels, classes, bias=True, auxiliary=True)
+    yield LayerSpec(table.classifier, "linear", inputs, classes, bias=True)
 
 
-class Walk:
+class LayerWalker:
     """Goes through nodes and keeps how many channels there are and what became of the images' side."""
 
-    def __init__(self, channels: int, path: Path, *, auxiliary: bool = False) -> None:
+    def __init__(self, channels: int, path: WindowPath, *, auxiliary: bool = False) -> None:
         self.channels, self.path, self._auxiliary = channels, path, auxiliary
 
-    def through(self, nodes: Sequence[Node]) -> Iterator[Layer]:
+    def through(self, nodes: Sequence[Node]) -> Iterator[LayerSpec]:
         for node in nodes:
             match node:
-                case Convolution():
+                case ConvNode():
                     yield self._convolution(node)
-                case Pool():
+                case PoolNode():
                     self.path += () if node.window.stride == 1 else (node.window,)
-                case Branches():
+                case BranchNode():
                     yield from self._branches(node)
-                case Residual():
+                case ResidualNode():
                     yield from self._residual(node)
 
-    def _convolution(self, node: Convolution) -> Layer:
+    def _convolution(self, node: ConvNode) -> LayerSpec:
         inputs, self.channels = self.channels, node.outputs
         self.path += node.path
-        return Layer(
+        return LayerSpec(
             f"{node.name}.conv",
             "convolution",
             inputs,
@@ -131,16 +131,16 @@ class Walk:
             auxiliary=self._auxiliary,
         )
 
-    def _branches(self, node: Branches) -> Iterator[Layer]:
+    def _branches(self, node: BranchNode) -> Iterator[LayerSpec]:
         ends = []
         for branch in node.branches:
-            walk = Walk(self.channels, self.path, auxiliary=self._auxiliary)
+            walk = LayerWalker(self.channels, self.path, auxiliary=self._auxiliary)
             yield from walk.through(branch)
             ends.append(walk)
         self.channels, self.path = sum(end.channels for end in ends), ends[0].path
 
-    def _residual(self, node: Residual) -> Iterator[Layer]:
+    def _residual(self, node: ResidualNode) -> Iterator[LayerSpec]:
         outputs = self.channels
         yield from self._branches(node.branches)
         inputs, self.channels = self.channels, outputs
-        yield Layer(node.projection, "convolution", inputs, outputs, bias=True, path=self.path)
+        yield LayerSpec(node.projection, "convolution", inputs, outputs, bias=True, path=self.path)

@@ -5,15 +5,15 @@ evaluated, that has not got going, or because a pod was started again. So they a
 waits are longer than the windows that a start makes wrong.
 """
 
-from podscale.monitoring.rule import Alert
+from podscale.monitoring.rule import AlertRule
 
-RUN = "Run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
-RANK = "Rank {{ $labels.rank }} of run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
+RUN_TEXT = "Run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
+RANK_TEXT = "Rank {{ $labels.rank }} of run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
 _UNFINISHED = "unless max by (namespace, run) (podscale_train_done) == 1"
 
-PROGRESS = (
+PROGRESS_ALERTS = (
     # A blocked evaluation counts no image either, so only one that goes on is an excuse.
-    Alert(
+    AlertRule(
         "PodscaleTrainingStalled",
         f"""
 time() - max by (namespace, run) (podscale_train_last_step_timestamp_seconds)
@@ -24,11 +24,11 @@ unless sum by (namespace, run) (increase(podscale_eval_images_total[10m])) > 0
 """,
         "5m",
         "critical",
-        f"{RUN} has trained on no image for 15 minutes.",
+        f"{RUN_TEXT} has trained on no image for 15 minutes.",
         "Its pods are scraped, so they live, but the last update ended {{ $value | humanizeDuration }} ago: peers that "
         "wait for each other, a blocked loader, or a volume that does not answer.",
     ),
-    Alert(
+    AlertRule(
         "PodscaleTrainingNotStarted",
         f"""
 max by (namespace, run) (sum by (namespace, run, rank, instance) (podscale_train_phase_seconds_total))
@@ -37,13 +37,13 @@ and sum by (namespace, run) (podscale_train_images_total) == 0
 """,
         "30m",
         "warning",
-        f"{RUN} has been up for half an hour and has not trained yet.",
+        f"{RUN_TEXT} has been up for half an hour and has not trained yet.",
         "Its ranks started {{ $value | humanizeDuration }} ago and have done no update: they may wait for a peer, for "
         "data, or for a compilation.",
     ),
     # Three ways to be unseen: a target that was seen and answers no more, one that never did (its pod's label tells the
     # run), and a pod that runs, says kube-state-metrics, but that Prometheus has lost.
-    Alert(
+    AlertRule(
         "PodscaleMetricsAbsent",
         """
 (
@@ -64,13 +64,13 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[1h])) == 1
 """,
         "5m",
         "warning",
-        f"{RUN} has pods that answer no scrape.",
+        f"{RUN_TEXT} has pods that answer no scrape.",
         "{{ $value }} of its pods {{ if eq $value 1.0 }}has{{ else }}have{{ end }} not been scraped for 5 minutes; "
         "nothing is known of what runs there, and other alerts on this run are blind to it.",
     ),
     # A stalled run has an alert of its own. Half of what is known must have been faster, and the rest last this long: a
     # run is half an hour old before it can be said of it.
-    Alert(
+    AlertRule(
         "PodscaleThroughputRegressed",
         """
 (run:podscale_train_images_per_chip_updating:rate5m > 0)
@@ -80,23 +80,23 @@ quantile_over_time(0.5, run:podscale_train_images_per_chip_updating:rate5m[3h])
 """,
         "15m",
         "warning",
-        f"{RUN} trains at {{{{ $value | humanizePercentage }}}} of its usual speed.",
+        f"{RUN_TEXT} trains at {{{{ $value | humanizePercentage }}}} of its usual speed.",
         "Images per second and chip, evaluations and checkpoints left out, are {{ $value | humanizePercentage }} of "
         "their median over the last 3 hours (limit {{ @throughputShare@ | humanizePercentage }}).",
     ),
     # One starved rank makes all others wait in the all-reduce, so the worst rank counts, not the mean.
-    Alert(
+    AlertRule(
         "PodscaleDataStarved",
         "max by (namespace, run) (run_rank:podscale_train_data_wait:ratio_5m) > @dataWaitShare@",
         "10m",
         "warning",
-        f"{RUN} waits for images.",
+        f"{RUN_TEXT} waits for images.",
         "Its worst rank spends {{ $value | humanizePercentage }} of its time waiting for images (limit "
         "{{ @dataWaitShare@ | humanizePercentage }}), and the others wait for it.",
     ),
     # The lower quartile, because the median of two ranks lies halfway to the slow one. Ranks that are hardly busy
     # (evaluating, stalled) differ by chance.
-    Alert(
+    AlertRule(
         "PodscaleStraggler",
         """
 run_rank:podscale_train_busy_seconds:rate5m
@@ -107,15 +107,15 @@ and run_rank:podscale_train_busy_seconds:rate5m > 0.1
 """,
         "10m",
         "warning",
-        f"{RANK} is slower than the others.",
+        f"{RANK_TEXT} is slower than the others.",
         'It is busy {{ $value | printf "%.2f" }} times as long as the faster ranks (limit {{ @stragglerRatio@ }}), and '
         "every update takes as long as its slowest rank.",
     ),
 )
 # Loss scaling of fp16 finds its place within the first updates, which may be slow ones: both waits are longer than the
 # windows, so that one burst never fires.
-NUMERICS = (
-    Alert(
+NUMERICS_ALERTS = (
+    AlertRule(
         "PodscaleNonFiniteSteps",
         """
 max by (namespace, run, kind) (increase(podscale_train_nonfinite_steps_total[10m]))
@@ -125,11 +125,11 @@ max by (namespace, run) (increase(podscale_train_steps_total[10m]))
 """,
         "15m",
         "warning",
-        f"{RUN} has updates with a non-finite {{{{ $labels.kind }}}}.",
+        f"{RUN_TEXT} has updates with a non-finite {{{{ $labels.kind }}}}.",
         "{{ $value | humanizePercentage }} of the updates of the last 10 minutes had a non-finite {{ $labels.kind }} "
         "(limit {{ @nonfiniteShare@ | humanizePercentage }}); each was masked and changed no weight.",
     ),
-    Alert(
+    AlertRule(
         "PodscaleStepsSkippedHigh",
         """
 max by (namespace, run) (increase(podscale_train_steps_skipped_total[5m]))
@@ -139,11 +139,11 @@ max by (namespace, run) (increase(podscale_train_steps_total[5m]))
 """,
         "10m",
         "critical",
-        f"{RUN} masks {{{{ $value | humanizePercentage }}}} of its updates.",
+        f"{RUN_TEXT} masks {{{{ $value | humanizePercentage }}}} of its updates.",
         "{{ $value | humanizePercentage }} of the updates of the last 5 minutes were not finite and changed no weight "
         "(limit {{ @skippedStepsShare@ | humanizePercentage }}): chips are busy, and the model learns little.",
     ),
-    Alert(
+    AlertRule(
         "PodscaleSamplesSkippedHigh",
         """
 sum by (namespace, run) (increase(podscale_train_samples_skipped_total[30m]))
@@ -154,13 +154,13 @@ and sum by (namespace, run) (increase(podscale_train_samples_skipped_total[30m])
 """,
         "5m",
         "warning",
-        f"{RUN} cannot decode {{{{ $value | humanizePercentage }}}} of its images.",
+        f"{RUN_TEXT} cannot decode {{{{ $value | humanizePercentage }}}} of its images.",
         "{{ $value | humanizePercentage }} of the images of the last 30 minutes were replaced by others (limit "
         "{{ @skippedSamplesShare@ | humanizePercentage }}), though sharding had decoded every one.",
     ),
 )
-LIVES = (
-    Alert(
+RESTART_ALERTS = (
+    AlertRule(
         "PodscaleCheckpointStale",
         f"""
 run:podscale_train_checkpoint_age:seconds
@@ -169,22 +169,22 @@ run:podscale_train_checkpoint_age:seconds
 """,
         "5m",
         "critical",
-        f"{RUN} has saved nothing for {{{{ $value | humanizeDuration }}}}.",
+        f"{RUN_TEXT} has saved nothing for {{{{ $value | humanizeDuration }}}}.",
         "Its newest checkpoint is {{ $value | humanizeDuration }} old, more than {{ @checkpointIntervals@ }} times the "
         "interval of the run document. A restart now loses all work since.",
     ),
-    Alert(
+    AlertRule(
         "PodscaleCheckpointFailing",
         "max by (namespace, run, reason) (increase(podscale_train_checkpoint_failures_total[30m])) > 0",
         "0s",
         "warning",
-        f"{RUN} could not write a checkpoint ({{{{ $labels.reason }}}}).",
+        f"{RUN_TEXT} could not write a checkpoint ({{{{ $labels.reason }}}}).",
         'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
         '"{{ $labels.reason }}". The newest complete checkpoint is kept; the run ends when the next one is due.',
     ),
     # Rank 0 tells restarts once it trains, the pod's parent launches before that: of ranks that die in their start only
     # the parent tells. Range vectors remember a run that has ended; ten minutes is what a restart may take.
-    Alert(
+    AlertRule(
         "PodscaleRestartLoop",
         """
 (
@@ -201,13 +201,13 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
 """,
         "0s",
         "warning",
-        f'{RUN} was restarted {{{{ $value | printf "%.0f" }}}} times within an hour.',
+        f'{RUN_TEXT} was restarted {{{{ $value | printf "%.0f" }}}} times within an hour.',
         '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
         "the compilation, and the updates since the newest checkpoint.",
     ),
     # The hour smooths enough; a longer wait would begin anew with every restart. A run that is new, or resumed after a
     # pause, gets half an hour to show something else than its start.
-    Alert(
+    AlertRule(
         "PodscaleGoodputLow",
         f"""
 run:podscale_train_goodput:ratio_1h < @goodputShare@
@@ -217,16 +217,16 @@ and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > @3
 """,
         "5m",
         "warning",
-        f"{RUN} makes progress in {{{{ $value | humanizePercentage }}}} of its time.",
+        f"{RUN_TEXT} makes progress in {{{{ $value | humanizePercentage }}}} of its time.",
         "{{ $value | humanizePercentage }} of the last hour went into updates that last (limit "
         "{{ @goodputShare@ | humanizePercentage }}); the rest went into starts, compilation, waiting for data, "
         "checkpoints, evaluations, or work that was done twice.",
     ),
 )
-PLACE = (
+RESOURCE_ALERTS = (
     # Both the last hour and its last quarter must point at zero, and it must be half an hour old: checkpoints come and
     # go, and a cache is filled on purpose, once, to its limit.
-    Alert(
+    AlertRule(
         "PodscaleDiskFilling",
         """
 run_volume:podscale_disk_free:ratio
@@ -242,12 +242,12 @@ and on (namespace, run, volume) (
 """,
         "10m",
         "critical",
-        f"{RUN}: its {{{{ $labels.volume }}}} is filling up.",
+        f"{RUN_TEXT}: its {{{{ $labels.volume }}}} is filling up.",
         "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free, which is less than "
         "{{ @diskFreeShare@ | humanizePercentage }}, or full within {{ @diskFullHours@ }} hours at the last hour's "
         "pace. On a full volume checkpoints fail, and work since the newest one can be lost.",
     ),
-    Alert(
+    AlertRule(
         "PodscaleSeriesLimitExceeded",
         """
 max by (namespace, run) (
@@ -258,12 +258,12 @@ max by (namespace, run) (
 """,
         "15m",
         "warning",
-        f"{RUN}: one pod exports {{{{ $value }}}} series.",
+        f"{RUN_TEXT}: one pod exports {{{{ $value }}}} series.",
         "One of its pods exports {{ $value }} series (limit {{ @seriesPerTarget@ }}): more than Prometheus was sized "
         "for, most likely a label with values that nobody bounded.",
     ),
     # 13, 31, 43 and 45 come from the program, or from its end. A code that stands still is somebody else's, before us.
-    Alert(
+    AlertRule(
         "PodscaleGPUXid",
         """
 run_gpu:podscale_gpu_xid:max > 0 != 13 != 31 != 43 != 45
@@ -272,16 +272,16 @@ and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
         "0s",
         "critical",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} reports Xid {{ $value }}.",
-        f"{RUN}: the driver reported Xid {{{{ $value }}}} on GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}}, "
+        f"{RUN_TEXT}: the driver reported Xid {{{{ $value }}}} on GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}}, "
         "an error of the GPU, its memory or its links rather than of the program.",
     ),
-    Alert(
+    AlertRule(
         "PodscaleGPUThermal",
         "run_gpu:podscale_gpu_temperature_celsius:max > @gpuCelsius@",
         "10m",
         "warning",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} is at {{ $value }} C.",
-        f"{RUN}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C for 10 "
+        f"{RUN_TEXT}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C for 10 "
         "minutes, now {{ $value }} C. Near its limit it lowers its clocks, and all ranks run at its pace.",
     ),
 )

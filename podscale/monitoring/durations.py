@@ -12,26 +12,26 @@ _RANGE_OR_OFFSET = re.compile(r"(?<=\[)\d+[a-z]+(?=\])|(?<=\boffset )\d+[a-z]+")
 _IN_SECONDS = re.compile(r"@(\d+[a-z]+)@")
 
 
-def milliseconds(duration: str) -> int:
+def parse_milliseconds(duration: str) -> int:
     """A duration of Prometheus with one unit, such as 5m."""
     found = _DURATION.fullmatch(duration)
     assert found is not None, duration
     return int(found[1]) * _UNITS[found[2]]
 
 
-def shortened(duration: str, times: float) -> str:
+def shorten_duration(duration: str, times: float) -> str:
     """The duration divided by `times`, in the largest unit that it is a multiple of: 5m by 40 is 7500ms."""
-    length = round(milliseconds(duration) / times)
+    length = round(parse_milliseconds(duration) / times)
     unit = next(unit for unit in reversed(_UNITS) if length % _UNITS[unit] == 0) if length else "s"
     return f"{length // _UNITS[unit]}{unit}"
 
 
-def timed(expr: str, times: float = 1) -> str:
+def shorten_expression(expr: str, times: float = 1) -> str:
     """PromQL with every range, offset and `@1h@` (that length of time as a number of seconds) divided by `times`."""
-    shorter = _RANGE_OR_OFFSET.sub(lambda found: shortened(found[0], times), expr)
-    return _IN_SECONDS.sub(lambda found: f"{milliseconds(found[1]) / times / 1000:.10g}", shorter)
+    shorter = _RANGE_OR_OFFSET.sub(lambda found: shorten_duration(found[0], times), expr)
+    return _IN_SECONDS.sub(lambda found: f"{parse_milliseconds(found[1]) / times / 1000:.10g}", shorter)
 
 
-def ranges(expr: str) -> list[str]:
+def find_ranges(expr: str) -> list[str]:
     """The ranges and offsets of an expression, longest first."""
-    return sorted(_RANGE_OR_OFFSET.findall(expr), key=milliseconds, reverse=True)
+    return sorted(_RANGE_OR_OFFSET.findall(expr), key=parse_milliseconds, reverse=True)

@@ -19,22 +19,29 @@ import yaml
 
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_atomically
-from podscale.monitoring.render import Settings, rule_file
-from podscale.monitoring.scraping import CADENCE, Cadence, Target, configuration, endpoints, targets
-from podscale.processes import die_with_parent
-from podscale.telemetry.endpoint import Client
+from podscale.monitoring.render import RuleSettings, rule_file
+from podscale.monitoring.scraping import (
+    DEFAULT_INTERVALS,
+    ScrapeIntervals,
+    ScrapeTarget,
+    build_targets,
+    find_endpoints,
+    prometheus_configuration,
+)
+from podscale.processes import exit_with_parent
+from podscale.telemetry.endpoint import ClientCertFiles
 
 PROGRAM = "prometheus"
-FOLDER = ".prometheus"
+DIRECTORY_NAME = ".prometheus"
 """Below the runs: configuration and samples, which outlive the program."""
 RETENTION = "30d"
-START_SECONDS = 60.0
-ASK_SECONDS = 5.0
-AS_SHIPPED = Settings()
+START_TIMEOUT_SECONDS = 60.0
+QUERY_TIMEOUT_SECONDS = 5.0
+DEFAULT_SETTINGS = RuleSettings()
 
 
 @dataclass(frozen=True)
-class Firing:
+class FiringAlert:
     """An alert that fires."""
 
     name: str
@@ -45,25 +52,30 @@ class LocalPrometheus:
     """A running Prometheus that scrapes what `follow` finds; made by `running`."""
 
     def __init__(
-        self, runs: Path, url: str, child: "subprocess.Popen[bytes]", client: Client | None, cadence: Cadence
+        self,
+        runs: Path,
+        url: str,
+        child: "subprocess.Popen[bytes]",
+        client: ClientCertFiles | None,
+        cadence: ScrapeIntervals,
     ) -> None:
         self.url = url
         self._runs, self._child, self._client, self._cadence = runs, child, client, cadence
-        self._targets: list[Target] = []
+        self._targets: list[ScrapeTarget] = []
 
     def follow(self) -> list[str]:
         """Looks for endpoints of runs and has them scraped; the addresses there are now."""
-        found = targets(endpoints(self._runs), self._targets, self._client)
+        found = build_targets(find_endpoints(self._runs), self._targets, self._client)
         if found != self._targets:
             write_configuration(self._runs, found, self._cadence, self._client)
             self._child.send_signal(signal.SIGHUP)  # it reads its configuration again
             self._targets = found
         return [target.endpoint.address for target in found]
 
-    def alerts(self) -> list[Firing]:
+    def alerts(self) -> list[FiringAlert]:
         """The alerts that fire now. Raises OSError where Prometheus does not answer."""
         firing = [alert for alert in self._ask("alerts")["alerts"] if alert["state"] == "firing"]
-        return [Firing(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
+        return [FiringAlert(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
 
     def troubles(self) -> dict[str, str]:
         """Why the last scrape failed, by address. Raises OSError where Prometheus does not answer."""
@@ -71,40 +83,42 @@ class LocalPrometheus:
         return {target["labels"]["instance"]: target["lastError"] for target in down}
 
     def _ask(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=ASK_SECONDS) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=QUERY_TIMEOUT_SECONDS) as answer:
             return json.load(answer)["data"]
 
     def check(self) -> None:
         """Raises PodscaleError with Prometheus' own words where it has ended."""
         if self._child.poll() is not None:
             code = self._child.returncode
-            raise PodscaleError(f"exited: {_last_words(self._runs)}", field=PROGRAM, got=code)
+            raise PodscaleError(f"exited: {_last_log_error(self._runs)}", field=PROGRAM, got=code)
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=ASK_SECONDS):
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=QUERY_TIMEOUT_SECONDS):
                 return True
         except OSError:
             return False
 
     def wait(self) -> None:
         """Returns once it answers."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._ready():
             self.check()
             if time.monotonic() > deadline:
-                raise PodscaleError(f"does not answer after {START_SECONDS:.0f} s", field=f"{PROGRAM} at {self.url}")
+                raise PodscaleError(
+                    f"does not answer after {START_TIMEOUT_SECONDS:.0f} s", field=f"{PROGRAM} at {self.url}"
+                )
             time.sleep(0.1)
 
 
 @contextmanager
-def running(
+def run_prometheus(
     runs: Path,
     port: int,
-    client: Client | None = None,
+    client: ClientCertFiles | None = None,
     *,
-    settings: Settings = AS_SHIPPED,
-    cadence: Cadence = CADENCE,
+    settings: RuleSettings = DEFAULT_SETTINGS,
+    cadence: ScrapeIntervals = DEFAULT_INTERVALS,
 ) -> Iterator[LocalPrometheus]:
     """Starts Prometheus for the runs below `runs`, and ends it; what it has collected stays.
 
@@ -121,8 +135,8 @@ def running(
             "of the Prometheus project and put it on the PATH.",
         )
     port = free_port(port)
-    folder = runs / FOLDER
-    lock = prepare(runs, settings, cadence)
+    folder = runs / DIRECTORY_NAME
+    lock = write_prometheus_files(runs, settings, cadence)
     command = [
         program,
         f"--config.file={folder / 'prometheus.yml'}",
@@ -136,7 +150,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=die_with_parent,
+            preexec_fn=exit_with_parent,
             start_new_session=True,
         )
     try:
@@ -149,15 +163,17 @@ def running(
         os.close(lock)
 
 
-def prepare(runs: Path, settings: Settings = AS_SHIPPED, cadence: Cadence = CADENCE) -> int:
+def write_prometheus_files(
+    runs: Path, settings: RuleSettings = DEFAULT_SETTINGS, cadence: ScrapeIntervals = DEFAULT_INTERVALS
+) -> int:
     """Writes configuration and rules for the runs below a folder; returns the open file whose lock says whose it is.
 
     Raises InputError where that cannot be written, or another Prometheus works there.
     """
-    folder = runs.absolute() / FOLDER
+    folder = runs.absolute() / DIRECTORY_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder / "lock")
+        lock = _open_lock(folder / "lock")
         write_atomically(folder / "rules.yml", yaml.safe_dump(rule_file(settings), sort_keys=False))
         write_configuration(runs, [], cadence)
     except OSError as error:
@@ -166,7 +182,7 @@ def prepare(runs: Path, settings: Settings = AS_SHIPPED, cadence: Cadence = CADE
     return lock
 
 
-def _locked(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,10 +193,12 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def write_configuration(runs: Path, found: list[Target], cadence: Cadence, client: Client | None = None) -> None:
+def write_configuration(
+    runs: Path, found: list[ScrapeTarget], cadence: ScrapeIntervals, client: ClientCertFiles | None = None
+) -> None:
     """Says what to scrape from the next reading on."""
-    folder = runs.absolute() / FOLDER
-    text = yaml.safe_dump(configuration(folder, found, cadence, client), sort_keys=False)
+    folder = runs.absolute() / DIRECTORY_NAME
+    text = yaml.safe_dump(prometheus_configuration(folder, found, cadence, client), sort_keys=False)
     write_atomically(folder / "prometheus.yml", text)
 
 
@@ -200,8 +218,8 @@ def free_port(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _last_words(runs: Path) -> str:
+def _last_log_error(runs: Path) -> str:
     """Why Prometheus ended, by the last line of its log that says so."""
-    text = (runs / FOLDER / "prometheus.log").read_text(encoding="utf-8", errors="replace")
+    text = (runs / DIRECTORY_NAME / "prometheus.log").read_text(encoding="utf-8", errors="replace")
     told = [line for line in text.splitlines() if "err=" in line or "rror" in line]
     return (told or text.splitlines() or ["it said nothing"])[-1]

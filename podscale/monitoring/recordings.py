@@ -4,15 +4,15 @@ Two traps shape them. A rate over five minutes is too low while a series is youn
 pod that starts again has a new address, so a new series: what counts over all lives is first taken as a maximum by run.
 """
 
-from podscale.monitoring.rule import Recording
+from podscale.monitoring.rule import RecordingRule
 
-THROUGHPUT = (
-    Recording(
+THROUGHPUT_RULES = (
+    RecordingRule(
         "run:podscale_train_images:rate5m",
         "sum by (namespace, run) (rate(podscale_train_images_total[5m]))",
         "Images per second of a run; too low in its first five minutes.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_images_per_chip:rate5m",
         """
 run:podscale_train_images:rate5m
@@ -23,7 +23,7 @@ max by (namespace, run) (podscale_train_world_size)
     ),
     # Both rates miss the same part of a young series, so the quotient is right from the first minute on. A rank that
     # updates less than a fifth of the time (it evaluates) says nothing.
-    Recording(
+    RecordingRule(
         "run:podscale_train_images_per_chip_updating:rate5m",
         """
 avg by (namespace, run) (
@@ -37,12 +37,12 @@ avg by (namespace, run) (
 """,
         "Images per second and chip while it updates: without evaluations and checkpoints.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_steps:rate5m",
         "max by (namespace, run) (rate(podscale_train_steps_total[5m]))",
         "Updates per second: every rank takes part in each.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_seconds_left:rate5m",
         """
 max by (namespace, run) (podscale_train_planned_steps - podscale_train_completed_steps)
@@ -51,12 +51,12 @@ max by (namespace, run) (podscale_train_planned_steps - podscale_train_completed
 """,
         "Seconds until the last update at the present pace; absent while there is none.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_flops:rate5m",
         "sum by (namespace, run) (rate(podscale_train_model_flops_total[5m]))",
         "Floating-point operations per second that the model asks for, over all chips.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_mfu:ratio_5m",
         """
 run:podscale_train_flops:rate5m
@@ -65,14 +65,14 @@ sum by (namespace, run) (podscale_train_peak_flops)
 """,
         "Model FLOPs utilisation: of the peak of all chips; absent where the peak is not known.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_shard_images:rate5m",
         "sum by (namespace, run) (rate(podscale_shard_images_total[5m]))",
         "Images per second that sharding packs.",
     ),
 )
-TIME = (
-    Recording(
+TIME_RULES = (
+    RecordingRule(
         "run_phase:podscale_train_phase:ratio_5m",
         """
 sum by (namespace, run, phase) (rate(podscale_train_phase_seconds_total[5m]))
@@ -81,7 +81,7 @@ sum by (namespace, run) (rate(podscale_train_phase_seconds_total[5m]))
 """,
         "Share of a phase in the time of all ranks.",
     ),
-    Recording(
+    RecordingRule(
         "run_rank:podscale_train_data_wait:ratio_5m",
         """
 sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total{phase="data_wait"}[5m]))
@@ -90,24 +90,24 @@ sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total[5m]))
 """,
         "Share of a rank's time in which it waits for images.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_data_wait:ratio_5m",
         "avg by (namespace, run) (run_rank:podscale_train_data_wait:ratio_5m)",
         "Share of the time of all ranks in which they wait for images.",
     ),
-    Recording(
+    RecordingRule(
         "run_rank:podscale_train_busy_seconds:rate5m",
         "sum by (namespace, run, rank) (rate(podscale_train_busy_seconds_total[5m]))",
         "Share of a rank's time before it waits for others: highest on the slowest.",
     ),
     # Totals over all lives: a pod that starts again exports them under a new address, perhaps a heartbeat behind, which
     # increase() would take for a reset and count in full. The span between least and most cannot be misled.
-    Recording(
+    RecordingRule(
         "run_state:podscale_train_wall_seconds:max",
         "max by (namespace, run, state) (podscale_train_wall_seconds_total)",
         "Wall time of a run by what it was spent on, over all its lives.",
     ),
-    Recording(
+    RecordingRule(
         "run_state:podscale_train_wall_seconds:delta1h",
         """
 (
@@ -119,7 +119,7 @@ and run_state:podscale_train_wall_seconds:max
 """,
         "Wall time of the last hour by what it was spent on.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_goodput:ratio_1h",
         """
 sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h{state="productive"})
@@ -128,7 +128,7 @@ sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h)
 """,
         "Share of the last hour that went into updates that last.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_goodput:ratio",
         """
 sum by (namespace, run) (run_state:podscale_train_wall_seconds:max{state="productive"})
@@ -138,19 +138,19 @@ sum by (namespace, run) (run_state:podscale_train_wall_seconds:max)
         "The same of the whole run, over all its lives.",
     ),
 )
-STATE = (
-    Recording(
+STATE_RULES = (
+    RecordingRule(
         "run_cause:podscale_train_restarts:max",
         "max by (namespace, run, cause) (podscale_train_restarts_total)",
         "Restarts of a run by cause, over all its lives.",
     ),
-    Recording(
+    RecordingRule(
         "run:podscale_train_launches:max",
         "max by (namespace, run) (podscale_train_launches_total)",
         "Launches of a run, over all its lives, those among them that have not begun to train.",
     ),
     # Where this life has written none yet, what counts is how long it has lived.
-    Recording(
+    RecordingRule(
         "run:podscale_train_checkpoint_age:seconds",
         """
 time() - max by (namespace, run) (podscale_train_checkpoint_last_success_timestamp_seconds)
@@ -159,7 +159,7 @@ max by (namespace, run) (sum by (namespace, run, rank, instance) (podscale_train
 """,
         "Age of the newest checkpoint; before the first of a life, the age of the life.",
     ),
-    Recording(
+    RecordingRule(
         "run_volume:podscale_disk_free:ratio",
         "min by (namespace, run, volume) (podscale_disk_free_bytes / podscale_disk_size_bytes)",
         "Free share of a volume; of volumes that every pod has its own of, the fullest.",
@@ -172,13 +172,13 @@ _OF_PODS = (
     '"namespace", "$1", "exported_namespace", "(.+)")'
 )
 _OF_RUNS = "* on (namespace, pod) group_left (run) pod_run:podscale_build_info:last30m"
-HARDWARE = (
-    Recording(
+HARDWARE_RULES = (
+    RecordingRule(
         "pod_run:podscale_build_info:last30m",
         'group by (namespace, pod, run) (last_over_time(podscale_build_info{pod!=""}[30m]))',
         "Which pod belongs, or belonged within half an hour, to which run; 1.",
     ),
-    Recording(
+    RecordingRule(
         "run_gpu:podscale_gpu_xid:max",
         f"""
 max by (namespace, run, pod, gpu) (
@@ -188,7 +188,7 @@ max by (namespace, run, pod, gpu) (
 """,
         "Number of the newest Xid error of a GPU of a run, by DCGM; 0 without one.",
     ),
-    Recording(
+    RecordingRule(
         "run_gpu:podscale_gpu_temperature_celsius:max",
         f"""
 max by (namespace, run, pod, gpu) (

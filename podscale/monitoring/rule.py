@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Severity = Literal["critical", "warning"]
-RUNBOOKS = "@runbooks@"
+AlertSeverity = Literal["critical", "warning"]
+RUNBOOKS_TOKEN = "@runbooks@"
 _TOKEN = re.compile(r"@([a-zA-Z]\w*)@")
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingRule:
     """A series that is computed once for alerts, dashboards and people. name: `level:podscale_what:operation`."""
 
     name: str
@@ -25,13 +25,13 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Alert:
+class AlertRule:
     """A condition that somebody has to look at; `wait` (Prometheus' `for`) is how long it must hold."""
 
     name: str
     expr: str
     wait: str
-    severity: Severity
+    severity: AlertSeverity
     summary: str
     description: str
 
@@ -51,18 +51,18 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Group:
+class RuleGroup:
     """Rules that are evaluated together, in this order."""
 
     name: str
-    rules: tuple[Recording | Alert, ...]
+    rules: tuple[RecordingRule | AlertRule, ...]
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
+def fill_tokens(text: str, values: Mapping[str, str]) -> str:
     """The text with every `@name@` replaced. KeyError for a name that `values` lacks."""
     return _TOKEN.sub(lambda token: values[token[1]], text)
 
 
-def tokens(text: str) -> set[str]:
+def find_tokens(text: str) -> set[str]:
     """The names between `@` in a text."""
     return set(_TOKEN.findall(text))

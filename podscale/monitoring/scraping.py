@@ -6,72 +6,74 @@ from pathlib import Path
 from typing import Any
 
 from podscale.rundir import RunDirectory
-from podscale.telemetry.endpoint import Client, Endpoint, NotServed
+from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
 
-JOB = "podscale"
-NAME_SECONDS = 2.0
+JOB_NAME = "podscale"
+NAME_TIMEOUT_SECONDS = 2.0
 """Time limit for an endpoint to show its certificate."""
 
 
 @dataclass(frozen=True)
-class Cadence:
+class ScrapeIntervals:
     """Whole seconds between two scrapes, and between two looks at the rules."""
 
     scrape: int = 2
     evaluation: int = 5
 
 
-CADENCE = Cadence()
+DEFAULT_INTERVALS = ScrapeIntervals()
 
 
 @dataclass(frozen=True)
-class Target:
+class ScrapeTarget:
     """One endpoint. name: by which Prometheus, which compares names, knows its certificate; None: by its address."""
 
     endpoint: Endpoint
     name: str | None = None
 
 
-def endpoints(runs: Path) -> list[Endpoint]:
+def find_endpoints(runs: Path) -> list[Endpoint]:
     """Those that are served now by runs below a folder (or by the run that it is)."""
     directories = [RunDirectory(runs), *(RunDirectory(path) for path in sorted(runs.glob("*")))]
     found = [Endpoint.read(run.endpoint) for run in directories]
     return [endpoint for endpoint in found if endpoint is not None]
 
 
-def targets(found: Iterable[Endpoint], known: Iterable[Target], client: Client | None) -> list[Target]:
+def build_targets(
+    found: Iterable[Endpoint], known: Iterable[ScrapeTarget], client: ClientCertFiles | None
+) -> list[ScrapeTarget]:
     """The endpoints as targets; one that does not answer yet is left out. known: those of the last look."""
     before = {target.endpoint: target for target in known}
     made = []
     for endpoint in found:
         if endpoint not in before:
             try:
-                before[endpoint] = Target(endpoint, endpoint.name(NAME_SECONDS, client))
-            except NotServed:
-                before[endpoint] = Target(endpoint)  # Prometheus will say why
+                before[endpoint] = ScrapeTarget(endpoint, endpoint.name(NAME_TIMEOUT_SECONDS, client))
+            except EndpointError:
+                before[endpoint] = ScrapeTarget(endpoint)  # Prometheus will say why
             except OSError:
                 continue
         made.append(before[endpoint])
     return made
 
 
-def configuration(
-    folder: Path, found: Iterable[Target], cadence: Cadence, client: Client | None = None
+def prometheus_configuration(
+    folder: Path, found: Iterable[ScrapeTarget], cadence: ScrapeIntervals, client: ClientCertFiles | None = None
 ) -> dict[str, Any]:
     """What Prometheus reads at its start, and again whenever the targets change."""
     return {
         "global": {"scrape_interval": f"{cadence.scrape}s", "evaluation_interval": f"{cadence.evaluation}s"},
         "rule_files": [str(folder / "rules.yml")],
-        "scrape_configs": [_scraping(target, client) for target in found],
+        "scrape_configs": [_scrape_config(target, client) for target in found],
     }
 
 
-def _scraping(target: Target, client: Client | None) -> dict[str, Any]:
+def _scrape_config(target: ScrapeTarget, client: ClientCertFiles | None) -> dict[str, Any]:
     """How one endpoint is scraped; Prometheus knows TLS and credentials of such a job alone, not of single targets."""
     endpoint = target.endpoint
     scraping: dict[str, Any] = {
-        "job_name": f"{JOB} {endpoint.url}",
-        "static_configs": [{"targets": [endpoint.address], "labels": {"job": JOB}}],
+        "job_name": f"{JOB_NAME} {endpoint.url}",
+        "static_configs": [{"targets": [endpoint.address], "labels": {"job": JOB_NAME}}],
     }
     if endpoint.certificate is not None:
         tls = {"ca_file": str(endpoint.certificate)}

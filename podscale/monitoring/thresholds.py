@@ -80,4 +80,4 @@ THRESHOLDS = (
         "`nvidia-smi -q -d TEMPERATURE` tells the limits of yours.",
     ),
 )
-DEFAULTS = {threshold.name: threshold.default for threshold in THRESHOLDS}
+DEFAULT_THRESHOLDS = {threshold.name: threshold.default for threshold in THRESHOLDS}

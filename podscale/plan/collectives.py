@@ -14,7 +14,7 @@ from math import ceil, log2
 from typing import NamedTuple
 
 
-class Line(NamedTuple):
+class AffineCost(NamedTuple):
     """Seconds of an all-reduce of S bytes: fixed + S * per_byte."""
 
     fixed: float
@@ -23,17 +23,17 @@ class Line(NamedTuple):
     def __call__(self, size: float) -> float:
         return self.fixed + size * self.per_byte
 
-    def __add__(self, other: object) -> "Line":
+    def __add__(self, other: object) -> "AffineCost":
         """One after the other."""
-        assert isinstance(other, Line)
-        return Line(self.fixed + other.fixed, self.per_byte + other.per_byte)
+        assert isinstance(other, AffineCost)
+        return AffineCost(self.fixed + other.fixed, self.per_byte + other.per_byte)
 
-    def of_share(self, share: float) -> "Line":
+    def of_share(self, share: float) -> "AffineCost":
         """The same on a share of the bytes."""
-        return Line(self.fixed, self.per_byte * share)
+        return AffineCost(self.fixed, self.per_byte * share)
 
 
-class Axis(NamedTuple):
+class LinkAxis(NamedTuple):
     """Ranks that form one group, seconds a message between neighbours, and seconds a byte of it.
 
     per_byte holds for one rank while every group of the axis is busy: where the ranks of a node share its network card,
@@ -44,15 +44,15 @@ class Axis(NamedTuple):
     latency: float
     per_byte: float
 
-    def steps(self, steps: float, share: float) -> Line:
+    def steps(self, steps: float, share: float) -> AffineCost:
         """`steps` messages one after the other that carry `share` of the bytes together."""
-        return Line(steps * self.latency, share * self.per_byte)
+        return AffineCost(steps * self.latency, share * self.per_byte)
 
-    def reduce_scatter(self) -> Line:
+    def reduce_scatter(self) -> AffineCost:
         """A ring: each rank passes on all parts but its own. An all-gather costs the same."""
         return self.steps(self.ranks - 1, (self.ranks - 1) / self.ranks)
 
-    def all_reduce(self) -> Line:
+    def all_reduce(self) -> AffineCost:
         """Reduce-scatter and all-gather, in a ring."""
         return self.reduce_scatter() + self.reduce_scatter()
 
@@ -65,9 +65,9 @@ class Fabric:
     mean of its hops, its per_byte that of the slowest hop.
     """
 
-    row: Axis
-    column: Axis
-    world: Axis
+    row: LinkAxis
+    column: LinkAxis
+    world: LinkAxis
     slice_bytes: int = 2 * 2**20
     """Of a bucket whose phases go one behind the other; and how many slices at most."""
     most_slices: int = 8
@@ -80,7 +80,7 @@ class Fabric:
         return replace(self, **lighter)
 
     @property
-    def alone(self) -> Axis:
+    def alone(self) -> LinkAxis:
         """Between nodes, one rank of each at a time: the ring through all ranks crosses the same links like that."""
         column = self.column
         return column._replace(per_byte=min(column.per_byte, max(self.row.per_byte, self.world.per_byte)))
@@ -106,24 +106,24 @@ def hierarchical(fabric: Fabric, size: float) -> float:
     """
     row, across = fabric.row, fabric.alone.all_reduce()
     way = row.steps(row.ranks - 1, 1.0 if row.ranks > 1 else 0.0)
-    own = way + Line(0.0, _crossing_share(fabric) * row.per_byte)
-    return _in_slices(fabric, size, [way, across, way], busiest=max(own, across, key=_slope))
+    own = way + AffineCost(0.0, _crossing_fraction(fabric) * row.per_byte)
+    return _pipelined_slices(fabric, size, [way, across, way], busiest=max(own, across, key=_per_byte))
 
 
 def torus2d(fabric: Fabric, size: float) -> float:
     """Reduce-scatter in the row, all-reduce of 1/p of the bytes in the column, all-gather in the row."""
     row = fabric.row.reduce_scatter()
     across = fabric.column.all_reduce().of_share(1 / fabric.row.ranks)
-    own = row + row + Line(0.0, _crossing_share(fabric) / fabric.row.ranks * fabric.row.per_byte)
-    return _in_slices(fabric, size, [row, across, row], busiest=max(own, across, key=_slope))
+    own = row + row + AffineCost(0.0, _crossing_fraction(fabric) / fabric.row.ranks * fabric.row.per_byte)
+    return _pipelined_slices(fabric, size, [row, across, row], busiest=max(own, across, key=_per_byte))
 
 
-def _crossing_share(fabric: Fabric) -> float:
+def _crossing_fraction(fabric: Fabric) -> float:
     """Of the bytes, what one ring across rows sends: it passes the sender's own link, too."""
     return 2 * (fabric.column.ranks - 1) / fabric.column.ranks
 
 
-def _in_slices(fabric: Fabric, size: float, phases: list[Line], busiest: Line) -> float:
+def _pipelined_slices(fabric: Fabric, size: float, phases: list[AffineCost], busiest: AffineCost) -> float:
     """Slices of a bucket one behind the other through phases on different links: after the first the busiest rules."""
     grid = fabric.row.ranks > 1 and fabric.column.ranks > 1
     slices = max(1, min(fabric.most_slices, int(size // fabric.slice_bytes))) if grid else 1
@@ -131,7 +131,7 @@ def _in_slices(fabric: Fabric, size: float, phases: list[Line], busiest: Line) -
     return sum(phase(share) for phase in phases) + (slices - 1) * busiest(share)
 
 
-def _slope(line: Line) -> float:
+def _per_byte(line: AffineCost) -> float:
     return line.per_byte
 
 
@@ -145,7 +145,9 @@ ALGORITHMS: Mapping[str, Callable[[Fabric, float], float]] = {
 """Seconds of an all-reduce of so many bytes."""
 
 
-def crossing(fabric: Fabric, small: Callable[[Fabric, float], float], large: Callable[[Fabric, float], float]) -> float:
+def crossover_bytes(
+    fabric: Fabric, small: Callable[[Fabric, float], float], large: Callable[[Fabric, float], float]
+) -> float:
     """Bytes from which `large` is the faster one, to a power of two; infinite if it never is below 1 GiB."""
     sizes = [float(2**power) for power in range(10, 31)]
     return next((size for size in sizes if large(fabric, size) < small(fabric, size)), float("inf"))

@@ -8,31 +8,31 @@ from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Literal, NamedTuple
 
-from podscale.plan.collectives import Line
+from podscale.plan.collectives import AffineCost
 
-Protocol = Literal["LL", "LL128", "Simple"]
-PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
-BASE = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
+NcclProtocol = Literal["LL", "LL128", "Simple"]
+NCCL_PROTOCOLS: tuple[NcclProtocol, ...] = ("LL", "LL128", "Simple")
+BASE_LATENCY_US = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
 """Microseconds of any collective, by protocol."""
-HOP = {
+HOP_LATENCY_US = {
     "tree": {"nvlink": (0.6, 1.25, 4.0), "pci": (1.0, 1.9, 4.0), "network": (5.0, 8.5, 14.0)},
     "ring": {"nvlink": (0.6, 1.9, 3.4), "pci": (1.0, 2.5, 5.7), "network": (2.7, 4.0, 14.0)},
 }
 """Microseconds of one hop, by kind of link and protocol."""
 TREE_EFFICIENCY = 0.92
-PLATEAU = {False: 1.9, True: 1.4}
+RING_PLATEAU_FACTOR = {False: 1.9, True: 1.4}
 """Of a ring's latency with large messages, before and from compute capability 8.0."""
-TREE_CORRECTION: Mapping[Protocol, Sequence[float]] = {
+TREE_CORRECTION: Mapping[NcclProtocol, Sequence[float]] = {
     "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1),
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9, 1),
     "Simple": (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, *(0.5,) * 6, 0.6, 0.6, 0.7, 0.8, 0.9),
 }
 """Of a tree's bandwidth, for messages of 64 B, 128 B, ... 128 MB."""
-SHARE = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
+WIRE_EFFICIENCY = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 """Of the bytes on the wire: LL sends a flag with every 4 bytes, LL128 one with every 120."""
 
 
-class Cluster(NamedTuple):
+class NcclCluster(NamedTuple):
     """Nodes of GPUs. inside: kind of link in a node. node_rate: GB/s of a node's network cards together;
     inside_rate: GB/s of a ring inside a node; low_latency_cap: GB/s that LL reaches at most."""
 
@@ -54,37 +54,37 @@ class Cluster(NamedTuple):
         return self.nodes * self.gpus
 
 
-def ring(cluster: Cluster, protocol: Protocol, size: float) -> Line:
+def nccl_ring_cost(cluster: NcclCluster, protocol: NcclProtocol, size: float) -> AffineCost:
     """2(n-1) hops, of which 2(N-1) between nodes; a factor n / (2(n-1)) of the bus bandwidth.
 
     Latency grows by PLATEAU where Simple carries at least 4 KiB a rank over several nodes.
     """
-    n, nodes, which = cluster.ranks, cluster.nodes, PROTOCOLS.index(protocol)
-    hop = HOP["ring"]
+    n, nodes, which = cluster.ranks, cluster.nodes, NCCL_PROTOCOLS.index(protocol)
+    hop = HOP_LATENCY_US["ring"]
     inside, across = (2 * (n - 1) - 2 * (nodes - 1)), 2 * (nodes - 1)
-    fixed = BASE["ring"][which] + inside * hop[cluster.inside][which] + across * hop["network"][which]
+    fixed = BASE_LATENCY_US["ring"][which] + inside * hop[cluster.inside][which] + across * hop["network"][which]
     if protocol == "Simple" and nodes > 1 and size >= n * 4096:
-        fixed *= PLATEAU[cluster.compute_capability >= 80]
-    return Line(fixed * 1e-6, 2 * (n - 1) / n / (_rate(cluster, protocol) * 1e9))
+        fixed *= RING_PLATEAU_FACTOR[cluster.compute_capability >= 80]
+    return AffineCost(fixed * 1e-6, 2 * (n - 1) / n / (_bus_rate(cluster, protocol) * 1e9))
 
 
-def tree(cluster: Cluster, protocol: Protocol, size: float) -> Line:
+def nccl_tree_cost(cluster: NcclCluster, protocol: NcclProtocol, size: float) -> AffineCost:
     """A chain inside each node, double binary trees across: 2((p-1) + log2 N) hops; each byte goes up and down."""
-    which, hop = PROTOCOLS.index(protocol), HOP["tree"]
+    which, hop = NCCL_PROTOCOLS.index(protocol), HOP_LATENCY_US["tree"]
     across = log2(cluster.nodes) * hop["network"][which]
-    fixed = BASE["tree"][which] + 2 * ((cluster.gpus - 1) * hop[cluster.inside][which] + across)
+    fixed = BASE_LATENCY_US["tree"][which] + 2 * ((cluster.gpus - 1) * hop[cluster.inside][which] + across)
     corrections = TREE_CORRECTION[protocol]
-    rate = TREE_EFFICIENCY * _rate(cluster, protocol) * corrections[min(max(int(log2(size / 64)), 0), 21)]
-    return Line(fixed * 1e-6, 2 / (rate * 1e9))
+    rate = TREE_EFFICIENCY * _bus_rate(cluster, protocol) * corrections[min(max(int(log2(size / 64)), 0), 21)]
+    return AffineCost(fixed * 1e-6, 2 / (rate * 1e9))
 
 
-def best(cluster: Cluster, algorithm: Literal["ring", "tree"], size: float) -> float:
+def nccl_best_seconds(cluster: NcclCluster, algorithm: Literal["ring", "tree"], size: float) -> float:
     """Seconds of an all-reduce of `size` bytes with the protocol that NCCL would take."""
-    model = ring if algorithm == "ring" else tree
-    usable = [protocol for protocol in PROTOCOLS if cluster.wide or protocol != "LL128"]
+    model = nccl_ring_cost if algorithm == "ring" else nccl_tree_cost
+    usable = [protocol for protocol in NCCL_PROTOCOLS if cluster.wide or protocol != "LL128"]
     return min(model(cluster, protocol, size)(size) for protocol in usable)
 
 
-def _rate(cluster: Cluster, protocol: Protocol) -> float:
-    rate = SHARE[protocol] * (cluster.node_rate if cluster.nodes > 1 else cluster.inside_rate)
+def _bus_rate(cluster: NcclCluster, protocol: NcclProtocol) -> float:
+    rate = WIRE_EFFICIENCY[protocol] * (cluster.node_rate if cluster.nodes > 1 else cluster.inside_rate)
     return min(rate, cluster.low_latency_cap) if protocol == "LL" else rate

@@ -9,84 +9,85 @@ import torch
 from torch import Tensor
 
 from podscale import models, schedules
-from podscale.checkpoint import Checkpoints
+from podscale.checkpoint import CheckpointStore
 from podscale.config import RunConfig, TrainSection
-from podscale.config.spans import batch_norm_span
+from podscale.config.spans import batch_norm_group
 from podscale.config.train import AllReduceSection
-from podscale.engine.fit import check_fit
-from podscale.engine.monitor import Monitor
-from podscale.engine.origin import find_origin
-from podscale.engine.progress import Progress
+from podscale.engine.fit import validate_world
+from podscale.engine.monitor import TrainingLogger
+from podscale.engine.origin import load_initial_weights
+from podscale.engine.progress import RunProgress
 from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
-from podscale.input import Loader, build_evaluation_loader, build_loader
-from podscale.order import build_order
+from podscale.input.batch import Loader
+from podscale.input.build import build_evaluation_loader, build_loader
+from podscale.order import build_sampler
 from podscale.pytorch.allreduce.selftest import relative_error
-from podscale.pytorch.batchnorm import span_groups
-from podscale.pytorch.checkpoints import State
+from podscale.pytorch.batchnorm import assign_batch_norm_groups
+from podscale.pytorch.checkpoints import TrainState
 from podscale.pytorch.compilation import build_forward
-from podscale.pytorch.control import Control
+from podscale.pytorch.control import StepSync
 from podscale.pytorch.ema import build_ema
 from podscale.pytorch.evaluate import Evaluator
-from podscale.pytorch.feed import Feed
-from podscale.pytorch.graph import GraphedStep
+from podscale.pytorch.feed import DevicePrefetcher
+from podscale.pytorch.graph import CudaGraphStep
 from podscale.pytorch.loss import build_loss
-from podscale.pytorch.mixing import Mixing
-from podscale.pytorch.models import build_model, choose_stem
+from podscale.pytorch.mixing import BatchMixer
+from podscale.pytorch.models import build_model, set_stem_compute
 from podscale.pytorch.normalise import Normalise
-from podscale.pytorch.optim import Displaced, Optimizer, build_optimizer, build_share
-from podscale.pytorch.optim.peers import build_peers
+from podscale.pytorch.optim import LookaheadOptimizer, Optimizer, build_optimizer, build_param_shard
+from podscale.pytorch.optim.peers import build_replica_group
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
-from podscale.pytorch.randomness import Randomness
-from podscale.pytorch.reducer import FlatReducer, Reducer, build_reducer
-from podscale.pytorch.session import Session
-from podscale.pytorch.statistics import RunningStatistics, running_share
-from podscale.pytorch.step import Step
-from podscale.pytorch.weights import GATHERED, Weights
+from podscale.pytorch.randomness import DropoutRng
+from podscale.pytorch.reducer import BucketedReducer, GradientReducer, build_reducer
+from podscale.pytorch.session import PyTorchTrainer
+from podscale.pytorch.statistics import RunningStatistics, running_statistics_weight
+from podscale.pytorch.step import TrainStep
+from podscale.pytorch.weights import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.world import World
 from podscale.shards.shardset import ShardSet
 
 
-def build_session(
+def build_trainer(
     config: RunConfig,
     world: World,
     shard_set: ShardSet,
     model_directory: Path,
-    checkpoints: Checkpoints,
-    monitor: Monitor,
+    checkpoints: CheckpointStore,
+    monitor: TrainingLogger,
     stop: StopRequest,
-) -> Session:
+) -> PyTorchTrainer:
     """Builds everything that the document asks for. Every rank must call this at the same time."""
     train, training_split = config.train, shard_set.split("train")
     check_world(config, world, len(training_split))
     set_numerics(train)
-    spec = models.spec(config.model, len(shard_set.classes))
-    model = build_placed_model(config, world, len(shard_set.classes))
-    parts = build_step(config, world, model, spec, len(training_split))
-    report_wire(train.all_reduce, parts.reducer, world, monitor)
-    feed, precision = Feed(world), parts.precision
+    spec = models.model_spec(config.model, len(shard_set.classes))
+    model = build_model_on_device(config, world, len(shard_set.classes))
+    parts = build_train_step(config, world, model, spec, len(training_split))
+    log_wire_error(train.all_reduce, parts.reducer, world, monitor)
+    feed, precision = DevicePrefetcher(world), parts.precision
     evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, monitor.evaluated_images)
-    return Session(
+    return PyTorchTrainer(
         config=config,
         world=world,
         classes=shard_set.classes,
         spec=spec,
         model_directory=model_directory,
-        state=State(
+        state=TrainState(
             model,
             parts.weights,
             parts.optimizer,
             precision,
-            Progress(),
-            build_ema(train.ema, model, partial(reached, parts.optimizer, parts.weights)),
+            RunProgress(),
+            build_ema(train.ema, model, partial(evaluation_weights, parts.optimizer, parts.weights)),
         ),
-        step=GraphedStep(parts.step, world, sampled=monitor.sampled) if train.cuda_graph else parts.step,
+        step=CudaGraphStep(parts.step, world, sampled=monitor.sampled) if train.cuda_graph else parts.step,
         reducer=parts.reducer,
         feed=feed,
         loader=build_loader(
             config,
             training_split,
-            build_order(config, training_split),
+            build_sampler(config, training_split),
             phases=schedules.image_phases(config, len(training_split)),
             ranks=world.ranks,
             world=world.size,
@@ -94,11 +95,11 @@ def build_session(
         ),
         evaluation_loader=evaluation_loader,
         evaluator=evaluator,
-        control=Control(world),
+        control=StepSync(world),
         monitor=monitor,
         checkpoints=checkpoints,
         stop=stop,
-        origin=partial(find_origin, config, shard_set),
+        origin=partial(load_initial_weights, config, shard_set),
         training_images=len(training_split),
     )
 
@@ -106,14 +107,14 @@ def build_session(
 class StepParts(NamedTuple):
     """An update, and what it works with."""
 
-    step: Step
-    reducer: Reducer
-    weights: Weights
+    step: TrainStep
+    reducer: GradientReducer
+    weights: FlatWeights
     optimizer: Optimizer
     precision: Precision
 
 
-def build_step(
+def build_train_step(
     config: RunConfig,
     world: World,
     model: torch.nn.Module,
@@ -122,46 +123,48 @@ def build_step(
 ) -> StepParts:
     """The update of a document, over a model whose values it takes over. samples: training images."""
     train = config.train
-    span_groups(model, world, batch_norm_span(config, world.size))
-    statistics = RunningStatistics(model, share=running_share(config.model.batch_norm, world))
+    assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
+    statistics = RunningStatistics(model, share=running_statistics_weight(config.model.batch_norm, world))
     precision = build_precision(train, world)
     per_epoch = schedules.steps_per_epoch(train, samples)
     extra = 1 + len(statistics)
-    reducer, weights, optimizer = build_update(train, model, spec, precision, world, per_epoch, extra=extra)
+    reducer, weights, optimizer = build_reducer_and_optimizer(
+        train, model, spec, precision, world, per_epoch, extra=extra
+    )
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
-    mixing = Mixing(train.mix, config.run.seed, world) if train.mix.wanted else None
+    mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.wanted else None
     prepare = normalise if mixing is None else lambda images: mixing.images(normalise(images))
-    step = Step(
+    step = TrainStep(
         reducer,
         optimizer,
         weights,
         precision,
         statistics,
-        schedule=torch.from_numpy(schedules.table(train, samples)).to(world.device),
+        schedule=torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
         loss=build_loss(config),
         accumulation=train.accumulation,
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
-        randomness=Randomness(model, config.run.seed, world),
+        randomness=DropoutRng(model, config.run.seed, world),
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
     )
     return StepParts(step, reducer, weights, optimizer, precision)
 
 
-def reached(optimizer: Optimizer, weights: Weights) -> list[Tensor]:
+def evaluation_weights(optimizer: Optimizer, weights: FlatWeights) -> list[Tensor]:
     """The weights that updates have reached, this rank's, fp32, in the order of `Weights.own`."""
-    return [optimizer.reached()] if isinstance(optimizer, Displaced) else weights.updated()
+    return [optimizer.reached()] if isinstance(optimizer, LookaheadOptimizer) else weights.updated()
 
 
-def report_wire(section: AllReduceSection, reducer: Reducer, world: World, monitor: Monitor) -> None:
+def log_wire_error(section: AllReduceSection, reducer: GradientReducer, world: World, monitor: TrainingLogger) -> None:
     """Measures what short messages cost in accuracy, where the document asks for them, and says so in the log."""
     wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
-    if set(wires.values()) != {"fp32"} and isinstance(reducer, FlatReducer):
+    if set(wires.values()) != {"fp32"} and isinstance(reducer, BucketedReducer):
         error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))
         monitor.event("all_reduce_error", relative=error, algorithm=section.algorithm, ranks=world.size, **wires)
 
 
-def build_update(
+def build_reducer_and_optimizer(
     train: TrainSection,
     model: torch.nn.Module,
     spec: models.ModelSpec,
@@ -170,22 +173,22 @@ def build_update(
     per_epoch: float,
     *,
     extra: int,
-) -> tuple[Reducer, Weights, Optimizer]:
+) -> tuple[GradientReducer, FlatWeights, Optimizer]:
     """What averages gradients and updates the weights, over one flat layout. per_epoch: updates of an epoch."""
     reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
-    weights = Weights(
-        reducer.buffer, reducer.gather, dtype=GATHERED[train.weight_gather], cast=lambda: precision.cast(model)
+    weights = FlatWeights(
+        reducer.buffer, reducer.gather, dtype=GATHER_DTYPES[train.weight_gather], cast=lambda: precision.cast(model)
     )
-    share = build_share(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
-    return reducer, weights, build_optimizer(train.optimizer, share, per_epoch, build_peers(world))
+    share = build_param_shard(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
+    return reducer, weights, build_optimizer(train.optimizer, share, per_epoch, build_replica_group(world))
 
 
-def build_placed_model(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
+def build_model_on_device(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
     """The network with the run's initial weights, on the device, in its memory order."""
     torch.manual_seed(config.run.seed)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
-    choose_stem(model, config.train.stem_compute)
+    set_stem_compute(model, config.train.stem_compute)
     assert isinstance(model, torch.nn.Module)
     return model.train()
 
@@ -194,7 +197,7 @@ def build_evaluator(
     config: RunConfig,
     world: World,
     shard_set: ShardSet,
-    feed: Feed,
+    feed: DevicePrefetcher,
     precision: Precision,
     counted: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
@@ -218,7 +221,7 @@ def build_evaluator(
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:
     """Raises InputError where the run does not fit this many ranks or this many training images."""
-    check_fit(config, world.size, samples)
+    validate_world(config, world.size, samples)
     if config.train.cuda_graph and not world.on_gpu:
         raise InputError(
             "torch sees no CUDA device here", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false"

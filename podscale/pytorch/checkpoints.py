@@ -11,27 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from podscale.checkpoint import Checkpoints, Snapshot
-from podscale.engine.origin import Origin
-from podscale.engine.progress import Progress
+from podscale.checkpoint import CheckpointStore, Snapshot
+from podscale.engine.origin import InitialWeights
+from podscale.engine.progress import RunProgress
 from podscale.engine.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
-from podscale.pytorch.optim import Displaced, Optimizer, Shaped
+from podscale.pytorch.optim import ExtraStateOptimizer, LookaheadOptimizer, Optimizer
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.weights import Weights
+from podscale.pytorch.weights import FlatWeights
 from podscale.pytorch.world import World
 
 
 @dataclass(frozen=True)
-class State:
+class TrainState:
     """Everything that a resumed run needs, equal on all ranks."""
 
     model: nn.Module
-    weights: Weights
+    weights: FlatWeights
     optimizer: Optimizer
     precision: Precision
-    progress: Progress
+    progress: RunProgress
     ema: Ema | None = None
 
     @property
@@ -42,7 +42,7 @@ class State:
             kept.append(self.weights.masters)
         if self.ema is not None:
             kept.append(self.ema.values)
-        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, Shaped) else 0
+        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, ExtraStateOptimizer) else 0
         return shaped + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ class State:
         if averaged:
             assert self.ema is not None
             return self.weights.whole(self.ema.values), self.ema.buffers
-        if isinstance(self.optimizer, Displaced):
+        if isinstance(self.optimizer, LookaheadOptimizer):
             return self.weights.whole(self.optimizer.reached()), {}
         return None, {}
 
@@ -98,7 +98,7 @@ class State:
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
     @waiting_for(CHECKPOINT)
-    def share(self, snapshot: Snapshot | None, world: World, origin: Origin | None = None) -> None:
+    def share(self, snapshot: Snapshot | None, world: World, origin: InitialWeights | None = None) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
         flat, arrays = self._flat(), self._arrays()
         named = self._named(flat, arrays)
@@ -118,7 +118,7 @@ class State:
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
-        if isinstance(self.optimizer, Shaped):
+        if isinstance(self.optimizer, ExtraStateOptimizer):
             self.optimizer.load({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
         if self.ema is not None:
             self.ema.values.copy_(self.weights.own(flat["ema"]))
@@ -131,7 +131,7 @@ class State:
 
     def _arrays(self) -> dict[str, Tensor]:
         """What the rule keeps in shapes of its own, whole."""
-        arrays = self.optimizer.arrays() if isinstance(self.optimizer, Shaped) else {}
+        arrays = self.optimizer.arrays() if isinstance(self.optimizer, ExtraStateOptimizer) else {}
         return {f"optimizer/{name}": array for name, array in arrays.items()}
 
     def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ class State:
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
         self._load_meta(snapshot.meta)
 
-    def _begin_with(self, origin: Origin, tensors: dict[str, Tensor]) -> None:
+    def _begin_with(self, origin: InitialWeights, tensors: dict[str, Tensor]) -> None:
         """The weights and statistics of another run; all else stays as in a new one."""
         for name, values in origin.arrays.items():
             for kind in ("model", "ema"):
@@ -176,11 +176,11 @@ class State:
 
 @waiting_for(CHECKPOINT)
 def restore_or_start(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointStore,
     resume: str,
-    state: State,
+    state: TrainState,
     world: World,
-    origin: Callable[[], Origin | None] = lambda: None,
+    origin: Callable[[], InitialWeights | None] = lambda: None,
 ) -> bool:
     """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
 
@@ -188,7 +188,7 @@ def restore_or_start(
     conflict with the run.
     """
     snapshot: Snapshot | None = None
-    begun: Origin | None = None
+    begun: InitialWeights | None = None
     refusal: InputError | None = None
     if world.first:
         try:

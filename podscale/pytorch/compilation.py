@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from podscale.pytorch.models import AlexNet, Inception, Outputs, ResNet
 
-Prepare = Callable[[Tensor], Tensor]
-Forward = Callable[[Tensor], Outputs]
+PrepareFunction = Callable[[Tensor], Tensor]
+ForwardFunction = Callable[[Tensor], Outputs]
 Region = Callable[[Any], Any]
 CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def build_forward(
-    prepare: Prepare,
+    prepare: PrepareFunction,
     module: nn.Module,
     mode: CompileMode,
     *,
     ranks: int,
     backend: str | Callable[..., Any] = "inductor",
-) -> Forward:
+) -> ForwardFunction:
     """What a step calls with a batch's images: `prepare`, then `module` (the network, or its DDP wrapper)."""
     if mode == "off":
         return lambda images: cast(Outputs, module(prepare(images)))
@@ -46,7 +46,7 @@ def build_forward(
     return lambda images: reduce(lambda x, region: region(x), regions, images)
 
 
-def give_up_graphs(mode: CompileMode) -> None:
+def release_cuda_graphs(mode: CompileMode) -> None:
     """Ends the compiler's own CUDA graphs: NCCL waits at the end of a communicator for graphs with a call on it."""
     if mode in ("reduce-overhead", "max-autotune") and torch.cuda.is_available():
         torch.compiler.reset()

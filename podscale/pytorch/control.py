@@ -11,27 +11,27 @@ from torch import Tensor
 from torch import distributed as dist
 
 from podscale.engine.waits import CONTROL, waiting_for
-from podscale.engine.word import LAG, Word, pack, unpack
+from podscale.engine.word import STATUS_LAG, StepStatus, pack, unpack
 from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingStatus:
     step: int
     word: Tensor
     figures: Tensor
     work: "dist.Work | torch.cuda.Event | None"
 
 
-class Control:
+class StepSync:
     """Sends a word after every update and hands out those that are due. Every rank must send the same steps."""
 
-    def __init__(self, world: World, lag: int = LAG) -> None:
+    def __init__(self, world: World, lag: int = STATUS_LAG) -> None:
         self._world, self._lag = world, lag
         self._group = world.consecutive_group(world.size)
         self._stream = torch.cuda.Stream(world.device) if world.on_gpu else None
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingStatus] = deque()
 
     @waiting_for(CONTROL)
     def send(self, step: int, result: StepResult, *, busy: float, stop: bool) -> None:
@@ -40,19 +40,19 @@ class Control:
         if self._stream is None:
             mine[1] = (~result.finite).to(torch.int32)
             work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._pending.append(_Pending(step, mine, result.figures, work))
+            self._pending.append(_PendingStatus(step, mine, result.figures, work))
         else:
             self._pending.append(self._send_from_gpu(step, mine, result, self._stream))
 
-    def due(self) -> list[Word]:
+    def due(self) -> list[StepStatus]:
         """The words of updates at least `lag` ago that were not handed out yet, oldest first."""
         return self._take(self._lag)
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[StepStatus]:
         """Every word not handed out yet; waits for the newest."""
         return self._take(0)
 
-    def _send_from_gpu(self, step: int, mine: Tensor, result: StepResult, stream: torch.cuda.Stream) -> _Pending:
+    def _send_from_gpu(self, step: int, mine: Tensor, result: StepResult, stream: torch.cuda.Stream) -> _PendingStatus:
         device = self._world.device
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -67,17 +67,17 @@ class Control:
                     tensor.record_stream(stream)
             arrived = torch.cuda.Event()
             arrived.record(stream)
-        return _Pending(step, on_host, told, arrived)
+        return _PendingStatus(step, on_host, told, arrived)
 
-    def _take(self, keep: int) -> list[Word]:
+    def _take(self, keep: int) -> list[StepStatus]:
         words = []
         while len(self._pending) > keep:
-            words.append(_read(self._pending.popleft()))
+            words.append(_read_status(self._pending.popleft()))
         return words
 
 
 @waiting_for(CONTROL)
-def _read(pending: _Pending) -> Word:
+def _read_status(pending: _PendingStatus) -> StepStatus:
     if isinstance(pending.work, torch.cuda.Event):
         pending.work.synchronize()
     elif pending.work is not None:

@@ -12,23 +12,23 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from podscale import progress
-from podscale.engine.evaluation import STOP_EVERY, TOP_K, Evaluation, evaluation_of
-from podscale.engine.phase import Phase
+from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
+from podscale.engine.phase import PhaseTimer
 from podscale.engine.waits import EVALUATION, waiting_for
 from podscale.evaluate.predictions import Predictions
 from podscale.input.batch import Batch, Loader
 from podscale.order import evaluation_steps
-from podscale.pytorch.feed import DeviceBatch, Feed
+from podscale.pytorch.feed import DeviceBatch, DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 
-Columns = dict[str, np.ndarray]
+PredictionColumns = dict[str, np.ndarray]
 """Rows of some samples, by the names of `Predictions`."""
 
 
 @dataclass(frozen=True)
-class Answers:
+class BatchPredictions:
     """What the model says about one batch: topk int64 [n, k], confidences float32 [n, k], losses float32 [n]."""
 
     topk: Tensor
@@ -48,7 +48,7 @@ class Evaluator:
         loader: Loader,
         count: int,
         batch: int,
-        feed: Feed,
+        feed: DevicePrefetcher,
         normalise: Normalise,
         precision: Precision,
         world: World,
@@ -62,12 +62,12 @@ class Evaluator:
         self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
         self.count, self._batch = count, batch
-        self._report = progress.from_environment() if world.first else progress.silent
+        self._report = progress.progress_from_env() if world.first else progress.ignore_progress
 
     @waiting_for(EVALUATION)
     def measure(
-        self, model: nn.Module, phase: Phase, stop_requested: Callable[[], bool] | None = None
-    ) -> Evaluation | None:
+        self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] | None = None
+    ) -> EvaluationResult | None:
         """Accuracy and loss over the whole split, the same on all ranks.
 
         stop_requested: asked now and then; where any rank says yes, all give up together and None is returned.
@@ -75,7 +75,7 @@ class Evaluator:
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
         for number, (batch, answers) in enumerate(self._answers(model, phase)):
-            if stop_requested is not None and number % STOP_EVERY == 0 and self._agree(stop_requested()):
+            if stop_requested is not None and number % BATCHES_PER_STOP_CHECK == 0 and self._agree(stop_requested()):
                 return None
             weights = torch.from_numpy(batch.source.weights).to(self._world.device, torch.float64)
             hits = answers.topk == batch.labels[:, None]
@@ -84,7 +84,7 @@ class Evaluator:
             sums[2] += weights @ answers.losses.double()
             sums[3] += weights.sum()
         dist.all_reduce(sums)
-        return evaluation_of(sums.tolist(), self.count, time.perf_counter() - started)
+        return evaluation_result(sums.tolist(), self.count, time.perf_counter() - started)
 
     def _agree(self, stop: bool) -> bool:
         """Whether any rank wants to stop; on the host, so that no device is waited for."""
@@ -93,12 +93,14 @@ class Evaluator:
         return bool(word.item())
 
     @waiting_for(EVALUATION)
-    def predict(self, model: nn.Module, phase: Phase) -> Predictions | None:
+    def predict(self, model: nn.Module, phase: PhaseTimer) -> Predictions | None:
         """The predictions of the whole split on rank 0, None elsewhere."""
-        return self.gather([columns_of(batch.source, answers) for batch, answers in self._answers(model, phase)])
+        return self.gather(
+            [prediction_columns(batch.source, answers) for batch, answers in self._answers(model, phase)]
+        )
 
     @waiting_for(EVALUATION)
-    def gather(self, parts: Sequence[Columns]) -> Predictions | None:
+    def gather(self, parts: Sequence[PredictionColumns]) -> Predictions | None:
         """The whole split's on rank 0, of the batches of each rank; all ranks call it."""
         mine = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         gathered: list[dict[str, np.ndarray]] | None = [{}] * self._world.size if self._world.first else None
@@ -108,14 +110,14 @@ class Evaluator:
         whole = {name: np.concatenate([columns[name] for columns in gathered]) for name in mine}
         return Predictions(**whole)
 
-    def _answers(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Answers]]:
+    def _answers(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, BatchPredictions]]:
         for batch, logits in self.logits(model, phase):
-            yield batch, answers_of(logits, batch.labels)
+            yield batch, batch_predictions(logits, batch.labels)
 
-    def logits(self, model: nn.Module, phase: Phase) -> Iterator[tuple[DeviceBatch, Tensor]]:
+    def logits(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, Tensor]]:
         """What the model says of each batch of this rank: [n, classes]; the same batches every time."""
-        with evaluating(model), torch.inference_mode():
-            ticker = progress.Ticker("evaluate", self._report, self.count)
+        with eval_mode(model), torch.inference_mode():
+            ticker = progress.ProgressReporter("evaluate", self._report, self.count)
             for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
                     logits = self._logits(model, self._normalise(batch.images))
@@ -129,18 +131,18 @@ class Evaluator:
         return (logits + model(images.flip(3))) / 2 if self._flip else logits
 
 
-def answers_of(logits: Tensor, labels: Tensor) -> Answers:
+def batch_predictions(logits: Tensor, labels: Tensor) -> BatchPredictions:
     """The most probable classes, best first; among equals the lower index, whatever the device."""
     logits = logits.float()
     log_probabilities = F.log_softmax(logits, dim=1)
     confidences, topk = log_probabilities.sort(dim=1, descending=True, stable=True)
     best = min(TOP_K, logits.shape[1])
     losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
-    return Answers(topk[:, :best], confidences[:, :best].exp(), losses)
+    return BatchPredictions(topk[:, :best], confidences[:, :best].exp(), losses)
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode, and back in the mode it was in."""
     before = model.training
     model.eval()
@@ -150,7 +152,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(before)
 
 
-def columns_of(batch: Batch, answers: Answers) -> Columns:
+def prediction_columns(batch: Batch, answers: BatchPredictions) -> PredictionColumns:
     """The rows of one batch that are samples, by the names of `Predictions`."""
     real = batch.weights > 0
     return {

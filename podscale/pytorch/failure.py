@@ -8,38 +8,46 @@ import torch
 from torch import distributed as dist
 
 from podscale.engine import failure
-from podscale.engine.meeting import Meeting
-from podscale.engine.notes import Whereabouts
+from podscale.engine.meeting import RankGroup
+from podscale.engine.notes import ProgressTracker
 from podscale.errors import HangDetected, PeerLost, PodscaleError
-from podscale.pytorch.flight import write_flight
+from podscale.pytorch.flight import dump_flight_recorder
 
 _TIMED_OUT = ("timed out", "timeout")
-_LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "peer", "socket", "nccl error")
+_PEER_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "peer",
+    "socket",
+    "nccl error",
+)
 
 
-def watched(
-    meeting: Meeting,
+def watch_torch_peers(
+    meeting: RankGroup,
     end: Callable[[PodscaleError], None],
     *,
     seconds: float | None = None,
     deaf: bool | None = None,
     hang_seconds: float | None = None,
     stacks: Path | None = None,
-) -> AbstractContextManager[Whereabouts]:
+) -> AbstractContextManager[ProgressTracker]:
     """`engine.failure.watched` for torch's collectives. deaf: default: there is a GPU, whose NCCL raises nothing."""
-    return failure.watched(
+    return failure.watch_peers(
         meeting,
         end,
-        kind_of=kind_of,
+        kind_of=classify_error,
         deaf=torch.cuda.is_available() if deaf is None else deaf,
         seconds=seconds,
         hang_seconds=hang_seconds,
         stacks=stacks,
-        recorder=write_flight,
+        recorder=dump_flight_recorder,
     )
 
 
-def kind_of(error: BaseException) -> type[PodscaleError] | None:
+def classify_error(error: BaseException) -> type[PodscaleError] | None:
     """HangDetected or PeerLost where a collective raised `error` because of another rank, else None."""
     text = str(error).lower()
     if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError | PodscaleError):
@@ -48,4 +56,4 @@ def kind_of(error: BaseException) -> type[PodscaleError] | None:
         return None
     if any(words in text for words in _TIMED_OUT):
         return HangDetected
-    return PeerLost if any(words in text for words in _LOST) else None
+    return PeerLost if any(words in text for words in _PEER_LOST) else None

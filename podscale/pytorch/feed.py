@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from podscale.engine.phase import Phase
+from podscale.engine.phase import PhaseTimer
 from podscale.input.batch import Batch
 from podscale.pytorch.world import World
 
@@ -20,7 +20,7 @@ class DeviceBatch:
     source: Batch
 
 
-class Feed:
+class DevicePrefetcher:
     """Moves uint8, a quarter of the bytes of fp32; the update normalises (see normalise).
 
     On a GPU the copy runs on a side stream. The host is ahead of the device there, so the next batch is copied while
@@ -31,7 +31,7 @@ class Feed:
         self._device = world.device
         self._stream = torch.cuda.Stream(world.device) if world.on_gpu else None
 
-    def __call__(self, batches: Iterator[Batch], phase: Phase) -> Iterator[DeviceBatch]:
+    def __call__(self, batches: Iterator[Batch], phase: PhaseTimer) -> Iterator[DeviceBatch]:
         """The same batches on the device, in order; phases data_wait and h2d are measured."""
         while True:
             with phase("data_wait"):

@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch._C import _distributed_c10d
 
 
-def write_flight(path: Path) -> str:
+def dump_flight_recorder(path: Path) -> str:
     """Writes what the recorder holds to `path`; a line on what became of it."""
     found = {}
     for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from podscale.layout import ALIGNMENT, plan_layout
+from podscale.layout import ALIGNMENT_ELEMENTS, plan_buckets
 from podscale.pytorch.layout import view_like
 
 
@@ -35,8 +35,8 @@ class GradientBuffer:
         # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
         backwards = list(reversed(self.parameters.values()))
         if shards > 1:
-            multiple *= ALIGNMENT  # so that every shard begins where kernels can read whole vectors
-        self.layout = plan_layout(
+            multiple *= ALIGNMENT_ELEMENTS  # so that every shard begins where kernels can read whole vectors
+        self.layout = plan_buckets(
             [p.numel() for p in backwards] + [extra], bucket_elements, multiple, last_apart=shards > 1
         )
         *starts, extra_start = self.layout.starts
@@ -46,7 +46,7 @@ class GradientBuffer:
         self.views = [view_like(self.flat, self.starts[name], p) for name, p in self.parameters.items()]
         """The gradient of each parameter, in the order of the model's parameters."""
         self.extra = self.flat[extra_start : extra_start + extra]
-        self.owned = [(0, extra_start)] if shards == 1 else [*_shards(self.layout.bounds[:-1], shards, shard)]
+        self.owned = [(0, extra_start)] if shards == 1 else [*_shard_ranges(self.layout.bounds[:-1], shards, shard)]
         """Where the averaged gradients of this rank are."""
         self.averages = [self.flat[start:stop] for start, stop in self.owned]
 
@@ -55,7 +55,7 @@ class GradientBuffer:
         return [self.flat[start:stop] for start, stop in self.layout.bounds]
 
 
-def _shards(bounds: tuple[tuple[int, int], ...], shards: int, shard: int) -> Iterator[tuple[int, int]]:
+def _shard_ranges(bounds: tuple[tuple[int, int], ...], shards: int, shard: int) -> Iterator[tuple[int, int]]:
     for start, stop in bounds:
         length = (stop - start) // shards
         yield start + shard * length, start + (shard + 1) * length

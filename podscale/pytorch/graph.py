@@ -9,36 +9,38 @@ from contextlib import contextmanager
 
 import torch
 
-from podscale.engine.phase import Phase, untimed
+from podscale.engine.phase import PhaseTimer, untimed
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.step import Step, StepResult
-from podscale.pytorch.timing import DeviceTimes
+from podscale.pytorch.step import StepResult, TrainStep
+from podscale.pytorch.timing import DeviceTimer
 from podscale.pytorch.world import World
 
-WARM_UP = 3
+WARM_UP_STEPS = 3
 """Updates carried out as usual before one is recorded: libraries choose their kernels and allocate their workspaces
 then, which a graph cannot hold (PyTorch's notes on CUDA graphs ask for a few iterations on a side stream)."""
 
-SAMPLE_EVERY = 1000
+SAMPLE_EVERY_STEPS = 1000
 """Between two updates that are carried out as usual to learn how long their parts take: a graph does not tell."""
 
-Sampled = Callable[[dict[str, float]], None]
+PhaseSecondsCallback = Callable[[dict[str, float]], None]
 """Told the seconds of each phase of a sampled update, on the device."""
 
 
-class GraphedStep:
+class CudaGraphStep:
     """Stands in the place of a `Step`. Batches must all have the shape of the first one.
 
     The first updates are warm-up: ordinary ones, on the stream that the graph is recorded on, since autograd
     accumulates a gradient on the stream where it met the parameter first.
     """
 
-    def __init__(self, step: Step, world: World, *, sampled: Sampled, sample_every: int = SAMPLE_EVERY) -> None:
+    def __init__(
+        self, step: TrainStep, world: World, *, sampled: PhaseSecondsCallback, sample_every: int = SAMPLE_EVERY_STEPS
+    ) -> None:
         assert world.on_gpu, "CUDA graphs need a GPU"
         self.eager = step
         self._device = world.device
         self._stream = torch.cuda.Stream(world.device)
-        self._times, self._sampled, self._sample_every = DeviceTimes(on_gpu=True), sampled, sample_every
+        self._times, self._sampled, self._sample_every = DeviceTimer(on_gpu=True), sampled, sample_every
         self._done, self._eager_bytes, self._waiting = 0, 0, False
         self._batch: DeviceBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -47,17 +49,17 @@ class GraphedStep:
     def seek(self, number: int) -> None:
         self.eager.seek(number)
 
-    def __call__(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+    def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         with phase("h2d"):
             static = self._load(batch)
         self._report()
         self.eager.begin(batch.source.step)
         self._done += 1
-        if self._done <= WARM_UP:
+        if self._done <= WARM_UP_STEPS:
             return self._carry_out(static, phase)
         if self._graph is None:
             self._record(static)
-        elif (self._done - WARM_UP) % self._sample_every == 0 and self._has_room():
+        elif (self._done - WARM_UP_STEPS) % self._sample_every == 0 and self._has_room():
             return self._carry_out(static, phase)
         return self._replay(phase)
 
@@ -81,15 +83,15 @@ class GraphedStep:
             buffer.copy_(values)
         return static
 
-    def _carry_out(self, static: DeviceBatch, phase: Phase) -> StepResult:
+    def _carry_out(self, static: DeviceBatch, phase: PhaseTimer) -> StepResult:
         """One ordinary update; the last one of the warm-up and every sampled one tell their times."""
         self._times.clear()
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         with self._on_own_stream():
-            result = self.eager.carry_out(static, both(self._times.part, phase))
+            result = self.eager.carry_out(static, combine_phases(self._times.part, phase))
         self._eager_bytes = torch.cuda.max_memory_allocated(self._device) - before
-        self._waiting = self._done >= WARM_UP
+        self._waiting = self._done >= WARM_UP_STEPS
         return result
 
     def _record(self, static: DeviceBatch) -> None:
@@ -102,7 +104,7 @@ class GraphedStep:
             self._result = self.eager.carry_out(static, untimed)
         self._graph = graph
 
-    def _replay(self, phase: Phase) -> StepResult:
+    def _replay(self, phase: PhaseTimer) -> StepResult:
         """Launches the graph. The answers are copied, because the next replay writes them again."""
         assert self._graph is not None
         assert self._result is not None
@@ -135,7 +137,7 @@ class GraphedStep:
         current.wait_stream(self._stream)
 
 
-def both(first: Phase, second: Phase) -> Phase:
+def combine_phases(first: PhaseTimer, second: PhaseTimer) -> PhaseTimer:
     """Measures a phase in two ways at once."""
 
     @contextmanager

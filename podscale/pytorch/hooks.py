@@ -23,15 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 from podscale.config.conflict import first_error
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
-from podscale.pytorch import world as worlds
+from podscale.pytorch import world
 from podscale.pytorch.allreduce import AllReduce, build_all_reduce
 
-WAIT_SECONDS = worlds.World.timeout_seconds
+TIMEOUT_SECONDS = world.World.timeout_seconds
 """As in a run; torch's own default for groups on gloo is half an hour. Where rank 0 does something alone between two
 steps, such as an evaluation, the others wait in the all-reduce meanwhile, and that has to fit in."""
 
 
-def register(ddp: DistributedDataParallel, *, timeout_seconds: float = WAIT_SECONDS, **options: Any) -> None:
+def register(ddp: DistributedDataParallel, *, timeout_seconds: float = TIMEOUT_SECONDS, **options: Any) -> None:
     """Lets `ddp` average its gradients by one of podscale's algorithms, over all ranks of the default process group.
 
     options: those of the run document's train.all_reduce section that concern the algorithm (algorithm, row,
@@ -51,23 +51,23 @@ def register(ddp: DistributedDataParallel, *, timeout_seconds: float = WAIT_SECO
             "is what DistributedDataParallel does by itself", field="algorithm", got="ddp", hint="Choose another one."
         )
     device = next(ddp.module.parameters()).device
-    all_reduce = build_all_reduce(section, worlds.current(device, timeout_seconds))
-    queue = _StreamQueue(all_reduce, device) if device.type == "cuda" else _ThreadQueue(all_reduce)
-    ddp.register_comm_hook(queue, _hand_over)
+    all_reduce = build_all_reduce(section, world.current_world(device, timeout_seconds))
+    queue = _StreamHookQueue(all_reduce, device) if device.type == "cuda" else _ThreadHookQueue(all_reduce)
+    ddp.register_comm_hook(queue, _comm_hook)
 
 
-class _Queue(Protocol):
+class _HookQueue(Protocol):
     def submit(self, gradients: Tensor) -> Future[Tensor]:
         """Averages `gradients` in place after everything submitted before."""
         ...
 
 
-def _hand_over(state: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+def _comm_hook(state: _HookQueue, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     """What DDP calls; it looks at the name of the second parameter and at the annotations."""
     return state.submit(bucket.buffer())
 
 
-class _ThreadQueue:
+class _ThreadHookQueue:
     """One thread of blocking collectives."""
 
     def __init__(self, all_reduce: AllReduce) -> None:
@@ -88,7 +88,7 @@ class _ThreadQueue:
             future.set_result(gradients)
 
 
-class _StreamQueue:
+class _StreamHookQueue:
     """A side stream; its futures carry events, so that DDP's stream waits and the host does not."""
 
     def __init__(self, all_reduce: AllReduce, device: torch.device) -> None:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from podscale.engine.waits import waiting_for_bucket
 
-Average = Callable[[Tensor], None]
+AverageFunction = Callable[[Tensor], None]
 """Averages a bucket in place, by blocking collectives."""
 
 
-class Lane(Protocol):
+class CommQueue(Protocol):
     def submit(self, bucket: Tensor) -> None:
         """Averages `bucket` in place after everything submitted before it."""
         ...
@@ -25,14 +25,14 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-class ThreadLane:
+class ThreadCommQueue:
     """One thread of blocking collectives, for CPU tensors.
 
     Chained callbacks would not do: gloo does not order collectives issued from them, and torch aborts or, worse,
     mixes up buckets of one size.
     """
 
-    def __init__(self, average: Average) -> None:
+    def __init__(self, average: AverageFunction) -> None:
         self._average = average
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
         self._running: list[Future[None]] = []
@@ -53,10 +53,10 @@ class ThreadLane:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class StreamLane:
+class StreamCommQueue:
     """A side stream, for GPU tensors: collectives queue there, after the gradients they need and before the update."""
 
-    def __init__(self, average: Average, device: torch.device) -> None:
+    def __init__(self, average: AverageFunction, device: torch.device) -> None:
         self._average = average
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=-1)
@@ -74,6 +74,6 @@ class StreamLane:
         pass
 
 
-def build_lane(average: Average, device: torch.device) -> Lane:
+def build_comm_queue(average: AverageFunction, device: torch.device) -> CommQueue:
     """The lane of a device."""
-    return StreamLane(average, device) if device.type == "cuda" else ThreadLane(average)
+    return StreamCommQueue(average, device) if device.type == "cuda" else ThreadCommQueue(average)

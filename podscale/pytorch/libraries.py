@@ -5,7 +5,7 @@ from podscale.version import installed
 DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
-def library_facts() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions by name; "none" where it is not there."""
     import torch
     from torch import distributed as dist

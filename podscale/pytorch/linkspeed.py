@@ -19,25 +19,24 @@ from torch import Tensor, nn
 from podscale.config.network import ModelSection
 from podscale.config.train import AllReduceSection
 from podscale.files import write_json
-from podscale.processes import die_with_parent
-from podscale.pytorch import world as worlds
+from podscale.processes import exit_with_parent
 from podscale.pytorch.allreduce import AllReduce, build_all_reduce
-from podscale.pytorch.allreduce.base import WIRES
+from podscale.pytorch.allreduce.base import WIRE_DTYPES
 from podscale.pytorch.allreduce.collectives import build_collectives
-from podscale.pytorch.allreduce.order import spans
+from podscale.pytorch.allreduce.order import equal_spans
 from podscale.pytorch.mesh import Mesh, build_mesh
 from podscale.pytorch.models import build_model
-from podscale.pytorch.reducer import FlatReducer
-from podscale.pytorch.timing import timed_together
-from podscale.pytorch.world import World
+from podscale.pytorch.reducer import BucketedReducer
+from podscale.pytorch.timing import time_slowest_rank
+from podscale.pytorch.world import World, join_world, leave_world
 
-ROUNDS = (3, 50)
-CHECKED = 2**14
+MIN_MAX_ROUNDS = (3, 50)
+CHECKED_ELEMENTS = 2**14
 """Elements whose mean is compared with that in float64."""
 
 
 @dataclass(frozen=True)
-class Job:
+class LinkBenchmarkJob:
     """What to measure.
 
     sections: an all_reduce section by name. sizes: bytes of fp32. seconds: about so long for each of them. model: a
@@ -55,16 +54,16 @@ class Job:
 
 def main() -> None:
     """Joins the world that the environment names, measures, writes what was found."""
-    die_with_parent()
-    job, result = Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), Path(sys.argv[2])
-    world = worlds.join(300.0)
-    found = measure(world, job)
+    exit_with_parent()
+    job, result = LinkBenchmarkJob(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), Path(sys.argv[2])
+    world = join_world(300.0)
+    found = measure_links(world, job)
     if world.first:
         write_json(result, found)
-    worlds.leave()
+    leave_world()
 
 
-def measure(world: World, job: Job) -> dict[str, Any]:
+def measure_links(world: World, job: LinkBenchmarkJob) -> dict[str, Any]:
     """{place, whole: [...], phases: [...], steps: [...]}, the same on every rank; every rank must call this.
 
     whole: seconds and error of each section and size. phases: seconds of the parts of a torus on each axis. steps:
@@ -78,40 +77,40 @@ def measure(world: World, job: Job) -> dict[str, Any]:
         "rows": list(mesh.shape),
         "device": torch.cuda.get_device_name(world.device) if world.on_gpu else "cpu",
         "backend": "nccl" if world.on_gpu else "gloo",
-        "whole": [*_whole(world, ready, job)],
-        "phases": [*_phases(world, mesh, job)],
-        "steps": [*_steps(world, ready, sections, job)] if job.model else [],
+        "whole": [*_measure_algorithms(world, ready, job)],
+        "phases": [*_measure_phases(world, mesh, job)],
+        "steps": [*_measure_steps(world, ready, sections, job)] if job.model else [],
     }
 
 
-def _whole(world: World, ready: dict[str, AllReduce], job: Job) -> Iterator[dict[str, Any]]:
+def _measure_algorithms(world: World, ready: dict[str, AllReduce], job: LinkBenchmarkJob) -> Iterator[dict[str, Any]]:
     for name, reduce in ready.items():
-        error = relative_error(world, reduce)
+        error = relative_rms_error(world, reduce)
         for size in job.sizes:
             bucket = torch.zeros(max(size // 4, 1), device=world.device)
-            seconds = _times(world, lambda r=reduce, b=bucket: r(b), job.seconds)  # type: ignore[misc]
+            seconds = _time_rounds(world, lambda r=reduce, b=bucket: r(b), job.seconds)  # type: ignore[misc]
             yield {"algorithm": name, "bytes": bucket.nbytes, "seconds": seconds, "error": error}
 
 
-def relative_error(world: World, reduce: AllReduce) -> float:
+def relative_rms_error(world: World, reduce: AllReduce) -> float:
     """Of the mean of random values, as a share of its root mean square, against float64."""
-    parts = [_random(rank) for rank in range(world.size)]
+    parts = [_random_values(rank) for rank in range(world.size)]
     exact = torch.stack(parts).double().mean(0)
     found = parts[world.rank].to(world.device)
     reduce(found)
     return float((found.cpu() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
 
-def _random(rank: int) -> Tensor:
-    return torch.randn(CHECKED, generator=torch.Generator().manual_seed(rank))
+def _random_values(rank: int) -> Tensor:
+    return torch.randn(CHECKED_ELEMENTS, generator=torch.Generator().manual_seed(rank))
 
 
-def _phases(world: World, mesh: Mesh, job: Job) -> Iterator[dict[str, Any]]:
+def _measure_phases(world: World, mesh: Mesh, job: LinkBenchmarkJob) -> Iterator[dict[str, Any]]:
     """Reduce-scatter and all-gather of S bytes along the rows, all-reduce of S / row along the columns, in fp32."""
-    row, column = (build_collectives(axis, WIRES["fp32"], world.device) for axis in (mesh.row, mesh.column))
+    row, column = (build_collectives(axis, WIRE_DTYPES["fp32"], world.device) for axis in (mesh.row, mesh.column))
     for size in job.sizes:
         bucket = torch.zeros(max(size // 4 // mesh.row.size, 1) * mesh.row.size, device=world.device)
-        parts = spans(len(bucket), mesh.row.size)
+        parts = equal_spans(len(bucket), mesh.row.size)
         shard = bucket[slice(*parts[mesh.row.place])]
         phases: list[tuple[str, Any, Tensor, Callable[[], None]]] = [
             ("reduce_scatter", mesh.row, bucket, lambda b=bucket, p=parts: row.reduce_scatter(b, p)),  # type: ignore[misc]
@@ -120,19 +119,19 @@ def _phases(world: World, mesh: Mesh, job: Job) -> Iterator[dict[str, Any]]:
         ]
         for name, axis, data, operation in phases:
             if axis.size > 1:
-                seconds = _times(world, operation, job.seconds)
+                seconds = _time_rounds(world, operation, job.seconds)
                 yield {"phase": name, "axis": axis.name, "ranks": axis.size, "bytes": data.nbytes, "seconds": seconds}
 
 
-class Nothing:
+class NoAllReduce:
     """In the place of an all-reduce: leaves every rank with its own gradients."""
 
     def __call__(self, bucket: Tensor) -> None:
         pass
 
 
-def _steps(
-    world: World, ready: dict[str, AllReduce], sections: dict[str, AllReduceSection], job: Job
+def _measure_steps(
+    world: World, ready: dict[str, AllReduce], sections: dict[str, AllReduceSection], job: LinkBenchmarkJob
 ) -> Iterator[dict[str, Any]]:
     """Steps with every section and without reduction in turn, so that a busy moment of the machine meets all."""
     network = build_model(ModelSection(**(job.model or {})), 1000).to(world.device).train()
@@ -142,15 +141,15 @@ def _steps(
     for number in range(1 + 5):
         for name, times in found.items():
             section = sections.get(name, AllReduceSection())
-            reduce = ready.get(name, Nothing())
-            reducer = FlatReducer(network, reduce, world, bucket_mb=section.bucket_mb, overlap=section.overlap)
+            reduce = ready.get(name, NoAllReduce())
+            reducer = BucketedReducer(network, reduce, world, bucket_mb=section.bucket_mb, overlap=section.overlap)
 
-            def step(reducer: FlatReducer = reducer) -> None:
+            def step(reducer: BucketedReducer = reducer) -> None:
                 reducer.begin()
                 reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
                 reducer.finish()
 
-            seconds = timed_together(world, step)
+            seconds = time_slowest_rank(world, step)
             reducer.close()
             if number:  # the first round makes connections and memory
                 times.append(seconds)
@@ -158,12 +157,12 @@ def _steps(
         yield {"algorithm": name, "seconds": found[name], "alone": found[""]}
 
 
-def _times(world: World, operation: Callable[[], None], budget: float) -> list[float]:
+def _time_rounds(world: World, operation: Callable[[], None], budget: float) -> list[float]:
     """Seconds of each round; as many rounds as the budget gives, the same number on every rank."""
-    timed_together(world, operation)
-    first = timed_together(world, operation)
-    rounds = min(max(int(budget / max(first, 1e-6)), ROUNDS[0]), ROUNDS[1])
-    return [timed_together(world, operation) for _ in range(rounds)]
+    time_slowest_rank(world, operation)
+    first = time_slowest_rank(world, operation)
+    rounds = min(max(int(budget / max(first, 1e-6)), MIN_MAX_ROUNDS[0]), MIN_MAX_ROUNDS[1])
+    return [time_slowest_rank(world, operation) for _ in range(rounds)]
 
 
 if __name__ == "__main__":

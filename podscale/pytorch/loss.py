@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from podscale.config import RunConfig
-from podscale.pytorch.models import Heads, Outputs
+from podscale.pytorch.models import InceptionOutputs, Outputs
 
 
 @dataclass(frozen=True)
-class Loss:
+class TrainingLoss:
     """The mean training loss of a network's outputs, fp32.
 
     smoothing: mass of the target spread over all classes. auxiliary: weight of an auxiliary head's loss. binary: one
@@ -27,7 +27,7 @@ class Loss:
     def __call__(self, outputs: Outputs, labels: Tensor, share: Tensor | None = None) -> Tensor:
         """outputs: of n images; labels: int64 [n]. share: scalar, the weight of each image's own label where images
         are mixed; the rest is that of its counterpart from the end."""
-        if isinstance(outputs, Heads):
+        if isinstance(outputs, InceptionOutputs):
             return self._of(outputs.logits, labels, share) + self.auxiliary * self._of(outputs.auxiliary, labels, share)
         return self._of(outputs, labels, share)
 
@@ -48,11 +48,11 @@ class Loss:
         return targets if self.threshold is None else torch.gt(targets, self.threshold).float()
 
 
-def build_loss(config: RunConfig) -> Loss:
+def build_loss(config: RunConfig) -> TrainingLoss:
     """The loss of a document."""
     train = config.train
     binary = train.loss == "binary_cross_entropy"
-    return Loss(train.label_smoothing, config.model.inception.auxiliary, binary, train.binary_threshold)
+    return TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, binary, train.binary_threshold)
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -18,10 +18,10 @@ from podscale.checkpoint.modelfile import read_weights
 from podscale.config import RunConfig
 from podscale.engine.phase import untimed
 from podscale.engine.waits import BATCH_NORM, waiting_for
-from podscale.input import build_loader
-from podscale.order import build_order
+from podscale.input.build import build_loader
+from podscale.order import build_sampler
 from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
@@ -29,7 +29,7 @@ from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 
 
-def mean_arrays(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:
+def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:
     """The mean of exported weights and statistics by name: added in fp64, fp32. Raises InputError as read_weights."""
     shapes = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     sums: dict[str, npt.NDArray[Any]] = {name: np.zeros(shape) for name, shape in shapes.items()}
@@ -40,8 +40,8 @@ def mean_arrays(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArra
 
 
 @torch.no_grad()
-def estimate_statistics(
-    model: nn.Module, config: RunConfig, world: World, shard_set: ShardSet, feed: Feed, precision: Precision
+def update_batch_norm(
+    model: nn.Module, config: RunConfig, world: World, shard_set: ShardSet, feed: DevicePrefetcher, precision: Precision
 ) -> None:
     """Replaces batch norm's running statistics by their means over evaluate.statistics_images training images.
 
@@ -59,7 +59,7 @@ def estimate_statistics(
     )
     split = shard_set.split("train")
     updates = max(1, min(config.evaluate.statistics_images, len(split)) // config.train.global_batch)
-    order = build_order(config, split)
+    order = build_sampler(config, split)
     loader = build_loader(
         config,
         split,

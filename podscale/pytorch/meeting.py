@@ -10,12 +10,11 @@ from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
 from podscale import env
-from podscale.engine import meeting as meetings
-from podscale.engine.meeting import Meeting
-from podscale.engine.seat import read_seat
+from podscale.engine.meeting import RankGroup, join_rank_group
+from podscale.engine.seat import read_rank_env
 from podscale.store import StoreError, StoreTimeout
 
-PORT = "torch/port"
+TORCH_PORT_KEY = "torch/port"
 """Key: where rank 0 keeps torch's store, beside ours."""
 
 
@@ -26,35 +25,35 @@ class TorchStore:
         self.store = store
 
     def set(self, key: str, value: str) -> None:
-        with _translated():
+        with _translate_store_errors():
             self.store.set(key, value)
 
     def get(self, keys: Sequence[str]) -> list[str]:
-        with _translated():
+        with _translate_store_errors():
             return [value.decode() for value in self.store.multi_get(list(keys))]
 
     def wait(self, keys: Sequence[str], seconds: float) -> None:
-        with _translated():
+        with _translate_store_errors():
             self.store.wait(list(keys), timedelta(seconds=seconds))
 
     def check(self, key: str) -> bool:
-        with _translated():
+        with _translate_store_errors():
             return self.store.check([key])
 
     def add(self, key: str, amount: int) -> int:
-        with _translated():
+        with _translate_store_errors():
             return self.store.add(key, amount)
 
     def own(self, seconds: float) -> "TorchStore":
         """A connection of its own: one that waits holds up all who share it."""
-        with _translated():
+        with _translate_store_errors():
             store = self.store.clone()
             store.set_timeout(timedelta(seconds=seconds))
             return TorchStore(store)
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_store_errors() -> Iterator[None]:
     try:
         yield
     except DistStoreError as error:
@@ -63,33 +62,33 @@ def _translated() -> Iterator[None]:
         raise StoreError(str(error)) from error
 
 
-def meet(timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> Meeting:
+def join_torch_rank_group(timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> RankGroup:
     """Reaches the store of our spawner, or the one that torchrun's variables name; alone where there is neither.
 
     Both live in the launcher of the first pod and so outlive rank 0.
     """
     if env.STORE in environment:
-        return meetings.meet(read_seat(environment), timeout_seconds)
+        return join_rank_group(read_rank_env(environment), timeout_seconds)
     rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     if size == 1:
-        return Meeting(rank, size, TorchStore(HashStore()), timeout_seconds)
+        return RankGroup(rank, size, TorchStore(HashStore()), timeout_seconds)
     assert "MASTER_ADDR" in environment, "a world of several ranks is started by our spawner or by torchrun"
     timeout = timedelta(seconds=timeout_seconds)
     store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)
-    return Meeting(rank, size, TorchStore(store), timeout_seconds)
+    return RankGroup(rank, size, TorchStore(store), timeout_seconds)
 
 
-def store_of(meeting: Meeting, environment: Mapping[str, str] = os.environ) -> Store:
+def torch_store(meeting: RankGroup, environment: Mapping[str, str] = os.environ) -> Store:
     """torch's own store, which its process groups need: the meeting's, or one that rank 0 keeps while it lives.
 
     Every rank must call this at the same time.
     """
     if isinstance(meeting.store, TorchStore):
         return meeting.store.store
-    address, timeout = read_seat(environment).address, timedelta(seconds=meeting.timeout_seconds)
+    address, timeout = read_rank_env(environment).address, timedelta(seconds=meeting.timeout_seconds)
     if meeting.rank == 0:
         kept = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        meeting.store.set(PORT, str(kept.port))
+        meeting.store.set(TORCH_PORT_KEY, str(kept.port))
         return kept
-    return TCPStore(address, int(meeting.store.get([PORT])[0]), is_master=False, timeout=timeout)
+    return TCPStore(address, int(meeting.store.get([TORCH_PORT_KEY])[0]), is_master=False, timeout=timeout)

@@ -96,15 +96,17 @@ def build_mesh(world: World, row: int | None = None) -> Mesh:
     """
     rows = plan_rows(world.nodes(), row)
     columns = [tuple(sorted(column)) for column in zip(*rows, strict=True)]
-    return Mesh(_axis(world, "row", rows), _axis(world, "column", columns), rows)
+    return Mesh(_build_axis(world, "row", rows), _build_axis(world, "column", columns), rows)
 
 
 def build_line(world: World) -> Axis:
     """All ranks of a world, node after node, so that each node has one neighbour on either side."""
     nodes = world.nodes()
-    return _axis(world, "line", (tuple(sorted(range(world.size), key=lambda rank: (nodes.index(nodes[rank]), rank))),))
+    return _build_axis(
+        world, "line", (tuple(sorted(range(world.size), key=lambda rank: (nodes.index(nodes[rank]), rank))),)
+    )
 
 
-def _axis(world: World, name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
+def _build_axis(world: World, name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
     mine = next(ranks for ranks in partition if world.rank in ranks)
     return Axis(name, mine, mine.index(world.rank), world.group_of([list(ranks) for ranks in partition]))

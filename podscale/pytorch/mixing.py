@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from podscale.config.mixing import MixSection
-from podscale.keyed import Words, keyed, uniform
+from podscale.keyed import UInt64Array, derive_key, uniform
 from podscale.pytorch.world import World
 
-_PURPOSE = 0x6D6978  # "mix"
-_TRIES = 32  # pairs of draws for one of Beta; each is good with a chance of a half or more
+_KEY_DOMAIN = 0x6D6978  # "mix"
+_MAX_TRIES = 32  # pairs of draws for one of Beta; each is good with a chance of a half or more
 
 
-class Mixing:
+class BatchMixer:
     """Draws how the images of an update are mixed, and mixes them."""
 
     def __init__(self, section: MixSection, seed: int, world: World) -> None:
@@ -26,10 +26,10 @@ class Mixing:
 
     def begin(self, step: int) -> None:
         """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
-        section, key = self._section, keyed(self._seed, _PURPOSE, step, self._rank)
-        which, row, column = uniform(keyed(key, np.arange(3)))
+        section, key = self._section, derive_key(self._seed, _KEY_DOMAIN, step, self._rank)
+        which, row, column = uniform(derive_key(key, np.arange(3)))
         cuts = section.cutmix > 0 and (section.mixup == 0 or which < 0.5)
-        share = beta(section.cutmix if cuts else section.mixup, keyed(key, 3))
+        share = sample_beta(section.cutmix if cuts else section.mixup, derive_key(key, 3))
         self._drawn.copy_(torch.tensor([float(cuts), share, row, column]))
 
     def images(self, images: Tensor) -> Tensor:
@@ -53,9 +53,9 @@ class Mixing:
         return torch.where(cuts > 0, (~box).float(), share)
 
 
-def beta(alpha: float, key: Words) -> float:
+def sample_beta(alpha: float, key: UInt64Array) -> float:
     """A number from Beta(alpha, alpha), 0 < alpha <= 1, by Joehnk's method (1964), from the numbers of one key."""
-    draws = uniform(keyed(key, np.arange(2 * _TRIES))).reshape(_TRIES, 2) ** (1.0 / alpha)
+    draws = uniform(derive_key(key, np.arange(2 * _MAX_TRIES))).reshape(_MAX_TRIES, 2) ** (1.0 / alpha)
     total = draws.sum(axis=1)
     good = np.flatnonzero((total > 0) & (total <= 1))
     return float(draws[good[0], 0] / total[good[0]]) if len(good) else 0.5

@@ -11,7 +11,7 @@ from torch import nn
 from podscale.checkpoint.modelfile import read_weights
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights_file(model: nn.Module, path: Path) -> None:
     """Loads exported weights into `model`, in place.
 
     Raises InputError where the file is missing or holds another architecture.

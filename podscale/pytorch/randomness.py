@@ -8,13 +8,13 @@ starts, draws anew in every update.
 import torch
 from torch import nn
 
-from podscale.keyed import keyed
+from podscale.keyed import derive_key
 from podscale.pytorch.world import World
 
-_PURPOSE = 0x64726F70  # "drop"
+_DROPOUT_KEY_DOMAIN = 0x64726F70  # "drop"
 
 
-class Randomness:
+class DropoutRng:
     """Sets the generator of a rank's device; does nothing for a model that draws nothing."""
 
     def __init__(self, model: nn.Module, seed: int, world: World) -> None:
@@ -25,4 +25,4 @@ class Randomness:
     def begin(self, step: int) -> None:
         """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
         if self._needed:
-            self._generator.manual_seed(int(keyed(self._seed, _PURPOSE, step, self._rank)[0] >> 1))
+            self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))

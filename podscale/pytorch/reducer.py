@@ -19,21 +19,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
 from podscale.engine.waits import GRADIENTS, waiting_for
-from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce
+from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
-from podscale.pytorch.lane import build_lane
+from podscale.pytorch.lane import build_comm_queue
 from podscale.pytorch.layout import strided_like
 from podscale.pytorch.world import World
 
 
-class Reducer(Protocol):
+class GradientReducer(Protocol):
     """Averages the gradients of one update."""
 
     module: nn.Module
     """What the forward pass calls."""
     buffer: GradientBuffer
     """Where the averages are after `finish`; its `extra` is written before the last backward pass of an update."""
-    gather: HalvedAllReduce | None
+    gather: ShardedAllReduce | None
     """What collects the shards of a sharded update; None where every rank holds all averages."""
 
     def begin(self) -> None:
@@ -55,11 +55,11 @@ class Reducer(Protocol):
 
 def build_reducer(
     section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1, sharded: bool = False
-) -> Reducer:
+) -> GradientReducer:
     """The reducer of a document's all_reduce section. Every rank must call this at the same time."""
     if section.algorithm == "ddp":
         return DdpReducer(model, world, bucket_mb=section.bucket_mb, extra=extra)
-    return FlatReducer(
+    return BucketedReducer(
         model,
         build_all_reduce(section, world),
         world,
@@ -70,7 +70,7 @@ def build_reducer(
     )
 
 
-class FlatReducer:
+class BucketedReducer:
     """Our own reducer; see the module's text."""
 
     def __init__(
@@ -85,7 +85,7 @@ class FlatReducer:
         sharded: bool = False,
     ) -> None:
         self.module, self.all_reduce, self._overlap = model, all_reduce, overlap
-        self.gather = _shards_of(all_reduce) if sharded else None
+        self.gather = _require_sharded(all_reduce) if sharded else None
         self.buffer = GradientBuffer(
             model,
             world.device,
@@ -97,7 +97,7 @@ class FlatReducer:
         )
         self._buckets = self.buffer.buckets
         self._own = dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if self.gather else {}
-        self._lane = build_lane(self._average, world.device)
+        self._lane = build_comm_queue(self._average, world.device)
         parameters = list(self.buffer.parameters.values())
         numbers = reversed(self.buffer.layout.buckets[:-1])
         self._bucket_of = dict(zip(map(id, parameters), numbers, strict=True))
@@ -174,9 +174,9 @@ class FlatReducer:
             own.copy_(self.gather.reduce_scatter(bucket))
 
 
-def _shards_of(all_reduce: AllReduce) -> HalvedAllReduce | None:
+def _require_sharded(all_reduce: AllReduce) -> ShardedAllReduce | None:
     """What scatters and gathers; None where one rank has everything, so that there is nothing to share."""
-    assert isinstance(all_reduce, HalvedAllReduce), type(all_reduce)  # the document's checks see to it
+    assert isinstance(all_reduce, ShardedAllReduce), type(all_reduce)  # the document's checks see to it
     return all_reduce if all_reduce.shards > 1 else None
 
 
@@ -190,7 +190,7 @@ class DdpReducer:
             model, device_ids=devices, bucket_cap_mb=bucket_mb, broadcast_buffers=False, gradient_as_bucket_view=True
         )
         self.buffer = GradientBuffer(model, world.device, bucket_elements=1, extra=extra)
-        self.gather: HalvedAllReduce | None = None
+        self.gather: ShardedAllReduce | None = None
         self._ranks = world.size
 
     def begin(self) -> None:
@@ -213,7 +213,7 @@ class DdpReducer:
 
 
 @contextmanager
-def accumulating(reducer: Reducer, *, last: bool) -> Iterator[None]:
+def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> Iterator[None]:
     """Around one forward and backward pass; DDP decides in the forward pass whether its backward will reduce."""
     wrapped = reducer.module
     with wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and not last else nullcontext():

@@ -9,20 +9,20 @@ import numpy.typing as npt
 import torch
 
 from podscale.checkpoint import Snapshot
-from podscale.engine.evaluation import Evaluation
-from podscale.engine.session import Session as SharedSession
-from podscale.engine.word import Word
-from podscale.pytorch.checkpoints import State, restore_or_start
-from podscale.pytorch.compilation import give_up_graphs
-from podscale.pytorch.control import Control
+from podscale.engine.evaluation import EvaluationResult
+from podscale.engine.session import Trainer as SharedSession
+from podscale.engine.word import StepStatus
+from podscale.pytorch.checkpoints import TrainState, restore_or_start
+from podscale.pytorch.compilation import release_cuda_graphs
+from podscale.pytorch.control import StepSync
 from podscale.pytorch.evaluate import Evaluator
-from podscale.pytorch.feed import Feed
-from podscale.pytorch.graph import GraphedStep
-from podscale.pytorch.reducer import Reducer
-from podscale.pytorch.step import Step
+from podscale.pytorch.feed import DevicePrefetcher
+from podscale.pytorch.graph import CudaGraphStep
+from podscale.pytorch.reducer import GradientReducer
+from podscale.pytorch.step import TrainStep
 from podscale.pytorch.world import World
 
-DEVICE_MEMORY = {
+MEMORY_STATS = {
     "device_allocated": "allocated_bytes.all.current",
     "device_reserved": "reserved_bytes.all.current",
     "device_peak": "allocated_bytes.all.peak",
@@ -31,23 +31,23 @@ DEVICE_MEMORY = {
 
 
 @dataclass(kw_only=True)
-class Session(SharedSession):
+class PyTorchTrainer(SharedSession):
     """What changes an update stands in `step`; what a resumed run needs, in `state`."""
 
     world: World
-    state: State
+    state: TrainState
     evaluator: Evaluator
-    control: Control
-    step: Step | GraphedStep
-    reducer: Reducer
-    feed: Feed
+    control: StepSync
+    step: TrainStep | CudaGraphStep
+    reducer: GradientReducer
+    feed: DevicePrefetcher
 
     def restore(self) -> bool:
         resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world, self.origin)
         self.step.seek(self.progress.step)
         return resumed
 
-    def updates(self) -> Iterator[list[Word]]:
+    def updates(self) -> Iterator[list[StepStatus]]:
         monitor, progress, ema = self.monitor, self.progress, self.state.ema
         batches = self.loader.batches(progress.step, self.end)
         for batch in self.feed(batches, monitor.phase):
@@ -61,7 +61,7 @@ class Session(SharedSession):
             monitor.updated(progress.step, len(batch.labels), self.loader.bad_records)
             yield self.control.due()
 
-    def measure(self, *, averaged: bool) -> Evaluation | None:
+    def measure(self, *, averaged: bool) -> EvaluationResult | None:
         with self.state.evaluated(averaged=averaged) as model:
             return self.evaluator.measure(model, self.monitor.inside, lambda: self.stop.requested)
 
@@ -79,13 +79,13 @@ class Session(SharedSession):
             return {}
         with suppress(RuntimeError):
             booked = torch.cuda.memory_stats(self.world.device)
-            return {kind: booked[name] for kind, name in DEVICE_MEMORY.items() if name in booked}
+            return {kind: booked[name] for kind, name in MEMORY_STATS.items() if name in booked}
         return {}
 
     def close(self) -> None:
-        if isinstance(self.step, GraphedStep):
+        if isinstance(self.step, CudaGraphStep):
             self.step.close()
-        give_up_graphs(self.config.train.compile)
+        release_cuda_graphs(self.config.train.compile)
         self.loader.close()
         self.evaluation_loader.close()
         self.reducer.close()

@@ -50,7 +50,7 @@ class RunningStatistics:
         torch.where(finite, self._before + change, self._before, out=self.flat)
 
 
-def running_share(section: BatchNormSection, world: World) -> float:
+def running_statistics_weight(section: BatchNormSection, world: World) -> float:
     """This rank's weight: the same for all ranks, or everything for the first."""
     if section.running == "mean":
         return 1.0

@@ -10,18 +10,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from podscale.engine.phase import Phase
+from podscale.engine.phase import PhaseTimer
 from podscale.engine.waits import OPTIMIZER, waiting_for
-from podscale.pytorch.compilation import Forward
+from podscale.pytorch.compilation import ForwardFunction
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.loss import Loss
-from podscale.pytorch.mixing import Mixing
-from podscale.pytorch.optim import Hyper, Optimizer, Periodic
+from podscale.pytorch.loss import TrainingLoss
+from podscale.pytorch.mixing import BatchMixer
+from podscale.pytorch.optim import HyperParams, Optimizer, StepAware
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.randomness import Randomness
-from podscale.pytorch.reducer import Reducer, accumulating
+from podscale.pytorch.randomness import DropoutRng
+from podscale.pytorch.reducer import GradientReducer, no_sync_unless_last
 from podscale.pytorch.statistics import RunningStatistics
-from podscale.pytorch.weights import Weights
+from podscale.pytorch.weights import FlatWeights
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ class StepResult:
         return self.loss.reshape(1) if self.grad_norm is None else torch.stack([self.loss, self.grad_norm])
 
 
-class Step:
+class TrainStep:
     """Carries out updates. The loss and batch norm's running statistics are averaged along with the gradients."""
 
     def __init__(
         self,
-        reducer: Reducer,
+        reducer: GradientReducer,
         optimizer: Optimizer,
-        weights: Weights,
+        weights: FlatWeights,
         precision: Precision,
         statistics: RunningStatistics,
         *,
         schedule: Tensor,
-        loss: Loss,
+        loss: TrainingLoss,
         accumulation: int = 1,
-        forward: Forward | None = None,
-        randomness: Randomness | None = None,
-        mixing: Mixing | None = None,
+        forward: ForwardFunction | None = None,
+        randomness: DropoutRng | None = None,
+        mixing: BatchMixer | None = None,
         norm_every: int = 0,
     ) -> None:
         """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
@@ -80,7 +80,7 @@ class Step:
         """The next update is the one after `number` updates: what a resumed run begins with."""
         self._number.fill_(number)
 
-    def __call__(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+    def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         self.begin(batch.source.step)
         return self.carry_out(batch, phase)
 
@@ -91,10 +91,10 @@ class Step:
             self._randomness.begin(step)
         if self._mixing is not None:
             self._mixing.begin(step)
-        if isinstance(self._optimizer, Periodic):
+        if isinstance(self._optimizer, StepAware):
             self._optimizer.begin(step)
 
-    def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+    def carry_out(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         """The update itself: the same sequence of work for the device every time."""
         with phase("forward_backward"):
             self._forward_backward(batch)
@@ -112,7 +112,7 @@ class Step:
         size = len(batch.labels) // parts
         for number, (start, stop) in enumerate(pairwise(range(0, size * parts + 1, size))):
             last = number == parts - 1
-            with accumulating(reducer, last=last):
+            with no_sync_unless_last(reducer, last=last):
                 with self._precision.autocast():
                     outputs = self._forward(images := batch.images[start:stop])
                 share = self._mixing.share(*images.shape[1:3]) if self._mixing is not None else None
@@ -131,7 +131,7 @@ class Step:
         buffer = self._reducer.buffer
         loss = buffer.extra[0].clone()
         finite = all_finite([*buffer.averages, buffer.extra])
-        zero_unless(finite, buffer.averages)
+        zero_nonfinite(finite, buffer.averages)
         self._precision.unscale(buffer.averages)
         norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._takes_norm() else None
         with waiting_for(OPTIMIZER):
@@ -146,15 +146,15 @@ class Step:
         may_record = self._norm_every > 0 and self._number.is_cuda  # asking costs an error where there is no driver
         return self._norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
-    def _next_hyper(self, loss: Tensor) -> Hyper:
+    def _next_hyper(self, loss: Tensor) -> HyperParams:
         """The schedule's row of this update, and its loss; a masked one uses up its row."""
         row = self._schedule.index_select(0, self._number)[0]
         self._number += 1
         rate, momentum, decay = row.unbind()
-        return Hyper(rate, momentum, decay, loss)
+        return HyperParams(rate, momentum, decay, loss)
 
 
-def zero_unless(finite: Tensor, buffers: list[Tensor]) -> None:
+def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
     """Zeroes the buffers where not finite. On a CPU nobody waits for the answer, and two passes are saved."""
     if finite.device.type == "cpu" and finite:
         return

@@ -21,34 +21,33 @@ from typing import Any
 import torch
 
 from podscale.config import RunConfig
-from podscale.engine.checkpoints import open_checkpoints
-from podscale.engine.monitor import monitoring
-from podscale.engine.phase import Phase
+from podscale.engine.checkpoints import open_checkpoint_store
+from podscale.engine.monitor import open_training_logger
+from podscale.engine.phase import PhaseTimer
 from podscale.engine.stop import StopRequest
 from podscale.files import write_json
-from podscale.input import open_shard_set
-from podscale.processes import die_with_parent
-from podscale.pytorch import world as worlds
-from podscale.pytorch.allreduce.auto import settle_all_reduce
-from podscale.pytorch.build import build_session
-from podscale.pytorch.graph import GraphedStep
-from podscale.pytorch.session import Session
-from podscale.pytorch.timing import DeviceTimes, mark, seconds_between
-from podscale.pytorch.world import World
+from podscale.input.build import open_shard_set
+from podscale.processes import exit_with_parent
+from podscale.pytorch.allreduce.auto import resolve_all_reduce
+from podscale.pytorch.build import build_trainer
+from podscale.pytorch.graph import CudaGraphStep
+from podscale.pytorch.session import PyTorchTrainer
+from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
+from podscale.pytorch.world import World, join_world, leave_world
 from podscale.rundir import RunDirectory
 
 
 def main() -> None:
     """Measures, writes what was found or why nothing was, and ends the process."""
-    die_with_parent()
+    exit_with_parent()
     job, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     code = 0
     try:
-        world = worlds.join(float(job["timeout_seconds"]))
-        found = measure(job, world)
+        world = join_world(float(job["timeout_seconds"]))
+        found = measure_throughput(job, world)
         if world.first:
             write_json(result, found)
-        worlds.leave()
+        leave_world()
     except BaseException as error:
         code = 1
         kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
@@ -61,44 +60,44 @@ def main() -> None:
     os._exit(code)  # after a failed collective, an orderly end would wait for threads that wait for peers
 
 
-def measure(job: dict[str, Any], world: World) -> dict[str, Any]:
+def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     """The figures of one rank; all ranks take part."""
     config = RunConfig.model_validate(job["config"])
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     shard_set, run = open_shard_set(job["shard_set"], config), RunDirectory.of(config).create()
-    checkpoints = open_checkpoints(config, run, shard_set)
+    checkpoints = open_checkpoint_store(config, run, shard_set)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
-    with monitoring(config, world, run, ranks, None) as monitor:
+    with open_training_logger(config, world, run, ranks, None) as monitor:
         classes, keep = len(shard_set.classes), run.all_reduce
-        config = settle_all_reduce(config, world, classes, keep, None, monitor.settled)
-        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        config = resolve_all_reduce(config, world, classes, keep, None, monitor.settled)
+        session = build_trainer(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         try:
-            return _measure(session, job["warmup"], job["steps"], job["parts"])
+            return _measure_trainer(session, job["warmup"], job["steps"], job["parts"])
         finally:
             session.close()
 
 
-def _measure(session: Session, warmup: int, steps: int, parts: int) -> dict[str, Any]:
+def _measure_trainer(session: PyTorchTrainer, warmup: int, steps: int, parts: int) -> dict[str, Any]:
     world, config = session.world, session.config
-    host = DeviceTimes(on_gpu=False)
+    host = DeviceTimer(on_gpu=False)
     batches = session.loader.batches(0, warmup + steps + parts)
-    updates = _updates(session, batches, host.part)
+    updates = _train_steps(session, batches, host.part)
     session.step.seek(0)
     started = time.perf_counter()
     next(updates)
-    _wait(world)
+    _synchronize(world)
     first = time.perf_counter() - started
     for _ in range(warmup - 1):
         next(updates)
-    _wait(world)
+    _synchronize(world)
     host.clear()
-    begin, marks = time.perf_counter(), [mark(on_gpu=world.on_gpu)]
+    begin, marks = time.perf_counter(), [record_mark(on_gpu=world.on_gpu)]
     for _ in range(steps):
         next(updates)
-        marks.append(mark(on_gpu=world.on_gpu))
-    _wait(world)
+        marks.append(record_mark(on_gpu=world.on_gpu))
+    _synchronize(world)
     elapsed = time.perf_counter() - begin
     each = [seconds_between(*pair) for pair in pairwise(marks)]
     images = config.train.global_batch
@@ -114,14 +113,14 @@ def _measure(session: Session, warmup: int, steps: int, parts: int) -> dict[str,
         "step_p95_seconds": sorted(each)[int(0.95 * (len(each) - 1))],
         "first_step_seconds": first,
         "host_seconds": {name: seconds / steps for name, seconds in host.seconds().items()},
-        "part_seconds": _parts(session, batches, parts),
-        "memory_bytes": _memory(world),
+        "part_seconds": _measure_parts(session, batches, parts),
+        "memory_bytes": _peak_memory_bytes(world),
         "training_flops_per_image": session.spec.training_flops(config.input.image_size),
         "bad_records": session.loader.bad_records,
     }
 
 
-def _updates(session: Session, batches: Iterator[Any], phase: Phase) -> Iterator[None]:
+def _train_steps(session: PyTorchTrainer, batches: Iterator[Any], phase: PhaseTimer) -> Iterator[None]:
     """What the trainer does again and again between checkpoints, one update a time."""
     control = session.control
     for number, batch in enumerate(session.feed(batches, phase), start=1):
@@ -131,10 +130,10 @@ def _updates(session: Session, batches: Iterator[Any], phase: Phase) -> Iterator
         yield
 
 
-def _parts(session: Session, batches: Iterator[Any], count: int) -> dict[str, float]:
+def _measure_parts(session: PyTorchTrainer, batches: Iterator[Any], count: int) -> dict[str, float]:
     """Mean seconds of each part of an ordinary update; empty where memory does not suffice for it beside a graph."""
-    step = session.step.eager if isinstance(session.step, GraphedStep) else session.step
-    times = DeviceTimes(on_gpu=session.world.on_gpu)
+    step = session.step.eager if isinstance(session.step, CudaGraphStep) else session.step
+    times = DeviceTimer(on_gpu=session.world.on_gpu)
     backward = session.reducer.backward
 
     def timed(loss: torch.Tensor, *, last: bool) -> None:
@@ -143,9 +142,9 @@ def _parts(session: Session, batches: Iterator[Any], count: int) -> dict[str, fl
 
     session.reducer.backward = timed  # type: ignore[method-assign]
     try:
-        for batch in session.feed(batches, DeviceTimes(on_gpu=False).part):
+        for batch in session.feed(batches, DeviceTimer(on_gpu=False).part):
             step(batch, times.part)
-        _wait(session.world)
+        _synchronize(session.world)
     except torch.OutOfMemoryError:
         return {}
     finally:
@@ -154,14 +153,14 @@ def _parts(session: Session, batches: Iterator[Any], count: int) -> dict[str, fl
     return {"forward": found.pop("forward_backward", 0.0) - found.get("backward", 0.0), **found}
 
 
-def _wait(world: World) -> None:
+def _synchronize(world: World) -> None:
     """Until all ranks and their devices have done everything."""
     if world.on_gpu:
         torch.cuda.synchronize(world.device)
     world.barrier()
 
 
-def _memory(world: World) -> int:
+def _peak_memory_bytes(world: World) -> int:
     """Most bytes that torch held on the device, graphs and caches included; of a CPU, the process's peak."""
     if world.on_gpu:
         return torch.cuda.max_memory_reserved(world.device)

@@ -9,11 +9,11 @@ from torch import distributed as dist
 
 from podscale.pytorch.world import World
 
-Mark = float | torch.cuda.Event
+TimeMark = float | torch.cuda.Event
 """A moment: the host's clock in seconds, or an event on the current stream of a GPU."""
 
 
-def mark(*, on_gpu: bool) -> Mark:
+def record_mark(*, on_gpu: bool) -> TimeMark:
     """This moment in the device's queue (or now, on a CPU)."""
     if not on_gpu:
         return time.perf_counter()
@@ -22,7 +22,7 @@ def mark(*, on_gpu: bool) -> Mark:
     return event
 
 
-def seconds_between(begin: Mark, end: Mark) -> float:
+def seconds_between(begin: TimeMark, end: TimeMark) -> float:
     """Seconds from one mark to a later one; on a GPU both must have passed."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
@@ -31,20 +31,20 @@ def seconds_between(begin: Mark, end: Mark) -> float:
     return end - begin
 
 
-class DeviceTimes:
+class DeviceTimer:
     """Seconds by part of the updates measured since `clear`. A part inside another counts in both."""
 
     def __init__(self, *, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
-        self._parts: list[tuple[str, Mark, Mark]] = []
+        self._parts: list[tuple[str, TimeMark, TimeMark]] = []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        begin = mark(on_gpu=self._on_gpu)
+        begin = record_mark(on_gpu=self._on_gpu)
         try:
             yield
         finally:
-            self._parts.append((name, begin, mark(on_gpu=self._on_gpu)))
+            self._parts.append((name, begin, record_mark(on_gpu=self._on_gpu)))
 
     def clear(self) -> None:
         self._parts = []
@@ -62,7 +62,7 @@ class DeviceTimes:
         return found
 
 
-def timed_together(world: World, operation: Callable[[], None]) -> float:
+def time_slowest_rank(world: World, operation: Callable[[], None]) -> float:
     """Seconds from a common start until the slowest rank is done."""
     world.barrier()
     begin = time.perf_counter()

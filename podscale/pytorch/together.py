@@ -17,70 +17,70 @@ import torch
 from safetensors.numpy import save
 from torch import nn
 
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
-from podscale.engine.fit import check_fit
+from podscale.engine.fit import validate_world
 from podscale.engine.phase import untimed
-from podscale.engine.place import Place
-from podscale.engine.prediction import Predict, predict_all
+from podscale.engine.place import WorkerEnv
+from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.engine.waits import EVALUATION, waiting_for
-from podscale.ensemble import DESCRIPTION
-from podscale.evaluate.models import Listed, Together, read_together
-from podscale.evaluate.passes import Pass, write_passes
+from podscale.ensemble import MODEL_JSON
+from podscale.evaluate.models import EvaluatedModel, EvaluatedModels, read_evaluated_models
+from podscale.evaluate.passes import EvaluationPass, write_passes
 from podscale.evaluate.predictions import Predictions
 from podscale.files import write_atomically, write_json
-from podscale.input import Loader
-from podscale.pytorch.build import build_evaluator, build_placed_model
+from podscale.input.batch import Loader
+from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.checkpoints import as_array
-from podscale.pytorch.evaluate import Columns, Evaluator, answers_of, columns_of
-from podscale.pytorch.feed import Feed
-from podscale.pytorch.meanweights import estimate_statistics, mean_arrays
-from podscale.pytorch.modelfile import load_arrays, load_weights
+from podscale.pytorch.evaluate import Evaluator, PredictionColumns, batch_predictions, prediction_columns
+from podscale.pytorch.feed import DevicePrefetcher
+from podscale.pytorch.meanweights import mean_weights, update_batch_norm
+from podscale.pytorch.modelfile import load_arrays, load_weights_file
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
-from podscale.pytorch.votes import Votes
+from podscale.pytorch.votes import LogitAverage
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
 
 
-def evaluate_together(place: Place, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+def evaluate_ensemble(place: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
     """Evaluates the models of a document together; rank 0 writes what they said to the run directory.
 
     Raises InputError on every rank for models that do not go together.
     """
     config = place.config
     set_numerics(config.train)
-    together = read_together(config, shard_set.classes)
+    together = read_evaluated_models(config, shard_set.classes)
     if together.alike:
-        check_fit(config, world.size, len(shard_set.split("train")))
-    precision, feed = build_precision(config.train, world), Feed(world)
+        validate_world(config, world.size, len(shard_set.split("train")))
+    precision, feed = build_precision(config.train, world), DevicePrefetcher(world)
 
-    def prepare(counted: Callable[[int], None]) -> tuple[Loader, Predict]:
+    def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
         loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, counted)
-        passes = _Passes(config, world, shard_set, together, run.ensemble, evaluator, feed, precision)
+        passes = _EnsembleEvaluation(config, world, shard_set, together, run.ensemble, evaluator, feed, precision)
         return loader, passes.carry_out
 
-    predict_all(place, world, run, prepare, world.barrier)
+    run_evaluation_stage(place, world, run, prepare, world.barrier)
 
 
 @dataclass
-class _Passes:
+class _EnsembleEvaluation:
     """All passes of an evaluation, one after the other; every rank takes part in each."""
 
     config: RunConfig
     world: World
     shard_set: ShardSet
-    together: Together
+    together: EvaluatedModels
     directory: Path
     evaluator: Evaluator
-    feed: Feed
+    feed: DevicePrefetcher
     precision: Precision
-    done: list[Pass] = field(default_factory=list)
+    done: list[EvaluationPass] = field(default_factory=list)
     found: dict[str, Predictions] = field(default_factory=dict)
 
     def carry_out(self) -> Predictions | None:
         """The predictions that the headline is of, on rank 0, where all others are written too."""
-        votes = Votes()
+        votes = LogitAverage()
         for number, one in enumerate(self.together.members):
             votes.begin()
             self._pass(f"member-{number}", one, one.weights, votes)
@@ -98,45 +98,50 @@ class _Passes:
         write_passes(self.directory, self.done, self.found)
         return self.found[self.config.evaluate.combine]
 
-    def _pass(self, name: str, one: Listed, weights: Path, votes: Votes | None = None) -> None:
+    def _pass(self, name: str, one: EvaluatedModel, weights: Path, votes: LogitAverage | None = None) -> None:
         model = self._placed(one)
-        load_weights(model, weights)
+        load_weights_file(model, weights)
         self._predict(name, one.directory, model, votes)
 
     def _mean_weights(self) -> None:
         members = self.together.members
         model = self._placed(members[0])
-        arrays = mean_arrays(model, [one.weights for one in members])
+        arrays = mean_weights(model, [one.weights for one in members])
         load_arrays(model, arrays)
         with self._timed() as seconds:
-            estimate_statistics(model, self.config, self.world, self.shard_set, self.feed, self.precision)
+            update_batch_norm(model, self.config, self.world, self.shard_set, self.feed, self.precision)
         directory = self.directory / "mean"
         if self.world.first:
             arrays |= {name: as_array(buffer) for name, buffer in model.named_buffers()}
-            _write_mean(arrays, members, directory)
+            _write_mean_model(arrays, members, directory)
         self._predict("weights", directory, model, statistics_seconds=seconds[0])
 
     @waiting_for(EVALUATION)
     def _predict(
-        self, name: str, directory: Path, model: nn.Module, votes: Votes | None = None, statistics_seconds: float = 0.0
+        self,
+        name: str,
+        directory: Path,
+        model: nn.Module,
+        votes: LogitAverage | None = None,
+        statistics_seconds: float = 0.0,
     ) -> None:
         parts = []
         with self._timed() as seconds:
             for batch, logits in self.evaluator.logits(model, untimed):
-                parts.append(columns_of(batch.source, answers_of(logits, batch.labels)))
+                parts.append(prediction_columns(batch.source, batch_predictions(logits, batch.labels)))
                 if votes is not None:
                     votes.add(batch.source, logits)
-        self.done.append(Pass(name, str(directory), seconds[0], statistics_seconds))
+        self.done.append(EvaluationPass(name, str(directory), seconds[0], statistics_seconds))
         self._keep(name, parts)
 
-    def _keep(self, name: str, parts: list[Columns]) -> None:
+    def _keep(self, name: str, parts: list[PredictionColumns]) -> None:
         found = self.evaluator.gather(parts)
         if found is not None:
             self.found[name] = found
 
-    def _placed(self, one: Listed) -> nn.Module:
+    def _placed(self, one: EvaluatedModel) -> nn.Module:
         config = self.config.model_copy(update={"model": one.section})
-        model = build_placed_model(config, self.world, len(self.shard_set.classes))
+        model = build_model_on_device(config, self.world, len(self.shard_set.classes))
         self.precision.cast(model)
         return model
 
@@ -155,10 +160,10 @@ class _Passes:
         self.world.barrier()
 
 
-def _write_mean(arrays: dict[str, npt.NDArray[Any]], members: list[Listed], directory: Path) -> None:
+def _write_mean_model(arrays: dict[str, npt.NDArray[Any]], members: list[EvaluatedModel], directory: Path) -> None:
     """The model of the mean weights, as files like those of any other."""
     directory.mkdir(parents=True, exist_ok=True)
-    described = json.loads((members[0].directory / DESCRIPTION).read_text(encoding="utf-8"))
+    described = json.loads((members[0].directory / MODEL_JSON).read_text(encoding="utf-8"))
     described["training"] = {"mean_of": [str(one.directory) for one in members]}
-    write_atomically(directory / WEIGHTS, save(arrays, metadata={"format": "pt"}))
-    write_json(directory / DESCRIPTION, described)
+    write_atomically(directory / WEIGHTS_FILE, save(arrays, metadata={"format": "pt"}))
+    write_json(directory / MODEL_JSON, described)

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from podscale.input.batch import Batch
-from podscale.pytorch.evaluate import Columns, answers_of, columns_of
+from podscale.pytorch.evaluate import PredictionColumns, batch_predictions, prediction_columns
 
 
 @dataclass
-class _Sums:
+class _BatchSums:
     """Of one batch: what identifies its rows, and fp32 [n, classes] over the members so far, in host memory."""
 
     rows: Batch
@@ -25,14 +25,14 @@ class _Sums:
     """Logarithm of the sum of the probabilities, which never underflows."""
 
 
-class Votes:
+class LogitAverage:
     """Sums over members; every member must bring the same batches in the same order.
 
     Two fp32 values for each sample of this rank and class: 0.4 GB for all of ImageNet's validation split.
     """
 
     def __init__(self) -> None:
-        self._batches: list[_Sums] = []
+        self._batches: list[_BatchSums] = []
         self._members = self._at = 0
 
     def begin(self) -> None:
@@ -46,7 +46,7 @@ class Votes:
         log_probabilities = F.log_softmax(logits, dim=1)
         if self._members == 1:
             rows = Batch(None, batch.labels, batch.keys, batch.weights, batch.step)
-            self._batches.append(_Sums(rows, logits, log_probabilities))
+            self._batches.append(_BatchSums(rows, logits, log_probabilities))
         else:
             sums = self._batches[self._at]
             assert (sums.rows.keys == batch.keys).all(), "another order of samples"
@@ -54,13 +54,14 @@ class Votes:
             sums.log_probabilities = torch.logaddexp(sums.log_probabilities, log_probabilities)
         self._at += 1
 
-    def columns(self, way: Literal["probabilities", "logits"]) -> list[Columns]:
+    def columns(self, way: Literal["probabilities", "logits"]) -> list[PredictionColumns]:
         """The answers of all members together, batch by batch."""
         return [
-            columns_of(s.rows, answers_of(self._mean(s, way), torch.from_numpy(s.rows.labels))) for s in self._batches
+            prediction_columns(s.rows, batch_predictions(self._mean(s, way), torch.from_numpy(s.rows.labels)))
+            for s in self._batches
         ]
 
-    def _mean(self, sums: _Sums, way: Literal["probabilities", "logits"]) -> Tensor:
+    def _mean(self, sums: _BatchSums, way: Literal["probabilities", "logits"]) -> Tensor:
         """Mean logits, or the logarithm of mean probabilities, which are logits of them."""
         if way == "logits":
             return sums.logits / self._members

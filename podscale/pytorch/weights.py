@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from podscale.engine.waits import OPTIMIZER, waiting_for
-from podscale.pytorch.allreduce import HalvedAllReduce
+from podscale.pytorch.allreduce import ShardedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.layout import strided_like, view_like
 
-GATHERED = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GATHER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Formats in which weights are gathered, by their names in a run document."""
 
 
-class Weights:
+class FlatWeights:
     """The weights of one rank.
 
     `published` holds every weight as the model sees it, equal on all ranks to the bit; `masters` are the fp32 weights
@@ -33,7 +33,7 @@ class Weights:
     def __init__(
         self,
         buffer: GradientBuffer,
-        gather: HalvedAllReduce | None = None,
+        gather: ShardedAllReduce | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         cast: Callable[[], None] = lambda: None,

@@ -10,9 +10,9 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from podscale.engine.meeting import Meeting, part
+from podscale.engine.meeting import RankGroup, leave_rank_group
 from podscale.engine.waits import BARRIER, waiting_for
-from podscale.pytorch.meeting import meet, store_of
+from podscale.pytorch.meeting import join_torch_rank_group, torch_store
 
 NCCL_GRACE_SECONDS = 30.0
 """Longer than everybody else NCCL's watchdog waits: it ends a process without a word, ours (see pulse) with one."""
@@ -92,14 +92,16 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
-def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, meeting: Meeting | None = None) -> World:
+def join_world(
+    timeout_seconds: float, environment: Mapping[str, str] = os.environ, meeting: RankGroup | None = None
+) -> World:
     """Joins the process group that our spawner's or torchrun's variables describe; alone where there are none.
 
     NCCL between GPUs, gloo between CPUs (and for small host-side messages in both cases). `timeout_seconds` is the
     longest that a rank waits for its peers, in forming the group and in every collective. meeting: where the ranks
     have met before; default: they meet now.
     """
-    meeting = meeting or meet(timeout_seconds, environment)
+    meeting = meeting or join_torch_rank_group(timeout_seconds, environment)
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     local_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cpu")
@@ -110,7 +112,7 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, me
     patience = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
     dist.init_process_group(
         backend,
-        store=store_of(meeting, environment),
+        store=torch_store(meeting, environment),
         rank=meeting.rank,
         world_size=meeting.size,
         timeout=timedelta(seconds=patience),
@@ -119,7 +121,7 @@ def join(timeout_seconds: float, environment: Mapping[str, str] = os.environ, me
     return World(meeting.rank, meeting.size, local_rank, local_size, device, node, patience)
 
 
-def current(device: torch.device, timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> World:
+def current_world(device: torch.device, timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> World:
     """The world of a default process group that someone else formed, with `device` for this rank.
 
     timeout_seconds: the longest wait in groups that this world forms.
@@ -131,10 +133,10 @@ def current(device: torch.device, timeout_seconds: float, environment: Mapping[s
     return World(rank, size, local_rank, local_size, device, node, timeout_seconds)
 
 
-def leave(meeting: Meeting | None = None) -> None:
+def leave_world(meeting: RankGroup | None = None) -> None:
     """Leaves the process group, if one was joined, and with it the others of the meeting."""
     if dist.is_initialized():
         with suppress(RuntimeError):  # a peer that left first closes the connection under us; nothing is lost by it
             dist.destroy_process_group()
     if meeting is not None:
-        part(meeting)
+        leave_rank_group(meeting)

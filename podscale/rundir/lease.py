@@ -25,10 +25,10 @@ from podscale.errors import InputError, PodscaleError
 from podscale.processes import start_ticks
 
 RECORD_BYTES = 512
-LOOK_SECONDS = 0.5
-LEAVING_SECONDS = 60.0
+POLL_SECONDS = 0.5
+POD_EXIT_SECONDS = 60.0
 """Time after the grace time by which pods that were told to exit have exited."""
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+LOCKING_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class LeaseTaken(InputError):
 
 
 @dataclass(frozen=True)
-class Holder:
+class LeaseHolder:
     """Who took the lease; `started` tells a process from a later one with the same id (clock ticks since boot)."""
 
     number: int
@@ -67,7 +67,7 @@ class Lease:
     def __init__(self, path: Path, number: int, descriptor: int = -1) -> None:
         self.path = path
         self.number = number
-        self.check = fence(path, number)
+        self.check = lease_fence(path, number)
         """Raises LeaseLost where a newer lease exists; cheap enough for every line of a log."""
         self._descriptor = descriptor
 
@@ -77,25 +77,25 @@ class Lease:
 
         patience: seconds to wait for a holder that is about to end.
         """
-        return _patiently(lambda: cls._acquire(path), patience)
+        return _retry_while_taken(lambda: cls._acquire(path), patience)
 
     @classmethod
     def _acquire(cls, path: Path) -> "Lease":
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _unwritable_message(path, error) from error
         try:
-            lock = _lock(descriptor)
-            previous = _parse(os.pread(descriptor, RECORD_BYTES, 0))
+            lock = _try_lock(descriptor)
+            previous = _parse_holder(os.pread(descriptor, RECORD_BYTES, 0))
             if lock == "taken" or (lock == "none" and previous and previous.alive_here):
-                raise _taken(path, previous)
+                raise _taken_message(path, previous)
             number = previous.number + 1 if previous else 1
-            _write(descriptor, number)
+            _write_holder(descriptor, number)
             return cls(path, number, descriptor)
         except OSError as error:  # a full disk
             os.close(descriptor)
-            raise _unwritable(path, error) from error
+            raise _unwritable_message(path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -133,21 +133,21 @@ class Lease:
         self.release()
 
 
-def refuse_taken(path: Path, patience: float = 0.0) -> None:
+def check_not_taken(path: Path, patience: float = 0.0) -> None:
     """Raises LeaseTaken naming the holder where a living launch holds the lease of `path`; changes nothing.
 
     patience: seconds to wait for a holder that is about to end.
     """
 
     def look() -> None:
-        held, holder = _look(path)
+        held, holder = _read_lock_state(path)
         if held:
-            raise _taken(path, holder)
+            raise _taken_message(path, holder)
 
-    _patiently(look, patience)
+    _retry_while_taken(look, patience)
 
 
-def _patiently(attempt: Callable[[], T], seconds: float) -> T:
+def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
     """What the attempt returns, made again while the lease is taken, for so long."""
     until, told = time.monotonic() + seconds, False
     while True:
@@ -159,43 +159,43 @@ def _patiently(attempt: Callable[[], T], seconds: float) -> T:
             if not told:
                 logger.warning("%s: %s. Waiting for its end, up to %.0f s", taken.field, taken.problem, seconds)
                 told = True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def lease_patience(grace_seconds: float, environment: Mapping[str, str] = os.environ) -> float:
+def lease_wait_seconds(grace_seconds: float, environment: Mapping[str, str] = os.environ) -> float:
     """Return the longest wait for the lease of a run directory, in seconds.
 
     In a pod, the holder may be the pod that this one replaces, which is still saving. Outside of pods it is another
     launch, and the answer is 0.
     """
-    return leaving_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environment else 0.0
+    return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environment else 0.0
 
 
-def leaving_seconds(grace_seconds: float) -> float:
+def pod_exit_seconds(grace_seconds: float) -> float:
     """Return the time after which pods that were told to exit are gone, in seconds."""
-    return grace_seconds + LEAVING_SECONDS
+    return grace_seconds + POD_EXIT_SECONDS
 
 
 def is_held(path: Path) -> bool:
     """Whether a living launch holds the lease of `path`; changes nothing."""
-    return _look(path)[0]
+    return _read_lock_state(path)[0]
 
 
-def _look(path: Path) -> tuple[bool, Holder | None]:
+def _read_lock_state(path: Path) -> tuple[bool, LeaseHolder | None]:
     """Whether the lease is held, and who took it last."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False, None  # no lease yet, or a place that `acquire` complains about
     try:
-        lock = _lock(descriptor)
-        holder = _parse(os.pread(descriptor, RECORD_BYTES, 0))
+        lock = _try_lock(descriptor)
+        holder = _parse_holder(os.pread(descriptor, RECORD_BYTES, 0))
     finally:
         os.close(descriptor)
     return lock == "taken" or (lock == "none" and holder is not None and holder.alive_here), holder
 
 
-def fence(path: Path, number: int) -> Callable[[], None]:
+def lease_fence(path: Path, number: int) -> Callable[[], None]:
     """A check for any process of the launch that holds lease `number`: raises LeaseLost once it is no longer the one.
 
     It opens and reads 512 bytes (opening is what makes a network file system look again).
@@ -203,7 +203,7 @@ def fence(path: Path, number: int) -> Callable[[], None]:
 
     def check() -> None:
         try:
-            holder = _parse(path.read_bytes())
+            holder = _parse_holder(path.read_bytes())
         except OSError:
             holder = None
         if holder is None or holder.number != number:
@@ -216,35 +216,35 @@ def fence(path: Path, number: int) -> Callable[[], None]:
     return check
 
 
-def _lock(descriptor: int) -> Literal["held", "taken", "none"]:
+def _try_lock(descriptor: int) -> Literal["held", "taken", "none"]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return "taken"
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in LOCKING_UNSUPPORTED:
             raise
         return "none"
     return "held"
 
 
-def _parse(content: bytes) -> Holder | None:
+def _parse_holder(content: bytes) -> LeaseHolder | None:
     try:
-        return Holder(**json.loads(content))
+        return LeaseHolder(**json.loads(content))
     except (ValueError, TypeError):
         return None
 
 
-def _write(descriptor: int, number: int) -> None:
+def _write_holder(descriptor: int, number: int) -> None:
     """In place, since the lock belongs to the file itself; one write of one length, so that no reader sees half."""
-    holder = Holder(number, socket.gethostname(), os.getpid(), start_ticks(os.getpid()), time.time())
+    holder = LeaseHolder(number, socket.gethostname(), os.getpid(), start_ticks(os.getpid()), time.time())
     record = json.dumps(asdict(holder)).encode()
     assert len(record) < RECORD_BYTES, "a host name has at most 255 bytes"
     os.pwrite(descriptor, record.ljust(RECORD_BYTES - 1) + b"\n", 0)
     os.fsync(descriptor)
 
 
-def _taken(path: Path, holder: Holder | None) -> LeaseTaken:
+def _taken_message(path: Path, holder: LeaseHolder | None) -> LeaseTaken:
     return LeaseTaken(
         f"this run is being written by {holder or 'another process'}",
         field=str(path.parent),
@@ -252,6 +252,6 @@ def _taken(path: Path, holder: Holder | None) -> LeaseTaken:
     )
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def _unwritable_message(path: Path, error: OSError) -> InputError:
     problem = f"cannot write the run directory: {error.strerror}"
     return InputError(problem, field=str(path), hint="Choose another run.workspace.")

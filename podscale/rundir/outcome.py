@@ -11,16 +11,16 @@ from typing import Literal
 from podscale.errors import ExitCode, PodscaleError
 from podscale.files import write_json
 from podscale.rundir.lease import LeaseLost
-from podscale.stopping import Stopped
+from podscale.stopping import SigtermReceived
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
-Stage = Literal["shard", "train", "evaluate", "report"]
+StageName = Literal["shard", "train", "evaluate", "report"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageOutcome:
     """One stage's end: its exit code, the error as shown to people (empty when done) and wall seconds."""
 
     stage: str
@@ -36,7 +36,7 @@ class Outcome:
         return self.exit_code == ExitCode.DONE
 
 
-def write_outcome(path: Path, outcome: Outcome) -> None:
+def write_outcome(path: Path, outcome: StageOutcome) -> None:
     """Records `outcome` beside those of the other stages, which are kept."""
     outcomes = read_outcomes(path)
     outcomes[outcome.stage] = outcome
@@ -44,49 +44,51 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
     write_json(path, {name: asdict(entry) for name, entry in outcomes.items()})
 
 
-def read_outcomes(path: Path) -> dict[str, Outcome]:
+def read_outcomes(path: Path) -> dict[str, StageOutcome]:
     """The recorded outcomes by stage; empty where there are none or the file is damaged."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return {name: Outcome(**entry) for name, entry in entries.items()}
+        return {name: StageOutcome(**entry) for name, entry in entries.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def exit_of(error: BaseException) -> tuple[int, str]:
+def exit_code_and_message(error: BaseException) -> tuple[int, str]:
     """Exit code and text for people of what ended a stage."""
     if isinstance(error, PodscaleError):
         return int(error.exit_code), str(error)
-    if isinstance(error, Stopped):
+    if isinstance(error, SigtermReceived):
         return int(ExitCode.PREEMPTED), str(error)
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, "interrupted"
+        return EXIT_INTERRUPTED, "interrupted"
     return int(ExitCode.FAILED), f"{type(error).__name__}: {error}"
 
 
 @dataclass
-class Recording:
+class StageRecording:
     """What a stage tells about itself while it is recorded."""
 
-    found: Outcome | None = None
+    found: StageOutcome | None = None
     """Set where nothing had to be done: the outcome of the launch that did the work."""
 
 
 @contextmanager
-def recorded_stage(path: Path, stage: Stage, may_write: Callable[[], None] = lambda: None) -> Iterator[Recording]:
+def record_stage(
+    path: Path, stage: StageName, may_write: Callable[[], None] = lambda: None
+) -> Iterator[StageRecording]:
     """Runs one stage and records its outcome whatever happens; the exception goes on to the caller.
 
     may_write: raises LeaseLost where a newer launch has taken over, whose record this is now.
     """
     started = datetime.now(UTC)
-    recording = Recording()
+    recording = StageRecording()
 
     def record(exit_code: int, error: str) -> None:
         now = datetime.now(UTC)
         if recording.found is not None and exit_code == ExitCode.DONE:
             outcome = replace(recording.found, reused=True, ended=now.isoformat())
         else:
-            outcome = Outcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat())
+            outcome = StageOutcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat())
         may_write()
         write_outcome(path, outcome)
 
@@ -94,6 +96,6 @@ def recorded_stage(path: Path, stage: Stage, may_write: Callable[[], None] = lam
         yield recording
     except BaseException as error:
         with suppress(OSError, LeaseLost):  # a full disk must not hide the error that it caused
-            record(*exit_of(error))
+            record(*exit_code_and_message(error))
         raise
     record(int(ExitCode.DONE), "")

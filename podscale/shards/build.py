@@ -12,17 +12,16 @@ from podscale import devices
 from podscale.config.data import DataSection
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
-from podscale.progress import Report, silent
-from podscale.shards import plan as plans
-from podscale.shards import record as shard_records
-from podscale.shards.convert import Rules
-from podscale.shards.manifest import NAME, Manifest
-from podscale.shards.merge import Records, check_rejects, merge, write_rejects
-from podscale.shards.pack import Packer, Task, TooManyRejects, pack_all, writing
-from podscale.shards.plan import SPLITS, Plan, make_plan
+from podscale.progress import ProgressCallback, ignore_progress
+from podscale.shards.convert import ImageRules
+from podscale.shards.manifest import MANIFEST_FILE, ShardSetManifest
+from podscale.shards.merge import RecordsBySplit, check_rejects, merge_shards, write_rejects
+from podscale.shards.pack import Packer, PackTask, TooManyRejects, explain_write_errors, pack_shards
+from podscale.shards.plan import PLAN_FILE, SPLITS, ShardPlan, describe_changes, plan_shards
+from podscale.shards.record import find_record
 from podscale.shards.sources import SourceMissing, open_source
 from podscale.shards.verify import file_matches
-from podscale.shards.watch import UNWATCHED, Watch
+from podscale.shards.watch import NULL_OBSERVER, BuildObserver
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class BuildResult:
     """How a build ended."""
 
     directory: Path
-    found: Manifest | None
+    found: ShardSetManifest | None
     """The manifest; None where other packers of an indexed job have not finished."""
     reused: bool
     """The set was complete before and nothing was written."""
@@ -42,7 +41,7 @@ class BuildResult:
     """What a person should know, one sentence each."""
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ShardSetManifest:
         """The manifest of a complete set, which a build that is not one of several always returns."""
         assert self.found is not None
         return self.found
@@ -56,8 +55,8 @@ def build_shard_set(
     index: int = 0,
     of: int = 1,
     verify: bool = False,
-    progress: Report | None = None,
-    watch: Watch = UNWATCHED,
+    progress: ProgressCallback | None = None,
+    watch: BuildObserver = NULL_OBSERVER,
 ) -> BuildResult:
     """Makes the shard set of `data` in `directory`, or finishes it, or finds that it is complete.
 
@@ -66,12 +65,12 @@ def build_shard_set(
     was finished for the next call.
     """
     assert 0 <= index < of
-    report = progress or silent
-    workers = workers or devices.cores()
-    with writing(directory):
+    report = progress or ignore_progress
+    workers = workers or devices.cpu_count()
+    with explain_write_errors(directory):
         for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
             folder.mkdir(parents=True, exist_ok=True)
-    with _locked(directory, shared=of > 1):
+    with _build_lock(directory, shared=of > 1):
         return _build(data, directory, workers, index, of, verify, report, watch)
 
 
@@ -82,47 +81,47 @@ def _build(
     index: int,
     of: int,
     verify: bool,
-    report: Report,
-    watch: Watch,
+    report: ProgressCallback,
+    watch: BuildObserver,
 ) -> BuildResult:
     watch.phase("plan")
-    before = _complete(directory, data)
+    before = _read_complete_manifest(directory, data)
     try:
-        plan = make_plan(open_source(data), data, report)
+        plan = plan_shards(open_source(data), data, report)
     except SourceMissing as error:
         if before is None:
             raise
         return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
-    _refuse_changed(directory, plan, before, data)
-    everything = [Task(split, shard) for split in SPLITS for shard in range(plan.shards(split))]
-    missing = {task for task in everything if not _is_there(directory, plan, task, before, verify)}
+    _check_unchanged(directory, plan, before, data)
+    everything = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shards(split))]
+    missing = {task for task in everything if not _is_packed(directory, plan, task, before, verify)}
     if before is not None and not missing:
         return BuildResult(directory, before, True, 0, len(everything))
     mine = [task for number, task in enumerate(everything) if number % of == index and task in missing]
-    with writing(directory):
+    with explain_write_errors(directory):
         if before is not None:  # a damaged set is not complete until it is mended
-            (directory / NAME).unlink()
-        if _read_plan(directory, plan) is None:
-            plan.write(directory / plans.NAME)
-    _check_room(directory, plan, mine)
+            (directory / MANIFEST_FILE).unlink()
+        if _read_same_plan(directory, plan) is None:
+            plan.write(directory / PLAN_FILE)
+    _check_disk_space(directory, plan, mine)
     limit = int(data.max_reject_rate * len(plan))
     try:
         watch.phase("pack")
         for split in SPLITS:
             watch.planned(split, sum(plan.images(*task) for task in mine if task.split == split))
-        pack_all(Packer(directory, data, Rules.of(data)), plan, mine, workers, report, limit, watch)
+        pack_shards(Packer(directory, data, ImageRules.of(data)), plan, mine, workers, report, limit, watch)
     except TooManyRejects:
-        check_rejects(directory, plan, data, write_rejects(directory, plan, _records(directory, plan, everything)))
+        check_rejects(directory, plan, data, write_rejects(directory, plan, _read_records(directory, plan, everything)))
         raise
     watch.phase("merge")
-    records = _records(directory, plan, everything)
+    records = _read_records(directory, plan, everything)
     finished = sum(map(len, records.values())) == len(everything)
-    found = merge(directory, plan, data, records) if finished else None
+    found = merge_shards(directory, plan, data, records) if finished else None
     return BuildResult(directory, found, False, len(mine), len(everything) - len(missing))
 
 
 @contextmanager
-def _locked(directory: Path, shared: bool) -> Iterator[None]:
+def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
     """Keeps a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -133,12 +132,12 @@ def _locked(directory: Path, shared: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _complete(directory: Path, data: DataSection) -> Manifest | None:
+def _read_complete_manifest(directory: Path, data: DataSection) -> ShardSetManifest | None:
     """The manifest that is there; raises InputError where it belongs to another data section."""
-    path = directory / NAME
+    path = directory / MANIFEST_FILE
     if not path.exists():
         return None
-    manifest = Manifest.parse(path.read_text(encoding="utf-8"), str(path))
+    manifest = ShardSetManifest.parse(path.read_text(encoding="utf-8"), str(path))
     if manifest.data_fingerprint != data_fingerprint(data):
         raise InputError(
             "holds the shard set of another data section", field=str(directory), hint="Choose another directory."
@@ -146,11 +145,11 @@ def _complete(directory: Path, data: DataSection) -> Manifest | None:
     return manifest
 
 
-def _refuse_changed(directory: Path, plan: Plan, before: Manifest | None, data: DataSection) -> None:
+def _check_unchanged(directory: Path, plan: ShardPlan, before: ShardSetManifest | None, data: DataSection) -> None:
     if before is None or before.plan_fingerprint == plan.fingerprint:
         return
     try:
-        what = plans.changes(Plan.read(directory / plans.NAME), plan)
+        what = describe_changes(ShardPlan.read(directory / PLAN_FILE), plan)
     except InputError:
         what = "the listing is another"
     raise InputError(
@@ -162,33 +161,33 @@ def _refuse_changed(directory: Path, plan: Plan, before: Manifest | None, data: 
     )
 
 
-def _is_there(directory: Path, plan: Plan, task: Task, before: Manifest | None, verify: bool) -> bool:
-    record = shard_records.matching(directory, plan, *task)
+def _is_packed(directory: Path, plan: ShardPlan, task: PackTask, before: ShardSetManifest | None, verify: bool) -> bool:
+    record = find_record(directory, plan, *task)
     if record is None or (before is None and not record.final):
         return False
     return not verify or file_matches(directory / task.split / plan.shard_name(*task), record.bytes, record.sha256)
 
 
-def _read_plan(directory: Path, plan: Plan) -> Plan | None:
+def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
     """The plan that is written there where it is this one."""
     try:
-        written = Plan.read(directory / plans.NAME)
+        written = ShardPlan.read(directory / PLAN_FILE)
     except InputError:
         return None
     return written if written.fingerprint == plan.fingerprint else None
 
 
-def _records(directory: Path, plan: Plan, tasks: Sequence[Task]) -> Records:
+def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> RecordsBySplit:
     """The records that are there, by split and in shard order."""
-    found: Records = {split: [] for split in SPLITS}
+    found: RecordsBySplit = {split: [] for split in SPLITS}
     for task in tasks:
-        record = shard_records.matching(directory, plan, *task)
+        record = find_record(directory, plan, *task)
         if record is not None:
             found[task.split].append(record)
     return found
 
 
-def _check_room(directory: Path, plan: Plan, tasks: Sequence[Task]) -> None:
+def _check_disk_space(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> None:
     """Raises InputError where the disk cannot hold what is to be packed (known before anything is written)."""
     needed = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
     free = shutil.disk_usage(directory).free

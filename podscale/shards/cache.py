@@ -33,14 +33,14 @@ import numpy.typing as npt
 
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_atomically
-from podscale.shards.manifest import NAME, Manifest, Shard
-from podscale.shards.memory import MemoryShards
-from podscale.shards.remote import Patience, RemoteFiles
+from podscale.shards.manifest import MANIFEST_FILE, Shard, ShardSetManifest
+from podscale.shards.memory import MemoryCache
+from podscale.shards.remote import ReadRetryPolicy, RemoteFiles
 from podscale.shards.shardset import ShardSet, map_file
 
 log = logging.getLogger("podscale.shards")
 
-_KEPT_MAPS = 4  # shards a process keeps mapped when the set is larger than the cache
+_MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger than the cache
 
 
 def is_remote(location: str) -> bool:
@@ -48,7 +48,7 @@ def is_remote(location: str) -> bool:
     return "://" in location and not location.startswith("file://")
 
 
-def local_path(location: str) -> Path:
+def path_of_location(location: str) -> Path:
     """The path that a plain location or file:// URL names."""
     return Path(location.removeprefix("file://"))
 
@@ -56,10 +56,10 @@ def local_path(location: str) -> Path:
 class ShardCache:
     """A directory that holds at most `limit` bytes of shards."""
 
-    def __init__(self, directory: str | Path | None, limit: int, patience: Patience | None = None) -> None:
+    def __init__(self, directory: str | Path | None, limit: int, patience: ReadRetryPolicy | None = None) -> None:
         self.directory = Path(directory) if directory is not None else _default_directory()
         self.limit = limit
-        self.patience = patience or Patience()
+        self.patience = patience or ReadRetryPolicy()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -76,21 +76,21 @@ class ShardCache:
         """
         remote = RemoteFiles(location, self.patience)
         try:
-            text = remote.read(NAME)
-            manifest = Manifest.parse(text.decode(), f"{location}/{NAME}")
+            text = remote.read(MANIFEST_FILE)
+            manifest = ShardSetManifest.parse(text.decode(), f"{location}/{MANIFEST_FILE}")
             directory = self.directory / hashlib.sha256(text).hexdigest()[:16]
             for split, summary in manifest.splits.items():
                 (directory / split).mkdir(parents=True, exist_ok=True)
-                _bring(remote, directory, f"{split}/index", summary.index_sha256)
-                _bring(remote, directory, f"{split}/sources")
-            _bring(remote, directory, "classes.json")
+                _fetch_small_file(remote, directory, f"{split}/index", summary.index_sha256)
+                _fetch_small_file(remote, directory, f"{split}/sources")
+            _fetch_small_file(remote, directory, "classes.json")
         except FileNotFoundError as error:
             raise InputError(f"no complete shard set: {error}", field=location, hint="Run `podscale shard`") from error
         except (PermissionError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the shard set: {error}", field=location) from error
-        write_atomically(directory / NAME, text)
-        shards = CachedShards(self, remote, directory, manifest)
-        return ShardSet.open(directory, MemoryShards(shards, memory) if memory else shards)
+        write_atomically(directory / MANIFEST_FILE, text)
+        shards = CachedShardMapper(self, remote, directory, manifest)
+        return ShardSet.open(directory, MemoryCache(shards, memory) if memory else shards)
 
     def find(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
         """A shard that is here, mapped and safe from eviction while the mapping lives; None where it is not."""
@@ -137,7 +137,7 @@ class ShardCache:
             )
         end = time.monotonic() + self.patience.deadline
         while True:
-            with locked(self.directory / "lock"):
+            with file_lock(self.directory / "lock"):
                 if self._make_room(size, evict=evict):
                     file = part.open("wb")
                     fcntl.flock(file, fcntl.LOCK_EX)
@@ -158,9 +158,9 @@ class ShardCache:
         """Whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
         for part in self.directory.glob("*/*/*.part"):
             _remove_unused(part)
-        shards = sorted(_sizes(self.directory.glob("*/*/*.tar")))
+        shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
         used = sum(size for _, size, _ in shards) + sum(
-            size for _, size, _ in _sizes(self.directory.glob("*/*/*.part"))
+            size for _, size, _ in _file_sizes(self.directory.glob("*/*/*.part"))
         )
         for _, freed, path in shards:
             if used + size <= self.limit or not evict:
@@ -170,12 +170,12 @@ class ShardCache:
         return used + size <= self.limit
 
 
-class CachedShards:
+class CachedShardMapper:
     """Maps the shards of one remote set, bringing those that are not here yet."""
 
     held = 0
 
-    def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
         self._cache, self._remote = cache, remote
         self._shards = {
             directory / split / shard.name: (f"{split}/{shard.name}", shard)
@@ -183,7 +183,7 @@ class CachedShards:
             for shard in summary.shards
         }
         everything = sum(shard.bytes for _, shard in self._shards.values())
-        self._kept = len(self._shards) if everything <= cache.limit else _KEPT_MAPS
+        self._kept = len(self._shards) if everything <= cache.limit else _MAX_MAPPED_SHARDS
         self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
         self._lock = threading.Lock()
         self._downloads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
@@ -226,7 +226,7 @@ class CachedShards:
     def _bring(self, path: Path) -> npt.NDArray[np.uint8]:
         name, shard = self._shards[path]
         while (mapped := self._cache.find(path, shard)) is None:
-            with locked(path.with_name(path.name + ".lock")):
+            with file_lock(path.with_name(path.name + ".lock")):
                 if not path.exists():
                     self._cache.download(self._remote, name, path, shard, evict=True)
         return mapped
@@ -235,7 +235,7 @@ class CachedShards:
         for path in paths:
             name, shard = self._shards[path]
             try:
-                with locked(path.with_name(path.name + ".lock"), wait=False):
+                with file_lock(path.with_name(path.name + ".lock"), wait=False):
                     if path.exists():
                         continue
                     if not self._cache.download(self._remote, name, path, shard, evict=False):
@@ -248,14 +248,14 @@ class CachedShards:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Holds the exclusive lock of a file, between threads and processes; BlockingIOError where `wait` is off."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
-def _bring(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
+def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
     """One small file of a set, unless it is here."""
     path = directory / name
     if path.exists():
@@ -292,7 +292,7 @@ def _remove_unused(path: Path) -> bool:
     return True
 
 
-def _sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
+def _file_sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
     """(modification time, bytes, path) of those that still exist."""
     for path in paths:
         with suppress(FileNotFoundError):

@@ -17,42 +17,42 @@ import numpy.typing as npt
 from podscale.errors import InputError
 from podscale.files import write_atomically
 
-MAGIC = b"PODSCOL\0"
-ALIGNMENT = 64
+COLUMN_FILE_MAGIC = b"PODSCOL\0"
+COLUMN_ALIGNMENT = 64
 _PREFIX = struct.Struct("<8sQ")
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
-def encode(header: Mapping[str, Any], columns: Columns) -> bytes:
+def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
     """The file of a header (JSON values) and one-dimensional columns; little-endian."""
     arrays = {name: np.ascontiguousarray(c, dtype=c.dtype.newbyteorder("<")) for name, c in columns.items()}
     listing = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
     text = json.dumps({**header, "columns": listing}, ensure_ascii=True, allow_nan=False).encode()
-    content = bytearray(_PREFIX.pack(MAGIC, len(text)) + text)
+    content = bytearray(_PREFIX.pack(COLUMN_FILE_MAGIC, len(text)) + text)
     for array in arrays.values():
-        content.extend(bytes(-len(content) % ALIGNMENT))
+        content.extend(bytes(-len(content) % COLUMN_ALIGNMENT))
         content.extend(array.view(np.uint8).data)
     return bytes(content)
 
 
-def write(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
+def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
     """Writes the file atomically."""
-    write_atomically(path, encode(header, columns))
+    write_atomically(path, encode_columns(header, columns))
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Header and memory-mapped columns of a file; raises InputError where it is none or is cut short."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
-        if magic != MAGIC:
+        if magic != COLUMN_FILE_MAGIC:
             raise ValueError("another kind of file")
         header = json.loads(raw[_PREFIX.size : _PREFIX.size + length].tobytes())
         columns = {}
         offset = _PREFIX.size + length
         for name, dtype, count in header.pop("columns"):
-            offset += -offset % ALIGNMENT
+            offset += -offset % COLUMN_ALIGNMENT
             end = offset + count * np.dtype(dtype).itemsize
             if end > len(raw):
                 raise ValueError("it is cut short")
@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     return header, columns
 
 
-def pack_bytes(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
+def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
     """Two columns that hold byte strings of any length: end offsets and the joined text."""
     ends = np.cumsum(np.fromiter(map(len, texts), dtype="<u8", count=len(texts)), dtype="<u8")
     return {f"{prefix}_ends": ends, f"{prefix}_text": np.frombuffer(b"".join(texts), dtype=np.uint8)}

@@ -8,9 +8,9 @@ from PIL import Image, ImageDraw, ImageOps
 
 from podscale.shards.shardset import ShardSet, Split
 
-CELL, GAP, CAPTION = 96, 4, 14
+CELL_PIXELS, GAP_PIXELS, CAPTION_PIXELS = 96, 4, 14
 """Pixels: side of one picture, space between two, height of a class name."""
-SMALLEST = 32
+MIN_SMOOTHED_SIDE = 32
 """Pictures with a shorter side are enlarged without smoothing, as their pixels are what there is to see."""
 
 
@@ -23,22 +23,22 @@ def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20,
     samples = shard_set.split(split)
     count = min(classes, len(shard_set.classes))
     rows = np.linspace(0, len(shard_set.classes) - 1, count).round().astype(int)
-    step = CELL + GAP
-    sheet = Image.new("RGB", (GAP + per_class * step, GAP + count * (step + CAPTION)), "white")
+    step = CELL_PIXELS + GAP_PIXELS
+    sheet = Image.new("RGB", (GAP_PIXELS + per_class * step, GAP_PIXELS + count * (step + CAPTION_PIXELS)), "white")
     draw = ImageDraw.Draw(sheet)
     for line, label in enumerate(rows):
-        top = GAP + line * (step + CAPTION)
+        top = GAP_PIXELS + line * (step + CAPTION_PIXELS)
         name = shard_set.classes[label].encode("latin-1", "replace").decode("latin-1")
-        draw.text((GAP, top), name, fill="black")
+        draw.text((GAP_PIXELS, top), name, fill="black")
         for column, i in enumerate(np.flatnonzero(samples.labels == label)[:per_class]):
-            sheet.paste(_thumbnail(samples, int(i)), (GAP + column * step, top + CAPTION))
+            sheet.paste(_thumbnail(samples, int(i)), (GAP_PIXELS + column * step, top + CAPTION_PIXELS))
     sheet.save(path, "PNG")
     return path
 
 
 def _thumbnail(samples: Split, i: int) -> Image.Image:
     with Image.open(io.BytesIO(samples.record(i).tobytes()), formats=("JPEG", "PNG")) as picture:
-        picture.draft("RGB", (CELL, CELL))
-        small = min(picture.size) < SMALLEST
+        picture.draft("RGB", (CELL_PIXELS, CELL_PIXELS))
+        small = min(picture.size) < MIN_SMOOTHED_SIDE
         method = Image.Resampling.NEAREST if small else Image.Resampling.BILINEAR
-        return ImageOps.pad(picture.convert("RGB"), (CELL, CELL), method=method, color="#e0e0e0")
+        return ImageOps.pad(picture.convert("RGB"), (CELL_PIXELS, CELL_PIXELS), method=method, color="#e0e0e0")

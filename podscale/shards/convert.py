@@ -8,8 +8,8 @@ import PIL.Image as pil  # noqa: N813 - our own Image is what a header says
 from PIL import ImageOps
 
 from podscale.config.data import DataSection
-from podscale.shards.index import JPEG, PNG, Flag
-from podscale.shards.validate import Image, Unusable, check_pixels, decode_strictly, examine
+from podscale.shards.index import JPEG, PNG, ImageFlag
+from podscale.shards.validate import ImageHeader, InvalidImage, check_pixels, decode_strictly, read_header
 
 _JPEG_NAMES = (b".jpg", b".jpeg", b".jpe", b".jfif")
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
@@ -18,7 +18,7 @@ FULL_CHROMA, HALF_CHROMA = 0, 2
 
 
 @dataclass(frozen=True)
-class Rules:
+class ImageRules:
     """What is usable, what is rewritten, and how."""
 
     convert: bool
@@ -30,57 +30,57 @@ class Rules:
     """Decode every image strictly; without it only headers are looked at."""
 
     @classmethod
-    def of(cls, data: DataSection) -> "Rules":
+    def of(cls, data: DataSection) -> "ImageRules":
         return cls(data.policy == "convert", data.resize_short, data.quality, data.max_pixels, data.max_bytes)
 
 
-def admit(name: bytes, data: bytes, rules: Rules) -> tuple[bytes, Image]:
+def prepare_image(name: bytes, data: bytes, rules: ImageRules) -> tuple[bytes, ImageHeader]:
     """The bytes to pack for an image and what they are; raises Unusable."""
     try:
-        image = examine(data, rules.max_pixels, rules.max_bytes)
+        image = read_header(data, rules.max_pixels, rules.max_bytes)
         if rules.decode:
             decode_strictly(data, image)
-    except Unusable as problem:
+    except InvalidImage as problem:
         if rules.convert and problem.convertible:
-            return _rewrite(data, None, rules, Flag.CONVERTED)
+            return _reencode(data, None, rules, ImageFlag.CONVERTED)
         raise
-    if rules.convert and _unclean(name, image):
-        return _rewrite(data, image, rules, Flag.CONVERTED)
+    if rules.convert and _needs_conversion(name, image):
+        return _reencode(data, image, rules, ImageFlag.CONVERTED)
     if rules.resize_short is not None and min(image.height, image.width) > rules.resize_short:
-        return _rewrite(data, image, rules, Flag.RESIZED)
+        return _reencode(data, image, rules, ImageFlag.RESIZED)
     return data, image
 
 
-def _unclean(name: bytes, image: Image) -> bool:
+def _needs_conversion(name: bytes, image: ImageHeader) -> bool:
     """CMYK, a rotation left to the reader, or a PNG that claims to be a JPEG."""
     misnamed = image.format == PNG and name.lower().endswith(_JPEG_NAMES)
-    return misnamed or bool(image.flags & (Flag.CMYK | Flag.ROTATED))
+    return misnamed or bool(image.flags & (ImageFlag.CMYK | ImageFlag.ROTATED))
 
 
-def _rewrite(data: bytes, image: Image | None, rules: Rules, done: Flag) -> tuple[bytes, Image]:
+def _reencode(data: bytes, image: ImageHeader | None, rules: ImageRules, done: ImageFlag) -> tuple[bytes, ImageHeader]:
     """A baseline JPEG of the picture: upright and RGB where converted, at the short side asked for."""
     try:
         with pil.open(io.BytesIO(data), formats=_FORMATS) as opened:
             check_pixels(opened.height, opened.width, rules.max_pixels)
-            picture = _eight_bits(ImageOps.exif_transpose(opened) if done & Flag.CONVERTED else opened)
+            picture = _to_eight_bits(ImageOps.exif_transpose(opened) if done & ImageFlag.CONVERTED else opened)
     except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
-        raise Unusable("corrupt", str(error)) from error
-    gray = image is not None and bool(image.flags & Flag.GRAY) and not done & Flag.CONVERTED
+        raise InvalidImage("corrupt", str(error)) from error
+    gray = image is not None and bool(image.flags & ImageFlag.GRAY) and not done & ImageFlag.CONVERTED
     picture = picture.convert("L" if gray else "RGB")
     short = min(picture.size)
     if rules.resize_short is not None and short > rules.resize_short:
-        done |= Flag.RESIZED
+        done |= ImageFlag.RESIZED
         scale = rules.resize_short / short
         size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
         picture = picture.resize(size, pil.Resampling.BICUBIC)  # antialiased: Pillow widens the kernel when reducing
-    chroma = HALF_CHROMA if done & Flag.RESIZED else FULL_CHROMA
+    chroma = HALF_CHROMA if done & ImageFlag.RESIZED else FULL_CHROMA
     out = io.BytesIO()
     picture.save(out, "JPEG", quality=rules.quality, subsampling=chroma, exif=b"", icc_profile=None)
-    kept = Flag.GRAY if gray else Flag(0)  # a resized picture loses its Exif tag, and so does ROTATED
-    return out.getvalue(), Image(JPEG, picture.height, picture.width, kept | done)
+    kept = ImageFlag.GRAY if gray else ImageFlag(0)  # a resized picture loses its Exif tag, and so does ROTATED
+    return out.getvalue(), ImageHeader(JPEG, picture.height, picture.width, kept | done)
 
 
-def _eight_bits(picture: pil.Image) -> pil.Image:
+def _to_eight_bits(picture: pil.Image) -> pil.Image:
     """The first frame with 8 bits a channel; Pillow would clip 16-bit gray instead of scaling it."""
     picture.load()
     if picture.mode.startswith("I"):

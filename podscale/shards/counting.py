@@ -4,57 +4,57 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.sharedctypes import Synchronized
 
-from podscale.progress import Ticker
+from podscale.progress import ProgressReporter
 from podscale.shards.plan import SPLITS
-from podscale.shards.watch import Progress, Watch
+from podscale.shards.watch import BuildObserver, PackProgress
 
-Totals = Mapping[str, "list[Synchronized[int]]"]
+SharedTotals = Mapping[str, "list[Synchronized[int]]"]
 """By split, a number for each field of Progress, shared with the packing processes."""
 
 
 class PackerCounter:
     """Counts images of a packer and passes the sums on ten times a second, and when told."""
 
-    def __init__(self, passed_on: Callable[[Progress], None]) -> None:
+    def __init__(self, passed_on: Callable[[PackProgress], None]) -> None:
         self._passed_on = passed_on
-        self._pending = [0] * len(Progress._fields)
+        self._pending = [0] * len(PackProgress._fields)
         self._last = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PackProgress) -> None:
         for position, value in enumerate(progress):
             self._pending[position] += value
-        if time.monotonic() - self._last > Ticker.INTERVAL:
+        if time.monotonic() - self._last > ProgressReporter.INTERVAL:
             self.publish()
 
     def publish(self) -> None:
         self._last = time.monotonic()
-        self._passed_on(Progress(*self._pending))
+        self._passed_on(PackProgress(*self._pending))
         self._pending = [0] * len(self._pending)
 
 
-def add_to(totals: "list[Synchronized[int]]", more: Progress) -> None:
+def add_to_totals(totals: "list[Synchronized[int]]", more: PackProgress) -> None:
     for total, value in zip(totals, more, strict=True):
         with total.get_lock():
             total.value += value
 
 
-class SplitTicker:
+class SplitProgressReporter:
     """Sums up by split what packers count, for the bar and for the watch."""
 
-    def __init__(self, ticker: Ticker, watch: Watch) -> None:
+    def __init__(self, ticker: ProgressReporter, watch: BuildObserver) -> None:
         self._ticker, self._watch = ticker, watch
         self._told = 0.0
-        self._totals = dict.fromkeys(SPLITS, Progress())
+        self._totals = dict.fromkeys(SPLITS, PackProgress())
 
-    def add(self, split: str, more: Progress) -> None:
-        self.set(split, Progress(*map(sum, zip(self._totals[split], more, strict=True))))
+    def add(self, split: str, more: PackProgress) -> None:
+        self.set(split, PackProgress(*map(sum, zip(self._totals[split], more, strict=True))))
 
-    def set(self, split: str, total: Progress) -> None:
+    def set(self, split: str, total: PackProgress) -> None:
         self._totals[split] = total
         images, size, rejects, _ = map(sum, zip(*self._totals.values(), strict=True))
         self._ticker.set(images, size, rejects)
         now = time.monotonic()
-        if now - self._told >= Ticker.INTERVAL:
+        if now - self._told >= ProgressReporter.INTERVAL:
             self._tell(now)
 
     def close(self) -> None:

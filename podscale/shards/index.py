@@ -16,12 +16,12 @@ import numpy.typing as npt
 from podscale.errors import InputError
 from podscale.files import write_atomically
 
-MAGIC = b"PODSIDX\0"
-VERSION = 1
-ALIGNMENT = 64
+INDEX_MAGIC = b"PODSIDX\0"
+INDEX_VERSION = 1
+INDEX_ALIGNMENT = 64
 _HEADER = struct.Struct("<8sIIQ")
 
-COLUMNS: Mapping[str, str] = {
+INDEX_COLUMNS: Mapping[str, str] = {
     "key": "<u8",
     "offset": "<u8",
     "size": "<u4",
@@ -38,7 +38,7 @@ the image inside its tar; `label` is the class index; `height` and `width` are i
 JPEG, PNG = 1, 2
 
 
-class Flag(IntFlag):
+class ImageFlag(IntFlag):
     """What is particular about a record."""
 
     DROPPED = 1
@@ -53,27 +53,27 @@ class Flag(IntFlag):
     """EXIF asks for a rotation; loaders ignore it, as the field's reference pipelines do."""
 
 
-def encode(columns: Mapping[str, npt.ArrayLike]) -> bytes:
+def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
     """The index file of these columns; all of one length, exactly those of `COLUMNS`."""
-    if set(columns) != set(COLUMNS):
-        raise ValueError(f"an index has the columns {list(COLUMNS)}, got {list(columns)}")
-    arrays = {name: np.ascontiguousarray(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}
+    if set(columns) != set(INDEX_COLUMNS):
+        raise ValueError(f"an index has the columns {list(INDEX_COLUMNS)}, got {list(columns)}")
+    arrays = {name: np.ascontiguousarray(columns[name], dtype=dtype) for name, dtype in INDEX_COLUMNS.items()}
     rows = len(arrays["key"])
     if any(array.shape != (rows,) for array in arrays.values()):
         raise ValueError("the columns of an index are one-dimensional and of one length")
-    content = bytearray(_HEADER.pack(MAGIC, VERSION, len(COLUMNS), rows))
+    content = bytearray(_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, len(INDEX_COLUMNS), rows))
     for array in arrays.values():
-        content.extend(bytes(-len(content) % ALIGNMENT))
+        content.extend(bytes(-len(content) % INDEX_ALIGNMENT))
         content.extend(array.tobytes())
     return bytes(content)
 
 
-def write(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
+def write_index(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
     """Writes the index file atomically."""
-    write_atomically(path, encode(columns))
+    write_atomically(path, encode_index(columns))
 
 
-def read(path: Path) -> dict[str, npt.NDArray[Any]]:
+def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The columns of an index file, memory-mapped and read-only.
 
     Raises InputError where the file is no index, of another version, or cut short.
@@ -85,12 +85,14 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     if len(raw) < _HEADER.size:
         raise InputError(f"no shard index, only {len(raw)} bytes", field=str(path), hint="Run `podscale shard` again.")
     magic, version, columns, rows = _HEADER.unpack(raw[: _HEADER.size].tobytes())
-    if magic != MAGIC or version != VERSION or columns != len(COLUMNS):
-        raise InputError(f"no shard index of version {VERSION}", field=str(path), hint="Run `podscale shard` again.")
+    if magic != INDEX_MAGIC or version != INDEX_VERSION or columns != len(INDEX_COLUMNS):
+        raise InputError(
+            f"no shard index of version {INDEX_VERSION}", field=str(path), hint="Run `podscale shard` again."
+        )
     found = {}
     offset = _HEADER.size
-    for name, dtype in COLUMNS.items():
-        offset += -offset % ALIGNMENT
+    for name, dtype in INDEX_COLUMNS.items():
+        offset += -offset % INDEX_ALIGNMENT
         end = offset + rows * np.dtype(dtype).itemsize
         if end > len(raw):
             raise InputError("the shard index is cut short", field=str(path), hint="Run `podscale shard --verify`")
@@ -99,7 +101,7 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-class Sources:
+class SourceNames:
     """Source paths of the rows: bytes, in row order; written as u64 end offsets followed by the text."""
 
     def __init__(self, path: Path, rows: int) -> None:

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from podscale.progress import Report, silent
-from podscale.shards.index import JPEG, Flag
-from podscale.shards.merge import DUPLICATES, REJECTS
+from podscale.progress import ProgressCallback, ignore_progress
+from podscale.shards.index import JPEG, ImageFlag
+from podscale.shards.merge import DUPLICATES_FILE, REJECTS_FILE
 from podscale.shards.shardset import ShardSet, Split
-from podscale.shards.verify import verify as verify_files
-from podscale.text import human_bytes
+from podscale.shards.verify import verify_shard_set as verify_files
+from podscale.text import format_bytes
 
-EXAMPLES = 20
+MAX_EXAMPLES = 20
 """Rejects and duplicates shown; the files hold all of them."""
-BAR = 30
+BAR_WIDTH = 30
 
 
 @dataclass(frozen=True)
-class SplitView:
+class SplitStatistics:
     """One split in figures; quantiles are over the images in use."""
 
     images: int
@@ -36,13 +36,13 @@ class SplitView:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ShardSetSummary:
     """A shard set in figures; `damage` is None where nothing was verified."""
 
     directory: str
     source: str
     fingerprint: str
-    splits: dict[str, SplitView]
+    splits: dict[str, SplitStatistics]
     rejects: dict[str, int]
     reject_examples: list[dict[str, Any]]
     duplicates: dict[str, int]
@@ -53,35 +53,37 @@ class Summary:
         return json.dumps(asdict(self), indent=2, ensure_ascii=True)
 
     def to_text(self) -> str:
-        return "\n".join(_text(self)) + "\n"
+        return "\n".join(_summary_lines(self)) + "\n"
 
     __str__ = to_text
 
 
-def inspect(directory: Path, *, verify: bool = False, progress: Report = silent) -> Summary:
+def inspect_shard_set(
+    directory: Path, *, verify: bool = False, progress: ProgressCallback = ignore_progress
+) -> ShardSetSummary:
     """Summarises a complete local shard set, and reads all of it where `verify` asks for that."""
     shard_set = ShardSet.open(directory)
     manifest = shard_set.manifest
     damage = [str(entry) for entry in verify_files(directory, manifest, progress)] if verify else None
-    return Summary(
+    return ShardSetSummary(
         directory=str(directory),
         source=str(manifest.options["source"]),
         fingerprint=manifest.data_fingerprint,
-        splits={name: _view(shard_set, name) for name in manifest.splits},
+        splits={name: _split_statistics(shard_set, name) for name in manifest.splits},
         rejects=manifest.rejects,
-        reject_examples=_head(directory / REJECTS),
+        reject_examples=_first_lines(directory / REJECTS_FILE),
         duplicates=manifest.duplicates,
-        duplicate_examples=_head(directory / DUPLICATES),
+        duplicate_examples=_first_lines(directory / DUPLICATES_FILE),
         damage=damage,
     )
 
 
-def _view(shard_set: ShardSet, name: str) -> SplitView:
+def _split_statistics(shard_set: ShardSet, name: str) -> SplitStatistics:
     split, summary = shard_set.split(name), shard_set.manifest.splits[name]
     formats, flags = split.column("format"), split.column("flags")
     jpeg = int((formats == JPEG).sum())
-    counted = {str(flag.name).lower(): int(((flags & flag) != 0).sum()) for flag in Flag}
-    return SplitView(
+    counted = {str(flag.name).lower(): int(((flags & flag) != 0).sum()) for flag in ImageFlag}
+    return SplitStatistics(
         images=summary.count,
         bytes=summary.bytes,
         shards=len(summary.shards),
@@ -99,19 +101,19 @@ def _quantiles(split: Split, column: str) -> dict[str, int]:
     return dict(zip(("smallest", "median", "largest"), map(int, values), strict=True))
 
 
-def _head(path: Path) -> list[dict[str, Any]]:
+def _first_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line, _ in zip(lines, range(EXAMPLES), strict=False)]
+        return [json.loads(line) for line, _ in zip(lines, range(MAX_EXAMPLES), strict=False)]
 
 
-def _text(summary: Summary) -> Iterator[str]:
+def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
     yield f"{summary.directory}  (source {summary.source}, fingerprint {summary.fingerprint})"
     for name, split in summary.splits.items():
         yield ""
         shards = f"{split.shards} shard{'s' if split.shards > 1 else ''}"
-        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {human_bytes(split.bytes)}"
+        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {format_bytes(split.bytes)}"
         for what in ("image_bytes", "width", "height"):
             spread = getattr(split, what)
             label = what.replace("_", " ")
@@ -120,10 +122,10 @@ def _text(summary: Summary) -> Iterator[str]:
         yield "  of them      " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
         yield from _histogram(split.classes)
     yield ""
-    yield f"rejects: {_listed(summary.rejects)}"
+    yield f"rejects: {_format_counts(summary.rejects)}"
     for entry in summary.reject_examples:
         yield f"  {entry['source']}: {entry['reason']}: {entry['detail']}"
-    yield f"duplicates: {_listed(summary.duplicates)}"
+    yield f"duplicates: {_format_counts(summary.duplicates)}"
     for entry in summary.duplicate_examples:
         images = ", ".join(f"{image['split']} {image['class']} {image['source']}" for image in entry["images"])
         yield f"  {'CONFLICTING LABELS: ' if entry['conflicting'] else ''}{images}"
@@ -136,12 +138,14 @@ def _histogram(classes: dict[str, int]) -> Iterator[str]:
     """A bar a class; of many classes the ten largest and ten smallest."""
     ordered = sorted(classes.items(), key=lambda pair: -pair[1])
     largest = max(1, ordered[0][1])
-    shown = list(classes.items()) if len(classes) <= EXAMPLES else [*ordered[:10], ("...", 0), *ordered[-10:]]
+    shown = list(classes.items()) if len(classes) <= MAX_EXAMPLES else [*ordered[:10], ("...", 0), *ordered[-10:]]
     for name, count in shown:
         yield (
-            f"  {name[:24]:<24} {count:>8,} {'#' * round(BAR * count / largest)}".rstrip() if name != "..." else "  ..."
+            f"  {name[:24]:<24} {count:>8,} {'#' * round(BAR_WIDTH * count / largest)}".rstrip()
+            if name != "..."
+            else "  ..."
         )
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"

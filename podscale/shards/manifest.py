@@ -9,7 +9,7 @@ from typing import Any
 from podscale.errors import InputError
 from podscale.files import write_json
 
-NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 1
 
 
@@ -35,7 +35,7 @@ class SplitSummary:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ShardSetManifest:
     """The manifest of a shard set; no field depends on when, where or by how many workers it was packed."""
 
     schema_version: int
@@ -56,10 +56,10 @@ class Manifest:
         return sum(split.count for split in self.splits.values())
 
     def write(self, directory: Path) -> None:
-        write_json(directory / NAME, asdict(self))
+        write_json(directory / MANIFEST_FILE, asdict(self))
 
     @classmethod
-    def parse(cls, text: str, where: str) -> "Manifest":
+    def parse(cls, text: str, where: str) -> "ShardSetManifest":
         """Raises InputError where the text is no manifest of this version."""
         try:
             raw = json.loads(text)

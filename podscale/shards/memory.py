@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError, PodscaleError
-from podscale.shards.shardset import Shards
-from podscale.text import human_bytes
+from podscale.shards.shardset import ShardMapper
+from podscale.text import format_bytes
 
 log = logging.getLogger("podscale.shards")
 
 
-class Readable(Shards, Protocol):
+class ReadableShardMapper(ShardMapper, Protocol):
     """Shards that can be read whole, too."""
 
     def here(self, path: Path) -> bool:
@@ -38,7 +38,7 @@ class Readable(Shards, Protocol):
         ...
 
 
-class MemoryShards:
+class MemoryCache:
     """Keeps the first shards that fit into `limit` bytes; the others are mapped where they are.
 
     What is kept stays: records come in random order, so every shard is asked for at any time, and to evict one for
@@ -46,7 +46,7 @@ class MemoryShards:
     that is asked for earlier is mapped where it is if it is `here`, and else brought at once.
     """
 
-    def __init__(self, below: Readable, limit: int) -> None:
+    def __init__(self, below: ReadableShardMapper, limit: int) -> None:
         self._below, self._limit = below, limit
         self._free = limit
         self._planned: set[Path] = set()
@@ -87,7 +87,7 @@ class MemoryShards:
                 "%d of %d shards fit into input.record_cache_bytes (%s); the others are read where they are",
                 len(paths) - len(rest),
                 len(paths),
-                human_bytes(self._limit),
+                format_bytes(self._limit),
             )
             self._below.prefetch(rest)
         threading.Thread(target=self._fill, args=(chosen,), name="podscale-records", daemon=True).start()

@@ -16,51 +16,51 @@ import numpy.typing as npt
 
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
-from podscale.config.identity import data_fingerprint, values_of
+from podscale.config.identity import data_fingerprint, field_values
 from podscale.errors import InputError
 from podscale.files import write_atomically, write_json
 from podscale.shards import index
-from podscale.shards.index import JPEG, Flag
-from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
-from podscale.shards.pack import writing
-from podscale.shards.plan import SPLITS, Plan
-from podscale.shards.record import COLUMNS, Record
-from podscale.shards.sources.base import class_name
+from podscale.shards.index import JPEG, ImageFlag
+from podscale.shards.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
+from podscale.shards.pack import explain_write_errors
+from podscale.shards.plan import SPLITS, ShardPlan
+from podscale.shards.record import RECORD_COLUMNS, ShardRecord
+from podscale.shards.sources.base import decode_name
 
-REJECTS, DUPLICATES, CLASSES = "rejects.jsonl", "duplicates.jsonl", "classes.json"
+REJECTS_FILE, DUPLICATES_FILE, CLASSES_FILE = "rejects.jsonl", "duplicates.jsonl", "classes.json"
 
-Records = dict[str, list[Record]]
+RecordsBySplit = dict[str, list[ShardRecord]]
 
 
-def merge(directory: Path, plan: Plan, data: DataSection, records: Records) -> Manifest:
+def merge_shards(directory: Path, plan: ShardPlan, data: DataSection, records: RecordsBySplit) -> ShardSetManifest:
     """Completes the shard set of these records, one list of all shards a split.
 
     Raises InputError where too many images are unusable, duplicates are forbidden, or a class lost all its images.
     """
-    with writing(directory):
+    with explain_write_errors(directory):
         rejects = write_rejects(directory, plan, records)
         check_rejects(directory, plan, data, rejects)
-        columns = {split: _columns(parts) for split, parts in records.items()}
-        groups = _duplicates(columns)
-        _drop(columns, groups, data)
-        write_atomically(directory / DUPLICATES, "".join(_duplicate_lines(columns, groups, plan)))
+        columns = {split: _concatenate_columns(parts) for split, parts in records.items()}
+        groups = _find_duplicates(columns)
+        _flag_dropped(columns, groups, data)
+        write_atomically(directory / DUPLICATES_FILE, "".join(_duplicate_lines(columns, groups, plan)))
         duplicates = _count_duplicates(columns, groups)
         if data.dedup == "fail" and groups:
             raise InputError(
-                f"{len(groups)} groups of byte-identical images, listed in {directory / DUPLICATES}",
+                f"{len(groups)} groups of byte-identical images, listed in {directory / DUPLICATES_FILE}",
                 field="data.source",
                 got=data.source,
                 hint="Remove them, or set data.dedup to report or drop.",
             )
         _check_classes(columns, plan, data)
-        splits = {split: _split(directory, split, plan, columns[split], records[split]) for split in SPLITS}
-        write_json(directory / CLASSES, plan.classes)
-        _remove_strangers(directory, plan)
-        manifest = Manifest(
+        splits = {split: _write_split(directory, split, plan, columns[split], records[split]) for split in SPLITS}
+        write_json(directory / CLASSES_FILE, plan.classes)
+        _remove_leftovers(directory, plan)
+        manifest = ShardSetManifest(
             schema_version=SCHEMA_VERSION,
             data_fingerprint=data_fingerprint(data),
             plan_fingerprint=plan.fingerprint,
-            options=values_of(data, FieldClass.RESULT),
+            options=field_values(data, FieldClass.RESULT),
             classes_sha256=classes_sha256(plan.classes),
             splits=splits,
             rejects=dict(sorted(rejects.items())),
@@ -70,7 +70,7 @@ def merge(directory: Path, plan: Plan, data: DataSection, records: Records) -> M
     return manifest
 
 
-def write_rejects(directory: Path, plan: Plan, records: Records) -> Counter[str]:
+def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> Counter[str]:
     """Writes rejects.jsonl, in key order; returns how many there are by reason."""
     reasons: Counter[str] = Counter()
     lines = []
@@ -83,35 +83,35 @@ def write_rejects(directory: Path, plan: Plan, records: Records) -> Counter[str]
                     "key": reject.key,
                     "split": split,
                     "class": plan.classes[plan.columns["label"][reject.key]],
-                    "source": class_name(names[reject.key]),
+                    "source": decode_name(names[reject.key]),
                     "reason": reject.reason,
                     "detail": reject.detail,
                 }
                 lines.append(json.dumps(entry, ensure_ascii=True) + "\n")
-    write_atomically(directory / REJECTS, "".join(lines))
+    write_atomically(directory / REJECTS_FILE, "".join(lines))
     return reasons
 
 
-def check_rejects(directory: Path, plan: Plan, data: DataSection, reasons: Counter[str]) -> None:
+def check_rejects(directory: Path, plan: ShardPlan, data: DataSection, reasons: Counter[str]) -> None:
     """Raises InputError where more images are unusable than allowed."""
     rejected = reasons.total()
     if rejected > data.max_reject_rate * len(plan):
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         raise InputError(
             f"{rejected} of {len(plan)} images of {data.source} are unusable ({listed}), listed in "
-            f"{directory / REJECTS}",
+            f"{directory / REJECTS_FILE}",
             field="data.max_reject_rate",
             got=data.max_reject_rate,
             hint="Mend or remove them, set data.policy=convert, or allow more.",
         )
 
 
-def _columns(records: Sequence[Record]) -> dict[str, npt.NDArray[Any]]:
-    return {name: np.concatenate([record.columns[name] for record in records]) for name in COLUMNS}
+def _concatenate_columns(records: Sequence[ShardRecord]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.concatenate([record.columns[name] for record in records]) for name in RECORD_COLUMNS}
 
 
 @dataclass(frozen=True)
-class _Group:
+class _DuplicateGroup:
     """Byte-identical images: (split, row) of each, the one that is kept first."""
 
     digest: str
@@ -119,7 +119,7 @@ class _Group:
     conflicting: bool
 
 
-def _duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_Group]:
+def _find_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_DuplicateGroup]:
     """Groups of equal xxh3-128, in the order of their first key; a validation image is kept before a train one."""
     high, low, key, label = (
         np.concatenate([columns[split][name] for split in SPLITS])
@@ -138,21 +138,25 @@ def _duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_Group]
         chosen = order[int(start) : stop]
         members = tuple((SPLITS[split[i]], int(row[i])) for i in chosen)
         digest = f"{int(high[chosen[0]]):016x}{int(low[chosen[0]]):016x}"
-        groups.append((int(key[chosen].min()), _Group(digest, members, len(set(label[chosen].tolist())) > 1)))
+        groups.append((int(key[chosen].min()), _DuplicateGroup(digest, members, len(set(label[chosen].tolist())) > 1)))
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
 
 
-def _drop(columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_Group], data: DataSection) -> None:
+def _flag_dropped(
+    columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_DuplicateGroup], data: DataSection
+) -> None:
     """Flags all but the kept image of each group where the document asks for it."""
     if data.dedup == "drop":
         for group in groups:
             for split, row in group.members[1:]:
-                columns[split]["flags"][row] |= Flag.DROPPED
+                columns[split]["flags"][row] |= ImageFlag.DROPPED
 
 
-def _count_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_Group]) -> dict[str, int]:
+def _count_duplicates(
+    columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_DuplicateGroup]
+) -> dict[str, int]:
     across = [group for group in groups if len({split for split, _ in group.members}) > 1]
-    dropped = sum(int(((columns[split]["flags"] & Flag.DROPPED) != 0).sum()) for split in SPLITS)
+    dropped = sum(int(((columns[split]["flags"] & ImageFlag.DROPPED) != 0).sum()) for split in SPLITS)
     return {
         "inside": len(groups) - len(across),
         "across": len(across),
@@ -162,7 +166,7 @@ def _count_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]], groups: S
 
 
 def _duplicate_lines(
-    columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_Group], plan: Plan
+    columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_DuplicateGroup], plan: ShardPlan
 ) -> Iterator[str]:
     names = plan.names
     for group in groups:
@@ -174,46 +178,48 @@ def _duplicate_lines(
                     "key": int(of_split["key"][row]),
                     "split": split,
                     "class": plan.classes[of_split["label"][row]],
-                    "source": class_name(names[int(of_split["key"][row])]),
-                    "dropped": bool(of_split["flags"][row] & Flag.DROPPED),
+                    "source": decode_name(names[int(of_split["key"][row])]),
+                    "dropped": bool(of_split["flags"][row] & ImageFlag.DROPPED),
                 }
             )
         entry = {"digest": group.digest, "conflicting": group.conflicting, "images": images}
         yield json.dumps(entry, ensure_ascii=True) + "\n"
 
 
-def _counts(columns: dict[str, npt.NDArray[Any]], classes: int) -> npt.NDArray[np.int64]:
-    used = (columns["flags"] & Flag.DROPPED) == 0
+def _class_counts(columns: dict[str, npt.NDArray[Any]], classes: int) -> npt.NDArray[np.int64]:
+    used = (columns["flags"] & ImageFlag.DROPPED) == 0
     return np.bincount(columns["label"][used], minlength=classes)
 
 
-def _check_classes(columns: dict[str, dict[str, npt.NDArray[Any]]], plan: Plan, data: DataSection) -> None:
+def _check_classes(columns: dict[str, dict[str, npt.NDArray[Any]]], plan: ShardPlan, data: DataSection) -> None:
     for split in SPLITS:
-        empty = np.flatnonzero(_counts(columns[split], len(plan.classes)) == 0)
+        empty = np.flatnonzero(_class_counts(columns[split], len(plan.classes)) == 0)
         if len(empty):
             raise InputError(
                 f"class {plan.classes[empty[0]]!r} has no usable image left in the {split} split "
-                f"(see {REJECTS} and {DUPLICATES})",
+                f"(see {REJECTS_FILE} and {DUPLICATES_FILE})",
                 field="data.source",
                 got=data.source,
                 hint="Add images or remove the class.",
             )
 
 
-def _split(
-    directory: Path, split: str, plan: Plan, columns: dict[str, npt.NDArray[Any]], records: Sequence[Record]
+def _write_split(
+    directory: Path, split: str, plan: ShardPlan, columns: dict[str, npt.NDArray[Any]], records: Sequence[ShardRecord]
 ) -> SplitSummary:
     """Writes the index, source names and DALI index files of one split."""
-    content = index.encode({name: columns[name] for name in index.COLUMNS})
+    content = index.encode_index({name: columns[name] for name in index.INDEX_COLUMNS})
     write_atomically(directory / split / "index", content)
     names = plan.names
-    write_atomically(directory / split / "sources", index.Sources.encode([names[int(key)] for key in columns["key"]]))
+    write_atomically(
+        directory / split / "sources", index.SourceNames.encode([names[int(key)] for key in columns["key"]])
+    )
     shards = []
     for shard, record in enumerate(records):
         name = plan.shard_name(split, shard)
         write_atomically((directory / split / name).with_suffix(".idx"), dali_index(record))
         shards.append(Shard(name, len(record), record.bytes, record.sha256))
-    counts = _counts(columns, len(plan.classes))
+    counts = _class_counts(columns, len(plan.classes))
     return SplitSummary(
         count=int(counts.sum()),
         bytes=sum(record.bytes for record in records),
@@ -223,7 +229,7 @@ def _split(
     )
 
 
-def dali_index(record: Record) -> str:
+def dali_index(record: ShardRecord) -> str:
     """The index of one tar that DALI's readers.webdataset reads: "v1.2 samples", then per sample and component
     its extension, offset and size in bytes, and member name."""
     lines = [f"v1.2 {len(record)}"]
@@ -235,7 +241,7 @@ def dali_index(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _remove_strangers(directory: Path, plan: Plan) -> None:
+def _remove_leftovers(directory: Path, plan: ShardPlan) -> None:
     """Removes shards, records and temporary files of an earlier plan or a killed packer."""
     for split in SPLITS:
         names = {plan.shard_name(split, shard).removesuffix(".tar") for shard in range(plan.shards(split))}

@@ -23,36 +23,36 @@ import xxhash
 from podscale import processes
 from podscale.config.data import DataSection
 from podscale.errors import InputError
-from podscale.files import sync_directory
-from podscale.progress import Report, Ticker
+from podscale.files import fsync_directory
+from podscale.progress import ProgressCallback, ProgressReporter
 from podscale.shards import ustar
-from podscale.shards.convert import Rules, admit
-from podscale.shards.counting import PackerCounter, SplitTicker, Totals, add_to
+from podscale.shards.convert import ImageRules, prepare_image
+from podscale.shards.counting import PackerCounter, SharedTotals, SplitProgressReporter, add_to_totals
 from podscale.shards.index import JPEG
-from podscale.shards.plan import NAME, SPLITS, Entry, Plan
-from podscale.shards.record import UNREADABLE, Record, Reject, Rows, path_of
+from podscale.shards.plan import PLAN_FILE, SPLITS, PlannedImage, ShardPlan
+from podscale.shards.record import UNREADABLE, RecordRows, RejectedImage, ShardRecord, record_path
 from podscale.shards.sources import Source, open_source
 from podscale.shards.sources.base import Where
-from podscale.shards.validate import Unusable
-from podscale.shards.watch import UNWATCHED, Progress, Watch
+from podscale.shards.validate import InvalidImage
+from podscale.shards.watch import NULL_OBSERVER, BuildObserver, PackProgress
 
 FLUSH_BYTES = 2**20
 """Every write is this long and begins at a multiple of it, which costs a file system least: its page cache then works
 with large folios. Twice as much leaves the processor's caches and costs more again (benchmarks/results/shards.md)."""
 FLUSH_PIECES = 1000
 """Below the 1,024 pieces that one writev takes."""
-SMALL = 16 * 2**20
+SERIAL_PACK_BYTES = 16 * 2**20
 """Bytes below which starting processes costs more than packing."""
 
 
-class Task(NamedTuple):
+class PackTask(NamedTuple):
     split: str
     shard: int
 
 
-Count = Callable[[Progress], None]
+PackCallback = Callable[[PackProgress], None]
 """Hears of every image."""
-Rejects = Mapping[str, int]
+RejectCounts = Mapping[str, int]
 """Images that a shard had to leave out, by reason."""
 
 
@@ -62,26 +62,26 @@ class Packer:
 
     directory: Path
     data: DataSection
-    rules: Rules
+    rules: ImageRules
     hash_shards: bool = True
     """Take the sha256 of every shard while writing (only a measurement of the copy alone goes without)."""
 
-    def pack(self, plan: Plan, source: Source, task: Task, count: Count) -> Record:
+    def pack(self, plan: ShardPlan, source: Source, task: PackTask, count: PackCallback) -> ShardRecord:
         """Writes one shard and its record; raises InputError where the place or, by policy, an image stops it."""
         path = self.directory / task.split / plan.shard_name(*task)
-        with writing(path.parent):
+        with explain_write_errors(path.parent):
             temporary = self._fresh(path)
             try:
-                with _Writer(temporary, int(plan.shard_bytes(task.split)[task.shard]), self.hash_shards) as writer:
+                with _ShardWriter(temporary, int(plan.shard_bytes(task.split)[task.shard]), self.hash_shards) as writer:
                     columns, rejects = self._fill(writer, plan.entries(*task), source, task.shard, count)
-                record = Record(plan.fingerprint, writer.position, writer.sha256, columns, rejects)
-                path_of(self.directory, plan, *task).unlink(missing_ok=True)
+                record = ShardRecord(plan.fingerprint, writer.position, writer.sha256, columns, rejects)
+                record_path(self.directory, plan, *task).unlink(missing_ok=True)
                 temporary.rename(path)
-                sync_directory(path.parent)
+                fsync_directory(path.parent)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-            record.write(path_of(self.directory, plan, *task))
+            record.write(record_path(self.directory, plan, *task))
         return record
 
     def _fresh(self, path: Path) -> Path:
@@ -91,23 +91,23 @@ class Packer:
         return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
     def _fill(
-        self, writer: "_Writer", entries: Iterator[Entry], source: Source, shard: int, count: Count
-    ) -> tuple[dict[str, Any], list[Reject]]:
-        rows, rejects = Rows(), []
+        self, writer: "_ShardWriter", entries: Iterator[PlannedImage], source: Source, shard: int, count: PackCallback
+    ) -> tuple[dict[str, Any], list[RejectedImage]]:
+        rows, rejects = RecordRows(), []
         for entry in entries:
             original = b""
             try:
                 original = self._read(source, entry)
-                content, image = admit(entry.item.name, original, self.rules)
-            except Unusable as problem:
+                content, image = prepare_image(entry.item.name, original, self.rules)
+            except InvalidImage as problem:
                 if self.data.policy == "fail":
                     raise (
                         Where(self.data.source)
                         .below(entry.item.name)
                         .refusal(str(problem), "Mend or remove it, or set data.policy to quarantine.")
                     ) from None
-                rejects.append(Reject(entry.key, problem.reason, problem.detail))
-                count(Progress(1, 0, 1, len(original)))
+                rejects.append(RejectedImage(entry.key, problem.reason, problem.detail))
+                count(PackProgress(1, 0, 1, len(original)))
                 continue
             digest = xxhash.xxh3_128_intdigest(original)
             offset = writer.sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
@@ -116,19 +116,19 @@ class Packer:
                 *(image.height, image.width, image.format, image.flags),
                 *(digest >> 64, digest & (2**64 - 1)),
             )
-            count(Progress(1, len(content), 0, len(original)))
+            count(PackProgress(1, len(content), 0, len(original)))
         return rows.columns(), rejects
 
-    def _read(self, source: Source, entry: Entry) -> bytes:
+    def _read(self, source: Source, entry: PlannedImage) -> bytes:
         """The image's bytes; raises Unusable, or InputError where they are not those of the plan any more."""
         if entry.item.size > self.rules.max_bytes:
-            raise Unusable(
+            raise InvalidImage(
                 "too_many_bytes", f"{entry.item.size} bytes, at most {self.rules.max_bytes} (data.max_bytes)"
             )
         try:
             content = source.read(entry.item)
         except OSError as error:
-            raise Unusable(UNREADABLE, error.strerror or str(error)) from error
+            raise InvalidImage(UNREADABLE, error.strerror or str(error)) from error
         if len(content) != entry.item.size:
             where = Where(self.data.source).below(entry.item.name)
             raise where.refusal(
@@ -138,7 +138,7 @@ class Packer:
         return content
 
 
-class _Writer:
+class _ShardWriter:
     """A shard being written: pieces are gathered and go out a megabyte at a time, without being copied."""
 
     def __init__(self, path: Path, size: int, hashing: bool) -> None:
@@ -157,10 +157,14 @@ class _Writer:
         """Appends image and label of one sample; returns where the image begins."""
         name = b"%08d." % key
         size = len(content)
-        offset = self.position + ustar.BLOCK
+        offset = self.position + ustar.TAR_BLOCK_BYTES
         text = b"%d" % label
-        after = bytes(ustar.padding(size)) + ustar.header(name + b"cls", len(text)) + text.ljust(ustar.BLOCK, b"\0")
-        self._append((ustar.header(name + ending, size), content, after), ustar.sample_bytes(size))
+        after = (
+            bytes(ustar.tar_padding(size))
+            + ustar.tar_header(name + b"cls", len(text))
+            + text.ljust(ustar.TAR_BLOCK_BYTES, b"\0")
+        )
+        self._append((ustar.tar_header(name + ending, size), content, after), ustar.tar_sample_bytes(size))
         return offset
 
     def _append(self, pieces: Sequence[bytes], size: int) -> None:
@@ -203,13 +207,13 @@ class _Writer:
     def sha256(self) -> str:
         return self._digest.hexdigest() if self._digest is not None else ""
 
-    def __enter__(self) -> "_Writer":
+    def __enter__(self) -> "_ShardWriter":
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             if kind is None:
-                self._append((ustar.END,), len(ustar.END))
+                self._append((ustar.TAR_END,), len(ustar.TAR_END))
                 self._flush()
                 os.ftruncate(self._descriptor, self.position)  # rejects and conversions leave it shorter
                 os.fsync(self._descriptor)
@@ -218,7 +222,7 @@ class _Writer:
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
+def explain_write_errors(directory: Path) -> Iterator[None]:
     """Errors of the place that is written to, in words for people; everything finished is kept."""
     try:
         yield
@@ -234,14 +238,14 @@ class TooManyRejects(Exception):
     """More unusable images than allowed, in the shards packed so far."""
 
 
-def pack_all(
+def pack_shards(
     packer: Packer,
-    plan: Plan,
-    tasks: Sequence[Task],
+    plan: ShardPlan,
+    tasks: Sequence[PackTask],
     workers: int,
-    report: Report,
+    report: ProgressCallback,
     limit: int,
-    watch: Watch = UNWATCHED,
+    watch: BuildObserver = NULL_OBSERVER,
 ) -> None:
     """Packs `tasks`, in this process where there is little to do, else in `workers` processes.
 
@@ -250,10 +254,10 @@ def pack_all(
     """
     total = sum(plan.images(*task) for task in tasks)
     size = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
-    ticker = SplitTicker(Ticker("pack", report, total), watch)
+    ticker = SplitProgressReporter(ProgressReporter("pack", report, total), watch)
     workers = min(workers, len(tasks))
     rejects = 0
-    pack = _pack_here if workers <= 1 or size < SMALL else _pack_in_processes
+    pack = _pack_serially if workers <= 1 or size < SERIAL_PACK_BYTES else _pack_in_pool
     for split, rejected in pack(packer, plan, tasks, workers, ticker):
         watch.finished(split, rejected)
         rejects += sum(rejected.values())
@@ -262,31 +266,31 @@ def pack_all(
     ticker.close()
 
 
-def _pack_here(
-    packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: SplitTicker
-) -> Iterator[tuple[str, Rejects]]:
+def _pack_serially(
+    packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
+) -> Iterator[tuple[str, RejectCounts]]:
     """Yields the rejects of every finished shard."""
     source = open_source(packer.data)
     for task in tasks:
         counter = PackerCounter(partial(ticker.add, task.split))
         record = packer.pack(plan, source, task, counter)
         counter.publish()
-        yield task.split, _reasons(record)
+        yield task.split, _reject_counts(record)
 
 
-def _pack_in_processes(
-    packer: Packer, plan: Plan, tasks: Sequence[Task], workers: int, ticker: SplitTicker
-) -> Iterator[tuple[str, Rejects]]:
+def _pack_in_pool(
+    packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
+) -> Iterator[tuple[str, RejectCounts]]:
     """Yields the rejects of every finished shard."""
     context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of whoever calls
-    counters = {split: [context.Value("Q", 0) for _ in Progress._fields] for split in SPLITS}
+    counters = {split: [context.Value("Q", 0) for _ in PackProgress._fields] for split in SPLITS}
     pool = ProcessPoolExecutor(workers, context, _start_worker, (packer, counters, os.getpid()))
     try:
-        waiting: set[Future[tuple[str, Rejects]]] = {pool.submit(_work, task) for task in tasks}
+        waiting: set[Future[tuple[str, RejectCounts]]] = {pool.submit(_pack_task, task) for task in tasks}
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             for split, totals in counters.items():
-                ticker.set(split, Progress(*(int(counter.value) for counter in totals)))
+                ticker.set(split, PackProgress(*(int(counter.value) for counter in totals)))
             yield from (future.result() for future in done)
     except BrokenProcessPool as error:
         raise InputError(
@@ -299,31 +303,31 @@ def _pack_in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Worker(NamedTuple):
+class _PackWorker(NamedTuple):
     packer: Packer
-    plan: Plan
+    plan: ShardPlan
     source: Source
-    totals: Totals
+    totals: SharedTotals
 
 
-_worker: list[_Worker] = []  # the state of this process: a pool hands its tasks no other
+_worker_state: list[_PackWorker] = []  # the state of this process: a pool hands its tasks no other
 
 
-def _start_worker(packer: Packer, totals: Totals, parent: int) -> None:
+def _start_worker(packer: Packer, totals: SharedTotals, parent: int) -> None:
     """Prepares a packing process, which dies with its parent even where that is killed."""
-    processes.die_with_parent(parent)
+    processes.exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
-    plan = Plan.read(packer.directory / NAME)
-    _worker.append(_Worker(packer, plan, open_source(packer.data), totals))
+    plan = ShardPlan.read(packer.directory / PLAN_FILE)
+    _worker_state.append(_PackWorker(packer, plan, open_source(packer.data), totals))
 
 
-def _work(task: Task) -> tuple[str, Rejects]:
-    worker = _worker[0]
-    counter = PackerCounter(partial(add_to, worker.totals[task.split]))
+def _pack_task(task: PackTask) -> tuple[str, RejectCounts]:
+    worker = _worker_state[0]
+    counter = PackerCounter(partial(add_to_totals, worker.totals[task.split]))
     record = worker.packer.pack(worker.plan, worker.source, task, counter)
     counter.publish()
-    return task.split, _reasons(record)
+    return task.split, _reject_counts(record)
 
 
-def _reasons(record: Record) -> Rejects:
+def _reject_counts(record: ShardRecord) -> RejectCounts:
     return Counter(reject.reason for reject in record.rejects)

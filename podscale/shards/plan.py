@@ -20,37 +20,37 @@ import xxhash
 
 from podscale.config.data import DataSection
 from podscale.errors import InputError
-from podscale.progress import Report, Ticker, silent
+from podscale.progress import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.shards import columnar, ustar
-from podscale.shards.sources import Item, Source
-from podscale.shards.sources.base import TRAIN, VALIDATION, class_name
+from podscale.shards.sources import Source, SourceItem
+from podscale.shards.sources.base import TRAIN, VALIDATION, decode_name
 
-NAME = "plan"
-FORMAT = 1
+PLAN_FILE = "plan"
+PLAN_FORMAT = 1
 """Raised when the same plan would be packed into other bytes: records of an older format are then packed again."""
 
 SPLITS = (TRAIN, VALIDATION)
 _CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
 _ORDER_SALT, _SPLIT_SALT = b"order\0", b"split\0"
 
-Ints = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
-class Entry(NamedTuple):
+class PlannedImage(NamedTuple):
     """One planned image."""
 
     key: int
     label: int
-    item: Item
+    item: SourceItem
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """Rows in packing order: all of train, then all of validation; the row number is the sample's key."""
 
     fingerprint: str
     classes: list[str]
-    bounds: dict[str, Ints]
+    bounds: dict[str, IntArray]
     """Per split: the first row of each shard, and the row after the last."""
     columns: dict[str, npt.NDArray[Any]]
 
@@ -72,7 +72,7 @@ class Plan:
         """Source names by row."""
         return columnar.ByteStrings(self.columns, "name")
 
-    def entries(self, split: str, shard: int) -> Iterator[Entry]:
+    def entries(self, split: str, shard: int) -> Iterator[PlannedImage]:
         """The images of one shard, in order."""
         rows = slice(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1]))
         # Lists: taking single numbers out of NumPy arrays is dearer than all the rest here.
@@ -84,42 +84,44 @@ class Plan:
             places = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
         described = zip(self.names[rows], labels, sizes, places, strict=False)  # places may have no end
         for row, (name, label, size, (container, offset)) in enumerate(described, rows.start):
-            yield Entry(row, label, Item(name, self.classes[label], size, split, containers[container], offset))
+            yield PlannedImage(
+                row, label, SourceItem(name, self.classes[label], size, split, containers[container], offset)
+            )
 
-    def shard_bytes(self, split: str) -> Ints:
+    def shard_bytes(self, split: str) -> IntArray:
         """Bytes of each shard as planned (an upper bound where nothing is converted)."""
         sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
-        packed: Ints = np.diff(sizes[self.bounds[split]])
+        packed: IntArray = np.diff(sizes[self.bounds[split]])
         return packed
 
     def write(self, path: Path) -> None:
-        header = {"kind": "plan", "format": FORMAT, "fingerprint": self.fingerprint, "classes": self.classes}
-        columnar.write(path, header, {**{f"bounds_{s}": b for s, b in self.bounds.items()}, **self.columns})
+        header = {"kind": "plan", "format": PLAN_FORMAT, "fingerprint": self.fingerprint, "classes": self.classes}
+        columnar.write_columns(path, header, {**{f"bounds_{s}": b for s, b in self.bounds.items()}, **self.columns})
 
     @classmethod
-    def read(cls, path: Path) -> "Plan":
+    def read(cls, path: Path) -> "ShardPlan":
         """The plan in a file, memory-mapped; raises InputError where it is none."""
-        header, columns = columnar.read(path)
+        header, columns = columnar.read_columns(path)
         bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
         return cls(header["fingerprint"], header["classes"], bounds, columns)
 
 
-def make_plan(source: Source, data: DataSection, progress: Report = silent) -> Plan:
+def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = ignore_progress) -> ShardPlan:
     """Lists the source and decides split, order and shard of every image.
 
     Raises InputError where the listing cannot make a data set: nothing in it, one class, a class without images in a
     split, a name twice, other classes than expected.
     """
-    listing = _Listing.of(source, Ticker("list", progress))
+    listing = _Listing.of(source, ProgressReporter("list", progress))
     if not listing.names:
         raise _refusal(data, "no images found (jpg, png, ... in class folders)", "Check the path.")
     listing.refuse_duplicates(data)
-    classes = _classes(listing.classes, data)
+    classes = _class_names(listing.classes, data)
     labels = np.asarray([classes.index(name) for name in listing.classes])[np.asarray(listing.labels)]
-    names_hash = _hashes(listing.names, _SPLIT_SALT, data.seed)
-    validation = _validation(np.asarray(listing.splits), labels, names_hash, data)
+    names_hash = _name_hashes(listing.names, _SPLIT_SALT, data.seed)
+    validation = _validation_mask(np.asarray(listing.splits), labels, names_hash, data)
     _check_classes(labels, validation, classes, data)
-    order = np.lexsort((listing.sorted_rank(), _hashes(listing.names, _ORDER_SALT, data.seed), validation))
+    order = np.lexsort((listing.sorted_rank(), _name_hashes(listing.names, _ORDER_SALT, data.seed), validation))
     columns = listing.columns(order)
     columns["label"] = labels[order].astype("<i4")
     train = len(labels) - int(validation.sum())
@@ -128,7 +130,7 @@ def make_plan(source: Source, data: DataSection, progress: Report = silent) -> P
         TRAIN: _shard_bounds(weights[:train], data, TRAIN),
         VALIDATION: _shard_bounds(weights[train:], data, VALIDATION) + train,
     }
-    return Plan(_fingerprint(classes, bounds, columns, data), classes, bounds, columns)
+    return ShardPlan(_fingerprint(classes, bounds, columns, data), classes, bounds, columns)
 
 
 class _Listing:
@@ -142,7 +144,7 @@ class _Listing:
         self.container_names: list[bytes] = []
 
     @classmethod
-    def of(cls, source: Source, ticker: Ticker) -> "_Listing":
+    def of(cls, source: Source, ticker: ProgressReporter) -> "_Listing":
         listing = cls()
         classes: dict[str, int] = {}
         containers: dict[bytes, int] = {}
@@ -158,7 +160,7 @@ class _Listing:
         listing.classes, listing.container_names = list(classes), list(containers)
         return listing
 
-    def sorted_rank(self) -> Ints:
+    def sorted_rank(self) -> IntArray:
         """Place of every name in the sorted listing."""
         order = sorted(range(len(self.names)), key=self.names.__getitem__)
         rank = np.empty(len(order), dtype=np.int64)
@@ -169,15 +171,15 @@ class _Listing:
         if len(set(self.names)) < len(self.names):
             seen: set[bytes] = set()
             twice = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise _refusal(data, f"{class_name(twice)} is listed twice", "Every image needs a name of its own.")
+            raise _refusal(data, f"{decode_name(twice)} is listed twice", "Every image needs a name of its own.")
 
-    def columns(self, order: Ints) -> dict[str, npt.NDArray[Any]]:
+    def columns(self, order: IntArray) -> dict[str, npt.NDArray[Any]]:
         columns: dict[str, npt.NDArray[Any]] = {"size": np.asarray(self.sizes)[order].astype("<u8")}
-        columns |= columnar.pack_bytes("name", [self.names[row] for row in order])
+        columns |= columnar.pack_byte_strings("name", [self.names[row] for row in order])
         held = any(self.offsets)  # byte ranges of archives; an archive that is the source itself is b""
         # containers are numbered by sorted name: the plan must not depend on the order of listing
         sorted_names = sorted(self.container_names) if held else []
-        columns |= columnar.pack_bytes("container", sorted_names)
+        columns |= columnar.pack_byte_strings("container", sorted_names)
         if held:
             place = {name: number for number, name in enumerate(sorted_names)}
             numbers = np.asarray([place[name] for name in self.container_names])
@@ -186,19 +188,19 @@ class _Listing:
         return columns
 
 
-def _packed_bytes(sizes: npt.NDArray[Any]) -> Ints:
+def _packed_bytes(sizes: npt.NDArray[Any]) -> IntArray:
     """Bytes that images of these sizes take in a shard."""
-    content: Ints = sizes.astype(np.int64)
-    packed: Ints = content + (-content % ustar.BLOCK) + ustar.sample_bytes(0)
+    content: IntArray = sizes.astype(np.int64)
+    packed: IntArray = content + (-content % ustar.TAR_BLOCK_BYTES) + ustar.tar_sample_bytes(0)
     return packed
 
 
-def _hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[np.uint64]:
+def _name_hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[np.uint64]:
     digest = xxhash.xxh3_64_intdigest
     return np.fromiter((digest(salt + name, seed) for name in names), dtype=np.uint64, count=len(names))
 
 
-def _classes(found: Sequence[str], data: DataSection) -> list[str]:
+def _class_names(found: Sequence[str], data: DataSection) -> list[str]:
     """The class map: the expected names where the document gives them, else the sorted names found."""
     if len(found) < 2:
         raise _refusal(data, f"only the class {found[0]!r}", "A classifier needs at least two.")
@@ -210,7 +212,7 @@ def _classes(found: Sequence[str], data: DataSection) -> list[str]:
     if missing or extra:
         raise _refusal(
             data,
-            f"its classes are not those of data.classes: missing {_some(missing)}, unexpected {_some(extra)}",
+            f"its classes are not those of data.classes: missing {_first_names(missing)}, unexpected {_first_names(extra)}",
             "Correct the source or the document.",
         )
     return list(data.classes)
@@ -220,12 +222,12 @@ def _refusal(data: DataSection, problem: str, hint: str) -> InputError:
     return InputError(problem, field="data.source", got=data.source, hint=hint)
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return (", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")) or "none"
 
 
-def _validation(
-    given: npt.NDArray[np.int8], labels: Ints, hashes: npt.NDArray[np.uint64], data: DataSection
+def _validation_mask(
+    given: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
 ) -> npt.NDArray[np.bool_]:
     """Which images are validation: as the source says, else the share with the smallest hashes.
 
@@ -247,19 +249,19 @@ def _validation(
     return held_out
 
 
-def _check_classes(labels: Ints, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:
+def _check_classes(labels: IntArray, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:
     for split, chosen in ((TRAIN, ~validation), (VALIDATION, validation)):
         counts = np.bincount(labels[chosen], minlength=len(classes))
         absent = [classes[label] for label in np.flatnonzero(counts == 0)]
         if absent:
             raise _refusal(
                 data,
-                f"{_some(absent)} without an image in the {split} split, and every class needs images in both",
+                f"{_first_names(absent)} without an image in the {split} split, and every class needs images in both",
                 "Add some, remove the class, or see data.stratify and data.validation_fraction.",
             )
 
 
-def _shard_bounds(weights: Ints, data: DataSection, split: str) -> Ints:
+def _shard_bounds(weights: IntArray, data: DataSection, split: str) -> IntArray:
     """First row of each shard: contiguous rows of nearly equal bytes, at least one image each."""
     total = np.cumsum(weights)
     shards = max(data.min_shards, -(-int(total[-1]) // data.shard_bytes))
@@ -278,16 +280,16 @@ def _shard_bounds(weights: Ints, data: DataSection, split: str) -> Ints:
     return np.minimum(bounds, len(weights) - shards + steps)
 
 
-def _fingerprint(classes: list[str], bounds: dict[str, Ints], columns: columnar.Columns, data: DataSection) -> str:
+def _fingerprint(classes: list[str], bounds: dict[str, IntArray], columns: columnar.Columns, data: DataSection) -> str:
     options = {name: getattr(data, name) for name in _CONTENT_OPTIONS}
-    digest = hashlib.sha256(json.dumps([FORMAT, classes, options]).encode())
+    digest = hashlib.sha256(json.dumps([PLAN_FORMAT, classes, options]).encode())
     for name, column in [*bounds.items(), *sorted(columns.items())]:
         digest.update(f"{name} {column.dtype.str} {len(column)}\n".encode())
         digest.update(np.ascontiguousarray(column).data)
     return digest.hexdigest()
 
 
-def changes(before: Plan, now: Plan) -> str:
+def describe_changes(before: ShardPlan, now: ShardPlan) -> str:
     """What differs between two listings of one source, in words for people."""
     old = dict(zip(before.names, zip(before.columns["size"], before.columns["label"], strict=True), strict=True))
     new = dict(zip(now.names, zip(now.columns["size"], now.columns["label"], strict=True), strict=True))
@@ -298,5 +300,5 @@ def changes(before: Plan, now: Plan) -> str:
         ("changed", {name for name in old.keys() & new.keys() if old[name] != new[name]}),
     ):
         if names:
-            parts.append(f"{len(names)} {word} (such as {class_name(min(names))})")
+            parts.append(f"{len(names)} {word} (such as {decode_name(min(names))})")
     return ", ".join(parts) or "another split or class map"

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from podscale.errors import InputError
 from podscale.shards import columnar, index
-from podscale.shards.plan import Plan
+from podscale.shards.plan import ShardPlan
 
-COLUMNS = {**index.COLUMNS, "digest_high": "<u8", "digest_low": "<u8"}
+RECORD_COLUMNS = {**index.INDEX_COLUMNS, "digest_high": "<u8", "digest_low": "<u8"}
 """The index's columns and the xxh3-128 of the source bytes, by which duplicates are found."""
 
 
 @dataclass(frozen=True)
-class Reject:
+class RejectedImage:
     """An image that was left out."""
 
     key: int
@@ -30,14 +30,14 @@ UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
-class Record:
+class ShardRecord:
     """What is in a shard file: its bytes and sha256 (empty where hashing was off), images and rejects."""
 
     plan: str
     bytes: int
     sha256: str
     columns: dict[str, npt.NDArray[Any]]
-    rejects: list[Reject] = field(default_factory=list)
+    rejects: list[RejectedImage] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.columns["key"])
@@ -54,36 +54,36 @@ class Record:
             "sha256": self.sha256,
             "rejects": [[reject.key, reject.reason, reject.detail] for reject in self.rejects],
         }
-        columnar.write(path, header, self.columns)
+        columnar.write_columns(path, header, self.columns)
 
     @classmethod
-    def read(cls, path: Path) -> "Record":
+    def read(cls, path: Path) -> "ShardRecord":
         """Raises InputError where the file is no record."""
-        header, columns = columnar.read(path)
-        rejects = [Reject(*entry) for entry in header["rejects"]]
+        header, columns = columnar.read_columns(path)
+        rejects = [RejectedImage(*entry) for entry in header["rejects"]]
         return cls(header["plan"], header["bytes"], header["sha256"], columns, rejects)
 
 
-def path_of(directory: Path, plan: Plan, split: str, shard: int) -> Path:
+def record_path(directory: Path, plan: ShardPlan, split: str, shard: int) -> Path:
     """Where the record of a shard is kept: beside the split folders, out of the way of readers of tars."""
     return directory / "records" / split / plan.shard_name(split, shard).replace(".tar", ".record")
 
 
-def matching(directory: Path, plan: Plan, split: str, shard: int) -> Record | None:
+def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> ShardRecord | None:
     """The record of a shard that is there as this plan wants it, by name and size; None where it must be packed."""
     try:
-        record = Record.read(path_of(directory, plan, split, shard))
+        record = ShardRecord.read(record_path(directory, plan, split, shard))
         size = (directory / split / plan.shard_name(split, shard)).stat().st_size
     except (InputError, OSError):
         return None
     return record if record.plan == plan.fingerprint and record.bytes == size else None
 
 
-class Rows:
+class RecordRows:
     """Collects the rows of a record as bytes: kept as tuples, they would have the garbage collector walk them all."""
 
-    _DTYPE = np.dtype(list(COLUMNS.items()))
-    _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in COLUMNS.values()).replace("L", "Q"))
+    _DTYPE = np.dtype(list(RECORD_COLUMNS.items()))
+    _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in RECORD_COLUMNS.values()).replace("L", "Q"))
 
     def __init__(self) -> None:
         self._rows = bytearray()
@@ -94,4 +94,4 @@ class Rows:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         rows = np.frombuffer(self._rows, dtype=self._DTYPE)
-        return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
+        return {name: np.ascontiguousarray(rows[name]) for name in RECORD_COLUMNS}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from podscale.deadline import within
+from podscale.deadline import call_with_timeout
 from podscale.errors import InputError, PodscaleError
 
 log = logging.getLogger("podscale.shards")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Patience:
+class ReadRetryPolicy:
     """How long to try: seconds for one read, tries, first pause in seconds (doubles), bytes of one read."""
 
     deadline: float = 60.0
@@ -32,7 +32,7 @@ class Patience:
 class RemoteFiles:
     """The files under an fsspec URL."""
 
-    def __init__(self, location: str, patience: Patience) -> None:
+    def __init__(self, location: str, patience: ReadRetryPolicy) -> None:
         self.location = location.rstrip("/")
         self.patience = patience
         self._files: Any
@@ -93,7 +93,7 @@ class RemoteFiles:
     def _try(self, name: str, read: Callable[[], bytes]) -> bytes:
         for attempt in range(1, self.patience.attempts + 1):
             try:
-                return within(self.patience.deadline, read)
+                return call_with_timeout(self.patience.deadline, read)
             except (FileNotFoundError, PermissionError, InputError):
                 raise  # trying again would not change the answer
             except Exception as error:  # each file system and HTTP client brings errors of its own

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from podscale.errors import InputError
 from podscale.shards import index
-from podscale.shards.manifest import NAME, Manifest, classes_sha256
+from podscale.shards.manifest import MANIFEST_FILE, ShardSetManifest, classes_sha256
 
-_BLOCK = 8 * 2**20  # bytes of one read
+_READ_BYTES = 8 * 2**20  # bytes of one read
 
 
-class Shards(Protocol):
+class ShardMapper(Protocol):
     """Maps the tar files of a shard set; the path is where a shard is, or will be, on this machine."""
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
@@ -33,7 +33,7 @@ class Shards(Protocol):
         ...
 
 
-class LocalShards:
+class LocalShardMapper:
     """Shards that lie in a local directory: each is mapped once per process."""
 
     held = 0
@@ -48,7 +48,7 @@ class LocalShards:
                 with path.open("rb") as file:
                     mapped = map_file(file)
             except (OSError, ValueError) as error:
-                raise _unreadable(path, error) from error
+                raise _read_error(path, error) from error
             self._maps[path] = mapped
         return mapped
 
@@ -60,31 +60,31 @@ class LocalShards:
 
     def size(self, path: Path) -> int:
         """Bytes of a shard."""
-        return _size(path)
+        return _shard_bytes(path)
 
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
         """A copy of a shard, read from front to back: what a mounted volume does fastest."""
-        content = np.empty(_size(path), dtype=np.uint8)
+        content = np.empty(_shard_bytes(path), dtype=np.uint8)
         view, filled = content.data, 0
         try:
             with path.open("rb", buffering=0) as file:
-                while filled < len(view) and (count := file.readinto(view[filled : filled + _BLOCK])):
+                while filled < len(view) and (count := file.readinto(view[filled : filled + _READ_BYTES])):
                     filled += count
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise _read_error(path, error) from error
         if filled < len(view):
             raise InputError("the shard is cut short", field=str(path), hint="Run `podscale shard --verify`")
         return content
 
 
-def _size(path: Path) -> int:
+def _shard_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _read_error(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
+def _read_error(path: Path, error: Exception) -> InputError:
     return InputError(f"cannot read the shard: {error}", field=str(path), hint="Run `podscale shard --verify`")
 
 
@@ -96,16 +96,16 @@ def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
 class Split:
     """The samples of one split. `i` below counts samples in use, from 0; duplicates that were dropped have none."""
 
-    def __init__(self, directory: Path, name: str, shard_names: list[str], shards: Shards | None = None) -> None:
+    def __init__(self, directory: Path, name: str, shard_names: list[str], shards: ShardMapper | None = None) -> None:
         self.name = name
         self.directory = directory / name
         self.shard_names = shard_names
-        columns = index.read(self.directory / "index")
-        self._rows = np.flatnonzero((columns["flags"] & index.Flag.DROPPED) == 0)
+        columns = index.read_index(self.directory / "index")
+        self._rows = np.flatnonzero((columns["flags"] & index.ImageFlag.DROPPED) == 0)
         everything = len(self._rows) == len(columns["key"])
         self._columns = columns if everything else {name: column[self._rows] for name, column in columns.items()}
         self._paths = [self.directory / shard for shard in shard_names]
-        self._shards = shards or LocalShards()
+        self._shards = shards or LocalShardMapper()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -141,29 +141,33 @@ class Split:
         return self._sources[int(self._rows[i])]
 
     @cached_property
-    def _sources(self) -> index.Sources:
-        return index.Sources(self.directory / "sources", len(index.read(self.directory / "index")["key"]))
+    def _sources(self) -> index.SourceNames:
+        return index.SourceNames(self.directory / "sources", len(index.read_index(self.directory / "index")["key"]))
 
 
 class ShardSet:
     """A complete shard set in a local directory; its tar files may come later (see `Shards`)."""
 
-    def __init__(self, directory: Path, manifest: Manifest, classes: list[str], shards: Shards | None = None) -> None:
+    def __init__(
+        self, directory: Path, manifest: ShardSetManifest, classes: list[str], shards: ShardMapper | None = None
+    ) -> None:
         self.directory = directory
         self.manifest = manifest
         self.classes = classes
-        self._shards = shards or LocalShards()
+        self._shards = shards or LocalShardMapper()
         self._splits: dict[str, Split] = {}
 
     @classmethod
-    def open(cls, directory: Path | str, shards: Shards | None = None) -> "ShardSet":
+    def open(cls, directory: Path | str, shards: ShardMapper | None = None) -> "ShardSet":
         """Opens what lies in a directory; `shards` maps its tar files where they are not simply there.
 
         Raises InputError where there is no complete shard set or its class map does not match its manifest.
         """
         directory = Path(directory)
         try:
-            manifest = Manifest.parse((directory / NAME).read_text(encoding="utf-8"), str(directory / NAME))
+            manifest = ShardSetManifest.parse(
+                (directory / MANIFEST_FILE).read_text(encoding="utf-8"), str(directory / MANIFEST_FILE)
+            )
             classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             missing = Path(error.filename).name

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from simplejpeg import decode_jpeg
 
-from podscale.shards.index import JPEG, PNG, Flag
+from podscale.shards.index import JPEG, PNG, ImageFlag
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 OTHER_MAGICS = {
@@ -23,11 +23,11 @@ OTHER_MAGICS = {
     b"P5": "ppm",
     b"P6": "ppm",
 }
-LARGEST_SIDE = 65535
+MAX_SIDE = 65535
 """The index keeps sides in 16 bits; JPEG has no larger ones."""
 
 
-class Unusable(Exception):
+class InvalidImage(Exception):
     """Why an image is left out: a short stable reason, detail for people, and whether converting may help."""
 
     def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
@@ -38,43 +38,43 @@ class Unusable(Exception):
         return type(self), (self.reason, self.detail, self.convertible)
 
 
-class Image(NamedTuple):
+class ImageHeader(NamedTuple):
     """What the header of a usable image says; sides in pixels."""
 
     format: int
     height: int
     width: int
-    flags: Flag
+    flags: ImageFlag
 
 
-def examine(data: bytes, max_pixels: int, max_bytes: int) -> Image:
+def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
     """Reads the header; raises Unusable where the image is empty, no image, too large or of an unusable kind."""
     if not data:
-        raise Unusable("empty", "the file has no bytes")
+        raise InvalidImage("empty", "the file has no bytes")
     if len(data) > max_bytes:
-        raise Unusable("too_many_bytes", f"{len(data)} bytes, at most {max_bytes} (data.max_bytes)")
+        raise InvalidImage("too_many_bytes", f"{len(data)} bytes, at most {max_bytes} (data.max_bytes)")
     if data.startswith(b"\xff\xd8\xff"):
         image = jpeg_header(data)
     elif data.startswith(PNG_MAGIC):
         image = png_header(data, max_pixels)
     else:
-        kind = other_kind(data)
+        kind = other_format(data)
         if kind:
-            raise Unusable("unusable_format", f"{kind} is not a format that loaders read", convertible=True)
-        raise Unusable("not_an_image", f"begins with {data[:8]!r}")
+            raise InvalidImage("unusable_format", f"{kind} is not a format that loaders read", convertible=True)
+        raise InvalidImage("not_an_image", f"begins with {data[:8]!r}")
     check_pixels(image.height, image.width, max_pixels)
     return image
 
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:
     """Raises Unusable where an image is larger than allowed or has no pixels."""
-    if height * width > max_pixels or max(height, width) > LARGEST_SIDE:
-        raise Unusable("too_many_pixels", f"{width}x{height}, at most {max_pixels} pixels (data.max_pixels)")
+    if height * width > max_pixels or max(height, width) > MAX_SIDE:
+        raise InvalidImage("too_many_pixels", f"{width}x{height}, at most {max_pixels} pixels (data.max_pixels)")
     if height == 0 or width == 0:
-        raise Unusable("corrupt", f"{width}x{height} pixels")
+        raise InvalidImage("corrupt", f"{width}x{height} pixels")
 
 
-def other_kind(data: bytes) -> str:
+def other_format(data: bytes) -> str:
     """The name of a known image format that is neither JPEG nor PNG; empty where there is none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
@@ -89,46 +89,46 @@ _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _USABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 # Plain numbers here: combining enum members would cost more than all the rest of the scan.
-_FLAGS = [Flag(value) for value in range(128)]
-_PROGRESSIVE = int(Flag.PROGRESSIVE)
-_OF_COMPONENTS = {1: int(Flag.GRAY), 3: 0, 4: int(Flag.CMYK)}
+_FLAGS = [ImageFlag(value) for value in range(128)]
+_PROGRESSIVE = int(ImageFlag.PROGRESSIVE)
+_OF_COMPONENTS = {1: int(ImageFlag.GRAY), 3: 0, 4: int(ImageFlag.CMYK)}
 
 
-def jpeg_header(data: bytes) -> Image:
+def jpeg_header(data: bytes) -> ImageHeader:
     """Reads marker segments up to the frame header (ITU-T T.81, B.2); raises Unusable."""
     flags = 0
     position, end = 2, len(data) - 4
     while position <= end:
         lead, marker, length = _SEGMENT.unpack_from(data, position)
         if lead != 0xFF:
-            raise Unusable("corrupt", "the JPEG header is damaged")
+            raise InvalidImage("corrupt", "the JPEG header is damaged")
         if marker == 0xFF or marker in _STANDALONE:
             position += 1 if marker == 0xFF else 2
             continue
         if marker in _FRAMES and position + 10 <= len(data):
-            return _frame(data, position, marker, flags)
+            return _read_frame(data, position, marker, flags)
         if marker == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
-            flags |= _orientation(data[position + 10 : position + 2 + length])
+            flags |= _rotation_flag(data[position + 10 : position + 2 + length])
         if marker in (0xDA, 0xD9):
             break
         position += 2 + length
-    raise Unusable("corrupt", "the JPEG has no frame header")
+    raise InvalidImage("corrupt", "the JPEG has no frame header")
 
 
-def _frame(data: bytes, position: int, marker: int, flags: int) -> Image:
+def _read_frame(data: bytes, position: int, marker: int, flags: int) -> ImageHeader:
     precision, height, width, components = _FRAME.unpack_from(data, position + 4)
     if marker not in _USABLE_FRAMES:
-        raise Unusable("unusable_coding", f"JPEG coding process SOF{marker - 0xC0} (lossless or arithmetic)")
+        raise InvalidImage("unusable_coding", f"JPEG coding process SOF{marker - 0xC0} (lossless or arithmetic)")
     if precision != 8:
-        raise Unusable("unusable_depth", f"JPEG of {precision} bits a sample")
+        raise InvalidImage("unusable_depth", f"JPEG of {precision} bits a sample")
     if components not in _OF_COMPONENTS:
-        raise Unusable("unusable_components", f"JPEG of {components} components")
+        raise InvalidImage("unusable_components", f"JPEG of {components} components")
     if marker == 0xC2:
         flags |= _PROGRESSIVE
-    return Image(JPEG, height, width, _FLAGS[flags | _OF_COMPONENTS[components]])
+    return ImageHeader(JPEG, height, width, _FLAGS[flags | _OF_COMPONENTS[components]])
 
 
-def _orientation(exif: bytes) -> int:
+def _rotation_flag(exif: bytes) -> int:
     """ROTATED where the Exif orientation (tag 0x0112) is one of 2..8."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
@@ -140,31 +140,31 @@ def _orientation(exif: bytes) -> int:
     for at in range(directory + 2, min(directory + 2 + 12 * count, len(exif) - 11), 12):
         tag, _, _, value = struct.unpack_from(order + "HHIH", exif, at)
         if tag == 0x0112:
-            return int(Flag.ROTATED) if 2 <= value <= 8 else 0
+            return int(ImageFlag.ROTATED) if 2 <= value <= 8 else 0
     return 0
 
 
-def png_header(data: bytes, max_pixels: int) -> Image:
+def png_header(data: bytes, max_pixels: int) -> ImageHeader:
     """Reads the IHDR chunk (PNG specification, 11.2.2); raises Unusable."""
     if len(data) < 33 or data[12:16] != b"IHDR":
-        raise Unusable("corrupt", "the PNG has no header chunk")
+        raise InvalidImage("corrupt", "the PNG has no header chunk")
     width, height, depth, color = struct.unpack_from(">IIBB", data, 16)
     check_pixels(height, width, max_pixels)
     if depth == 16:
-        raise Unusable("unusable_depth", "PNG of 16 bits a sample", convertible=True)
-    return Image(PNG, height, width, Flag.GRAY if color in (0, 4) else Flag(0))
+        raise InvalidImage("unusable_depth", "PNG of 16 bits a sample", convertible=True)
+    return ImageHeader(PNG, height, width, ImageFlag.GRAY if color in (0, 4) else ImageFlag(0))
 
 
-def decode_strictly(data: bytes, image: Image) -> None:
+def decode_strictly(data: bytes, image: ImageHeader) -> None:
     """Decodes all of it; raises Unusable where it is truncated or damaged."""
     try:
         if image.format == JPEG:
-            space = "CMYK" if image.flags & Flag.CMYK else "GRAY"
+            space = "CMYK" if image.flags & ImageFlag.CMYK else "GRAY"
             decode_jpeg(data, space, min_height=1, min_width=1, min_factor=8)
         else:
             _decode_png(data)
     except ValueError as error:
-        raise Unusable("corrupt", str(error)) from error
+        raise InvalidImage("corrupt", str(error)) from error
 
 
 def _decode_png(data: bytes) -> None:

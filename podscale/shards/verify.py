@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from podscale.errors import InputError
-from podscale.progress import Report, Ticker, silent
+from podscale.progress import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.shards import index
-from podscale.shards.manifest import Manifest
+from podscale.shards.manifest import ShardSetManifest
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,11 @@ def file_matches(path: Path, size: int, sha256: str) -> bool:
         return False
 
 
-def verify(directory: Path, manifest: Manifest, progress: Report = silent) -> list[Damage]:
+def verify_shard_set(
+    directory: Path, manifest: ShardSetManifest, progress: ProgressCallback = ignore_progress
+) -> list[Damage]:
     """Reads every shard and index; returns what is damaged, in manifest order."""
-    ticker = Ticker("verify", progress, manifest.count)
+    ticker = ProgressReporter("verify", progress, manifest.count)
     damage = []
     for name, split in manifest.splits.items():
         for shard in split.shards:
@@ -48,7 +50,7 @@ def verify(directory: Path, manifest: Manifest, progress: Report = silent) -> li
         try:
             if hashlib.sha256(path.read_bytes()).hexdigest() != split.index_sha256:
                 damage.append(Damage(f"{name}/index", "differs from its sha256 in the manifest"))
-            elif len(index.Sources(directory / name / "sources", _rows(path))) != _rows(path):
+            elif len(index.SourceNames(directory / name / "sources", _row_count(path))) != _row_count(path):
                 damage.append(Damage(f"{name}/sources", "has another number of rows than the index"))
         except (OSError, ValueError, InputError) as error:
             damage.append(Damage(f"{name}/index", f"cannot be read ({error})"))
@@ -56,5 +58,5 @@ def verify(directory: Path, manifest: Manifest, progress: Report = silent) -> li
     return damage
 
 
-def _rows(path: Path) -> int:
-    return len(np.asarray(index.read(path)["key"]))
+def _row_count(path: Path) -> int:
+    return len(np.asarray(index.read_index(path)["key"]))

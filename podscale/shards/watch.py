@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
-Phase = Literal["plan", "pack", "merge", "other"]
+BuildPhase = Literal["plan", "pack", "merge", "other"]
 
 
-class Progress(NamedTuple):
+class PackProgress(NamedTuple):
     """Images gone through (rejects are among them), their bytes as written, rejects, and bytes as read."""
 
     images: int = 0
@@ -15,10 +15,10 @@ class Progress(NamedTuple):
     read: int = 0
 
 
-class Watch(Protocol):
+class BuildObserver(Protocol):
     """Hears of a build, on the thread that builds, some ten times a second at most."""
 
-    def phase(self, name: Phase) -> None:
+    def phase(self, name: BuildPhase) -> None:
         """From now on time belongs to this phase."""
         ...
 
@@ -26,7 +26,7 @@ class Watch(Protocol):
         """How many images this build is to pack."""
         ...
 
-    def packed(self, split: str, so_far: Progress) -> None:
+    def packed(self, split: str, so_far: PackProgress) -> None:
         """How far the packers are."""
         ...
 
@@ -35,20 +35,20 @@ class Watch(Protocol):
         ...
 
 
-class Unwatched:
+class NullObserver:
     """The watch of whoever does not want one."""
 
-    def phase(self, name: Phase) -> None:
+    def phase(self, name: BuildPhase) -> None:
         pass
 
     def planned(self, split: str, images: int) -> None:
         pass
 
-    def packed(self, split: str, so_far: Progress) -> None:
+    def packed(self, split: str, so_far: PackProgress) -> None:
         pass
 
     def finished(self, split: str, rejects: Mapping[str, int]) -> None:
         pass
 
 
-UNWATCHED = Unwatched()
+NULL_OBSERVER = NullObserver()

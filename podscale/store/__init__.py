@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-FAILED = "pulse/failed"
+FAILED_KEY = "pulse/failed"
 """Key: which rank was the first to fail by itself, by its own word or that of the process that started it."""
 
 

@@ -17,7 +17,7 @@ GRACE_SECONDS = 5.0
 """Longer than it was asked to wait the server has for its answer."""
 
 
-class RemoteStore:
+class StoreClient:
     """A connection to the server at `address`:`port`, made at the first question.
 
     seconds: the patience of its calls. A server that is not there yet is looked for again for as long; one that was
@@ -49,8 +49,8 @@ class RemoteStore:
     def add(self, key: str, amount: int) -> int:
         return int(self._ask({"add": key, "amount": amount})["sum"])
 
-    def own(self, seconds: float) -> "RemoteStore":
-        return RemoteStore(self._address, self._port, seconds, self._known)
+    def own(self, seconds: float) -> "StoreClient":
+        return StoreClient(self._address, self._port, seconds, self._known)
 
     def close(self) -> None:
         """Lets the server know that nothing more is asked."""
@@ -117,7 +117,7 @@ class RemoteStore:
                 time.sleep(RETRY_SECONDS)
 
 
-class OwnStore:
+class LocalStore:
     """For a process that has nobody to meet: nothing that is not there yet will ever come."""
 
     def __init__(self) -> None:
@@ -142,5 +142,5 @@ class OwnStore:
         self._sums[key] += amount
         return self._sums[key]
 
-    def own(self, seconds: float) -> "OwnStore":
+    def own(self, seconds: float) -> "LocalStore":
         return self

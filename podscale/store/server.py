@@ -18,7 +18,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
-MOST_BYTES = 2**24
+MAX_LINE_BYTES = 2**24
 """Of one line."""
 LINGER_SECONDS = 5.0
 
@@ -34,7 +34,7 @@ class StoreServer:
         self._name = uuid.uuid4().hex
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, address, port, limit=MOST_BYTES, backlog=1024)
+            asyncio.start_server(self._serve, address, port, limit=MAX_LINE_BYTES, backlog=1024)
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
         threading.Thread(target=self._loop.run_forever, name="store", daemon=True).start()

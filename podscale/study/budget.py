@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 from podscale import devices
 from podscale.config import RunConfig
-from podscale.study.cells import Cell, Chain, Grid, Unknown
-from podscale.study.records import Get, Record
+from podscale.study.cells import PendingTrial, SweepSeries, Trial, TrialGrid
+from podscale.study.records import GetRecord, TrialRecord
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What is to be run. kept, left_out: of the due cells and of those whose rate is not known yet, in their order.
 
     seconds: of all that is kept, one after the other, on `jobs` of them at a time; None where nothing is known. pace:
@@ -30,8 +30,8 @@ class Plan:
     """
 
     done: int
-    kept: Sequence[Cell | Unknown]
-    left_out: Sequence[Cell | Unknown]
+    kept: Sequence[Trial | PendingTrial]
+    left_out: Sequence[Trial | PendingTrial]
     seconds: float | None
     measured: int
     jobs: int
@@ -44,11 +44,11 @@ class Plan:
     ended: int = 0
 
 
-NEWEST = 5
+RECENT_TRIALS = 5
 """Records that tell how fast the machine is before a cell of this launch has ended."""
 
 
-class Costs:
+class TrialCosts:
     """Seconds of cells, from the records of those that were measured.
 
     jobs: cells at a time. ended: keys of the cells that ended in this launch. cores: default: this machine's; 0: GPUs
@@ -57,8 +57,8 @@ class Costs:
 
     def __init__(
         self,
-        cells: Iterable[Cell],
-        get: Get,
+        cells: Iterable[Trial],
+        get: GetRecord,
         guess: float | None,
         *,
         jobs: int = 1,
@@ -66,11 +66,11 @@ class Costs:
         cores: int | None = None,
     ) -> None:
         if cores is None:
-            cores = 0 if devices.visible_gpus() or devices.tpu_chips() else devices.cores()
+            cores = 0 if devices.visible_gpus() or devices.tpu_chips() else devices.cpu_count()
         found = [(cell, record) for cell in cells if (record := get(cell.key)) is not None and record.seconds > 0]
-        whole = [(cell, record) for cell, record in found if _whole(record)]
+        whole = [(cell, record) for cell, record in found if _is_complete(record)]
         here = [record for cell, record in whole if cell.key in ended]
-        recent = here or sorted((record for _, record in whole), key=lambda record: record.date)[-NEWEST:]
+        recent = here or sorted((record for _, record in whole), key=lambda record: record.date)[-RECENT_TRIALS:]
         self.pace, self.ended = None, len(here)
         if recent and cores:
             took = statistics.median(record.seconds / record.cpu_seconds for record in recent)
@@ -78,7 +78,7 @@ class Costs:
         self._known: list[tuple[str, float, float, float]] = [
             (
                 cell.chain,
-                *_amount(cell.config),
+                *_epochs_and_steps(cell.config),
                 record.seconds if self.pace is None else record.cpu_seconds * self.pace,
             )
             for cell, record in whole
@@ -89,9 +89,9 @@ class Costs:
     def measured(self) -> int:
         return len(self._known)
 
-    def seconds(self, cell: Cell | Unknown) -> float | None:
+    def seconds(self, cell: Trial | PendingTrial) -> float | None:
         """Of one cell: those of the nearest that was measured, more where it sees more images; None: nobody knows."""
-        epochs, updates = _amount(cell.config)
+        epochs, updates = _epochs_and_steps(cell.config)
         if not self._known:
             return self._guess
         nearest = min(self._known, key=lambda known: (known[0] != cell.chain, abs(math.log(known[2] / updates))))
@@ -99,26 +99,26 @@ class Costs:
         return seconds * max(1.0, epochs / known_epochs, math.sqrt(updates / known_updates))
 
 
-def plan(
-    grid: Grid,
-    get: Get,
+def plan_study(
+    grid: TrialGrid,
+    get: GetRecord,
     *,
     jobs: int,
     box: float | None,
-    chains: Sequence[Chain] | None = None,
+    chains: Sequence[SweepSeries] | None = None,
     ended: Collection[str] = (),
     cores: int | None = None,
-) -> Plan:
+) -> StudyPlan:
     """What the next launch will do, or the rest of this one. box: its seconds; chains: a part of the study; ended,
     cores: see Costs."""
     cells = grid.all(get).values()
-    costs = Costs(cells, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
-    waiting: list[Cell | Unknown] = sorted(
+    costs = TrialCosts(cells, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
+    waiting: list[Trial | PendingTrial] = sorted(
         [*grid.due(get, chains), *grid.unknown(get, chains)], key=lambda cell: (cell.turn, cell.cost)
     )
     each = [costs.seconds(cell) for cell in waiting]
-    kept: list[Cell | Unknown] = []
-    left: list[Cell | Unknown] = []
+    kept: list[Trial | PendingTrial] = []
+    left: list[Trial | PendingTrial] = []
     used = 0.0
     for cell, seconds in zip(waiting, each, strict=True):
         fits = box is None or seconds is None or used + seconds / jobs <= box
@@ -126,14 +126,14 @@ def plan(
             used += (seconds or 0.0) / jobs
         (kept if fits and not left else left).append(cell)
     counts = {True: Counter(cell.chain for cell in kept), False: Counter(cell.chain for cell in left)}
-    return Plan(
+    return StudyPlan(
         done=sum(get(cell.key) is not None for cell in cells),
         kept=kept,
         left_out=left,
         seconds=None if None in each else used,
         measured=costs.measured,
         jobs=jobs,
-        widening=sum(_may_widen(chain, get) for chain in (grid.chains if chains is None else chains)),
+        widening=sum(_may_widen_sweep(chain, get) for chain in (grid.chains if chains is None else chains)),
         box=box,
         by_chain={name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.chain for c in waiting)},
         pace=costs.pace,
@@ -141,7 +141,7 @@ def plan(
     )
 
 
-def _may_widen(chain: Chain, get: Get) -> int:
+def _may_widen_sweep(chain: SweepSeries, get: GetRecord) -> int:
     section = chain.section
     if section is None or section.sweep is None or chain.rate(get) is not None:
         return 0
@@ -149,10 +149,10 @@ def _may_widen(chain: Chain, get: Get) -> int:
     return (section.sweep.widen - tried) * section.sweep.seeds
 
 
-def _amount(config: RunConfig) -> tuple[float, float]:
+def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
     """(epochs, updates in units of the data set's size)."""
     return config.train.epochs, config.train.epochs / config.train.global_batch
 
 
-def _whole(record: Record) -> bool:
+def _is_complete(record: TrialRecord) -> bool:
     return record.ended == "done" and record.cpu_seconds > 0

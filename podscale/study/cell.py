@@ -9,15 +9,15 @@ from pathlib import Path
 from podscale import processes, stages
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, PodscaleError
-from podscale.stopping import stoppable
+from podscale.stopping import preempt_on_sigterm
 
 
-def main(arguments: list[str]) -> int:
+def run_trial(arguments: list[str]) -> int:
     """Trains; what it says of a failure is the last line that it prints."""
     document, shard_set, parent = arguments
-    processes.die_with(int(parent))
+    processes.exit_with_process(int(parent))
     try:
-        with stoppable():
+        with preempt_on_sigterm():
             config = RunConfig.model_validate_json(Path(document).read_text(encoding="utf-8"))
             stages.train(config, shard_set)
     except PodscaleError as error:
@@ -27,4 +27,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_trial(sys.argv[1:]))

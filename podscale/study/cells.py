@@ -13,19 +13,19 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError, InputErrors
-from podscale.study.document import BATCH, RATE, RateSection, Settings, StudyDocument, Variant
-from podscale.study.records import Get, Record, cell_key
+from podscale.study.document import BATCH_OPTION, RATE_OPTION, OptionValues, RateSection, StudyDocument, Variant
+from podscale.study.records import GetRecord, TrialRecord, trial_key
 
-Place = tuple[tuple[str, Any], ...]
+GridPoint = tuple[tuple[str, Any], ...]
 """A point of the grid: (option, value) in the order of the document."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One run. settings: on top of the study's own; turn: 0 for what is run first, then a seed each."""
 
     chain: str
-    settings: Settings
+    settings: OptionValues
     seed: int
     turn: int
     config: RunConfig
@@ -45,19 +45,19 @@ class Cell:
 
     @property
     def cost(self) -> tuple[float, float]:
-        return _cost(self.config)
+        return _trial_cost(self.config)
 
 
-class Grid:
+class TrialGrid:
     """All chains of a study. Raises InputError where a cell is no valid run."""
 
     def __init__(self, study: StudyDocument) -> None:
         self.study = study
         self._configs: dict[tuple[str, int], RunConfig] = {}
-        self.places: list[Place] = [
+        self.places: list[GridPoint] = [
             tuple(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())
         ]
-        self.chains = [Chain(self, variant, place) for place in self.places for variant in study.variants]
+        self.chains = [SweepSeries(self, variant, place) for place in self.places for variant in study.variants]
         for chain in self.chains:
             chain.check()
 
@@ -65,7 +65,7 @@ class Grid:
     def workspace(self) -> str:
         return self.chains[0].config.run.workspace
 
-    def chain(self, variant: str, place: Place) -> "Chain":
+    def chain(self, variant: str, place: GridPoint) -> "SweepSeries":
         found = (chain for chain in self.chains if chain.variant.name == variant and chain.place == place)
         chain = next(found, None)
         if chain is None:
@@ -78,7 +78,7 @@ class Grid:
             )
         return chain
 
-    def config(self, settings: Settings, seed: int) -> RunConfig:
+    def config(self, settings: OptionValues, seed: int) -> RunConfig:
         """The run of these settings, named by what changes its numbers."""
         known = (repr(sorted(settings.items(), key=repr)), seed)
         if known not in self._configs:
@@ -86,32 +86,32 @@ class Grid:
                 config = self.study.config({**settings, "run.seed": seed})
             except InputError as error:
                 raise _of_cell(error, f"study {self.study.name}, cell {settings}") from None
-            run = config.run.model_copy(update={"id": cell_key(config)})
+            run = config.run.model_copy(update={"id": trial_key(config)})
             self._configs[known] = config.model_copy(update={"run": run})
         return self._configs[known]
 
-    def due(self, get: Get, chains: "Sequence[Chain] | None" = None) -> list[Cell]:
+    def due(self, get: GetRecord, chains: "Sequence[SweepSeries] | None" = None) -> list[Trial]:
         """The cells that are known and have no record yet, in the order in which they are to run.
 
         First all sweeps and first seeds, then a seed at a time, and of each the cheapest first: a study that is cut
         short has something to say about every point.
         """
-        found: dict[str, Cell] = {}
+        found: dict[str, Trial] = {}
         for chain in self.chains if chains is None else chains:
             for cell in chain.cells(get):
                 if get(cell.key) is None and (cell.key not in found or cell.turn < found[cell.key].turn):
                     found[cell.key] = cell
         return sorted(found.values(), key=lambda cell: (cell.turn, cell.cost))
 
-    def all(self, get: Get) -> dict[str, Cell]:
+    def all(self, get: GetRecord) -> dict[str, Trial]:
         """Every cell that is known so far, with and without a record, by its key."""
         return {cell.key: cell for chain in self.chains for cell in chain.cells(get)}
 
-    def unknown(self, get: Get, chains: "Sequence[Chain] | None" = None) -> list["Unknown"]:
+    def unknown(self, get: GetRecord, chains: "Sequence[SweepSeries] | None" = None) -> list["PendingTrial"]:
         """The cells whose rate another cell will decide."""
         return [cell for chain in (self.chains if chains is None else chains) for cell in chain.unknown(get)]
 
-    def waves(self) -> list[list["Chain"]]:
+    def waves(self) -> list[list["SweepSeries"]]:
         """Chains that need nothing of each other together, each wave after those that it follows."""
         depths = [chain.depth for chain in self.chains]
         return [
@@ -121,7 +121,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Unknown:
+class PendingTrial:
     """A cell that will run, at a rate that is not known yet; config is that of any rate."""
 
     chain: str
@@ -131,20 +131,20 @@ class Unknown:
 
     @property
     def cost(self) -> tuple[float, float]:
-        return _cost(self.config)
+        return _trial_cost(self.config)
 
 
 @dataclass(frozen=True)
-class Chain:
+class SweepSeries:
     """One variant at one place of the grid."""
 
-    grid: Grid
+    grid: TrialGrid
     variant: Variant
-    place: Place
+    place: GridPoint
 
     @property
     def name(self) -> str:
-        values = ", ".join(f"{_short(name)} {_shown(value)}" for name, value in self.place)
+        values = ", ".join(f"{_short_name(name)} {_format_value(value)}" for name, value in self.place)
         return f"{self.variant.name}, {values}" if values else self.variant.name
 
     @property
@@ -152,7 +152,7 @@ class Chain:
         return self.grid.study.rate_of(self.variant)
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> OptionValues:
         return {**self.variant.set, **dict(self.place)}
 
     @cached_property
@@ -171,14 +171,14 @@ class Chain:
         return 0 if followed is None else followed.depth + 1
 
     @property
-    def followed(self) -> "Chain | None":
+    def followed(self) -> "SweepSeries | None":
         """The chain whose chosen rate this one's follows from."""
         section = self.section
         if section is None or not isinstance(section.at, str):
             return None
         place = self.place
         if section.batch is not None:
-            place = tuple((name, section.batch if name == BATCH else value) for name, value in place)
+            place = tuple((name, section.batch if name == BATCH_OPTION else value) for name, value in place)
         return self.grid.chain(section.at, place)
 
     def check(self) -> None:
@@ -204,7 +204,7 @@ class Chain:
                 raise InputError(problem, field=name, place=f"study {self.grid.study.name}")
         _ = self.followed
 
-    def ruled(self, get: Get) -> float | None:
+    def ruled(self, get: GetRecord) -> float | None:
         """The rate by rule or table; None while the rate that it follows is not known, or where there is no rule."""
         section = self.section
         if section is None:
@@ -217,25 +217,25 @@ class Chain:
             return None
         assert isinstance(base, float)
         times = 1.0 if section.batch is None else self.batch / section.batch
-        return rounded(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
+        return round_rate(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
 
-    def sweep(self, get: Get) -> list[float]:
+    def sweep(self, get: GetRecord) -> list[float]:
         """The rates to try, rising, as far as the records so far tell; empty without a sweep."""
         section, centre = self.section, self.ruled(get)
         if section is None or section.sweep is None or centre is None:
             return []
-        rates = [rounded(centre * factor) for factor in section.sweep.factors]
+        rates = [round_rate(centre * factor) for factor in section.sweep.factors]
         for _ in range(section.sweep.widen):
             best = self._best(rates, get)
             if best == rates[0]:
-                rates.insert(0, rounded(rates[0] * rates[0] / rates[1]))
+                rates.insert(0, round_rate(rates[0] * rates[0] / rates[1]))
             elif best == rates[-1]:
-                rates.append(rounded(rates[-1] * rates[-1] / rates[-2]))
+                rates.append(round_rate(rates[-1] * rates[-1] / rates[-2]))
             else:
                 break
         return rates
 
-    def rate(self, get: Get) -> float | None:
+    def rate(self, get: GetRecord) -> float | None:
         """The rate of this chain's comparison; None while it is not known."""
         if self.section is None:
             return self.config.train.schedule.learning_rate
@@ -243,24 +243,24 @@ class Chain:
             return self.ruled(get)
         return self._best(self.sweep(get), get)
 
-    def cells(self, get: Get) -> Iterator[Cell]:
+    def cells(self, get: GetRecord) -> Iterator[Trial]:
         """What is known so far: the sweep, then every seed at the chosen rate; a cell may come twice."""
         for rate in self.sweep(get):
             yield from self.tried(rate)
         if (chosen := self.rate(get)) is not None:
             yield from self.seeded(chosen)
 
-    def tried(self, rate: float) -> list[Cell]:
+    def tried(self, rate: float) -> list[Trial]:
         """One rate of the sweep."""
         assert self.section is not None
         assert self.section.sweep is not None
         return [self._cell(rate, seed, 0) for seed in self.grid.study.seeds[: self.section.sweep.seeds]]
 
-    def seeded(self, rate: float) -> list[Cell]:
+    def seeded(self, rate: float) -> list[Trial]:
         """One rate with every seed."""
         return [self._cell(rate, seed, turn) for turn, seed in enumerate(self.grid.study.seeds)]
 
-    def unknown(self, get: Get) -> Iterator[Unknown]:
+    def unknown(self, get: GetRecord) -> Iterator[PendingTrial]:
         """The cells that wait for a rate: of the sweep where nothing is known of its centre, and the further seeds."""
         if self.rate(get) is not None:
             return
@@ -269,25 +269,25 @@ class Chain:
         tried = section.sweep.seeds if section.sweep is not None else 0
         if section.sweep is not None and not self.sweep(get):
             for seed in study.seeds[:tried]:
-                yield from (Unknown(self.name, seed, 0, self.config) for _ in section.sweep.factors)
+                yield from (PendingTrial(self.name, seed, 0, self.config) for _ in section.sweep.factors)
         for turn, seed in enumerate(study.seeds):
             if turn >= tried:
-                yield Unknown(self.name, seed, turn, self.config)
+                yield PendingTrial(self.name, seed, turn, self.config)
 
-    def _cell(self, rate: float, seed: int, turn: int) -> Cell:
-        settings = self.settings if self.section is None else {**self.settings, RATE: rate}
-        return Cell(self.name, settings, seed, turn, self.grid.config(settings, seed))
+    def _cell(self, rate: float, seed: int, turn: int) -> Trial:
+        settings = self.settings if self.section is None else {**self.settings, RATE_OPTION: rate}
+        return Trial(self.name, settings, seed, turn, self.grid.config(settings, seed))
 
-    def _best(self, rates: Sequence[float], get: Get) -> float | None:
+    def _best(self, rates: Sequence[float], get: GetRecord) -> float | None:
         """The best of these rates, the mean over the seeds of the sweep deciding; None until all are tried."""
-        scores: Mapping[float, list[Record | None]] = {
+        scores: Mapping[float, list[TrialRecord | None]] = {
             rate: [get(cell.key) for cell in self.tried(rate)] for rate in rates
         }
         if not scores or any(record is None for found in scores.values() for record in found):
             return None
         return max(rates, key=lambda rate: self._score([record for record in scores[rate] if record is not None]))
 
-    def _score(self, found: Sequence[Record]) -> tuple[float, ...]:
+    def _score(self, found: Sequence[TrialRecord]) -> tuple[float, ...]:
         """By accuracy and then loss; before them, where asked, by the updates to the target."""
         worst = float("-inf")
         accuracy = fmean(record.top1 or 0.0 for record in found)
@@ -300,22 +300,22 @@ class Chain:
         return -fmean(updates) if len(updates) == len(found) else worst, accuracy, loss
 
 
-def rounded(rate: float) -> float:
+def round_rate(rate: float) -> float:
     """Four significant digits: what a table shows is what was run."""
     return float(f"{rate:.4g}")
 
 
-def _cost(config: RunConfig) -> tuple[float, float]:
+def _trial_cost(config: RunConfig) -> tuple[float, float]:
     """Cheaper cells compare smaller: by epochs, then by updates an epoch."""
     return config.train.epochs, 1.0 / config.train.global_batch
 
 
-def _short(option: str) -> str:
+def _short_name(option: str) -> str:
     """The last word of an option's name; of `train.global_batch`, batch."""
     return option.rpartition(".")[2].removeprefix("global_").replace("_", " ")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from podscale.config import RunConfig, loads, options
-from podscale.config.conflict import conflict
-from podscale.config.document import overrides_of, read_as, read_text
+from podscale.config import RunConfig, loads, option_names
+from podscale.config.conflict import conflict_error
+from podscale.config.document import format_overrides, loads_as, read_text
 from podscale.config.section import Section
 from podscale.errors import InputError
 
-RATE = "train.schedule.learning_rate"
-BATCH = "train.global_batch"
-Settings = dict[str, Any]
+RATE_OPTION = "train.schedule.learning_rate"
+BATCH_OPTION = "train.global_batch"
+OptionValues = dict[str, Any]
 """Options of a run document by their dotted names; the value may be a section, of which only what it names is set."""
 
 
@@ -49,12 +49,12 @@ class RateSection(Section):
     @model_validator(mode="after")
     def _one_way(self) -> "RateSection":
         if (self.at is None) == (not self.table):
-            raise conflict("at", "give either `at` or `table`")
+            raise conflict_error("at", "give either `at` or `table`")
         if self.rule != "none" and (self.at is None or self.batch is None):
-            raise conflict("rule", "needs `at` and the `batch` that it is for", got=self.rule)
+            raise conflict_error("rule", "needs `at` and the `batch` that it is for", got=self.rule)
         rates = [*self.table.values(), *([self.at] if isinstance(self.at, float) else [])]
         if any(rate <= 0 for rate in rates):
-            raise conflict("at" if self.table == {} else "table", "rates are positive", got=min(rates))
+            raise conflict_error("at" if self.table == {} else "table", "rates are positive", got=min(rates))
         return self
 
 
@@ -62,7 +62,7 @@ class Variant(Section):
     """One line of the comparison: settings under a name."""
 
     name: str = Field(..., min_length=1, max_length=60)
-    set: Settings = Field({}, description="Its own options, by dotted name.")
+    set: OptionValues = Field({}, description="Its own options, by dotted name.")
     learning_rate: RateSection | None = Field(None, description="Default: the study's.")
 
 
@@ -75,8 +75,10 @@ class StudyDocument(Section):
     title: str = Field("", description="Heading of the results; default: the name.")
     question: str = Field("", description="What is asked and how; stands before the figures.")
     reading: str = Field("", description="What a person reads in the figures; stands after them.")
-    run: str | Settings = Field(..., description="The run that is varied: a preset, a path from here, or a document.")
-    set: Settings = Field({}, description="Options of every cell, on top of the run.")
+    run: str | OptionValues = Field(
+        ..., description="The run that is varied: a preset, a path from here, or a document."
+    )
+    set: OptionValues = Field({}, description="Options of every cell, on top of the run.")
     variants: tuple[Variant, ...] = Field((Variant(name="as it is"),), min_length=1)
     grid: dict[str, tuple[Any, ...]] = Field({}, description="Dotted options and the values each takes; all combine.")
     seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Each is a run.seed.")
@@ -93,19 +95,19 @@ class StudyDocument(Section):
     def _whole(self) -> "StudyDocument":
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
-            raise conflict("variants", "two have the same name")
+            raise conflict_error("variants", "two have the same name")
         if len(set(self.seeds)) < len(self.seeds):
-            raise conflict("seeds", "one is given twice", got=self.seeds)
+            raise conflict_error("seeds", "one is given twice", got=self.seeds)
         for field, values in self.grid.items():
             if not values or len(set(map(repr, values))) < len(values):
-                raise conflict(f"grid.{field}", "needs values, each once", got=values)
+                raise conflict_error(f"grid.{field}", "needs values, each once", got=values)
         for name in [*self.grid, *self.set, *(name for variant in self.variants for name in variant.set)]:
             if name in ("run.id", "run.seed"):
-                raise conflict(name, "set by the study itself")
+                raise conflict_error(name, "set by the study itself")
         if self.x is not None and self.x not in self.grid:
-            raise conflict("x", f"not in the grid ({', '.join(self.grid) or 'which is empty'})", got=self.x)
+            raise conflict_error("x", f"not in the grid ({', '.join(self.grid) or 'which is empty'})", got=self.x)
         if self.choose == "updates" and self.target is None:
-            raise conflict("target", "missing, and choose=updates needs it")
+            raise conflict_error("target", "missing, and choose=updates needs it")
         self._check_rates(names)
         return self
 
@@ -115,14 +117,16 @@ class StudyDocument(Section):
             seen, rate = [variant.name], self.rate_of(variant)
             while rate is not None and isinstance(rate.at, str):
                 if rate.at not in names:
-                    raise conflict("learning_rate.at", f"no variant, for {seen[-1]}", got=rate.at)
+                    raise conflict_error("learning_rate.at", f"no variant, for {seen[-1]}", got=rate.at)
                 if rate.at in seen:
                     circle = " -> ".join([*seen, rate.at])
-                    raise conflict("learning_rate.at", f"{circle} is a circle", got=rate.at)
+                    raise conflict_error("learning_rate.at", f"{circle} is a circle", got=rate.at)
                 seen.append(rate.at)
                 rate = self.rate_of(self.variant(rate.at))
             if len(seen) > 1 and rate is None:
-                raise conflict("learning_rate.at", f"{seen[-1]} has no rate for {seen[-2]} to follow", got=seen[-1])
+                raise conflict_error(
+                    "learning_rate.at", f"{seen[-1]} has no rate for {seen[-2]} to follow", got=seen[-1]
+                )
 
     @property
     def axis(self) -> str | None:
@@ -138,7 +142,7 @@ class StudyDocument(Section):
     def config(self, settings: Mapping[str, Any]) -> RunConfig:
         """The run document with these settings on top of the study's. Raises InputError where it is not valid."""
         assert not isinstance(self.run, str), "read_study puts the document in its place"
-        base = [*overrides_of(self.run), *overrides_of(self.set), *overrides_of(settings)]
+        base = [*format_overrides(self.run), *format_overrides(self.set), *format_overrides(settings)]
         return loads("{}", f"study {self.name}", base)
 
 
@@ -148,14 +152,14 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     changes: options of every cell. find_run: from what the study calls its run to the file (a preset's name, a path).
     Raises InputError: not readable, an unknown key, a wrong value.
     """
-    study = read_as(StudyDocument, read_text(path), str(path))
+    study = loads_as(StudyDocument, read_text(path), str(path))
     run = study.run
     if isinstance(run, str):
         beside = path.parent / run
         found = find_run(str(beside) if beside.is_file() else run)
-        run = _given(read_text(found), str(found))
+        run = _given_options(read_text(found), str(found))
     study = study.model_copy(update={"run": run, "set": {**study.set, **changes}})
-    known = set(options())
+    known = set(option_names())
     for name in study.grid:
         if name not in known:
             raise InputError(
@@ -164,10 +168,10 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     return study
 
 
-class _Anything(Section, extra="allow"):
+class _AnyMapping(Section, extra="allow"):
     """Any mapping; what is in it is checked later, together with the study's settings."""
 
 
-def _given(text: str, name: str) -> Settings:
+def _given_options(text: str, name: str) -> OptionValues:
     """What a run document gives, unresolved: defaults follow from what is put on top."""
-    return dict(read_as(_Anything, text, name).model_extra or {})
+    return dict(loads_as(_AnyMapping, text, name).model_extra or {})

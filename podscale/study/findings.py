@@ -6,26 +6,26 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from podscale.study.cells import Chain, Grid
-from podscale.study.document import BATCH, StudyDocument
-from podscale.study.records import Get, Record
-from podscale.study.statistics import CriticalBatch, critical_batch, difference, mean_deviation
+from podscale.study.cells import SweepSeries, TrialGrid
+from podscale.study.document import BATCH_OPTION, StudyDocument
+from podscale.study.records import GetRecord, TrialRecord
+from podscale.study.statistics import CriticalBatch, critical_batch, mean_deviation, mean_difference
 
 
 @dataclass(frozen=True)
-class Arm:
+class ResultGroup:
     """One line at one place: the trainings with every seed at the chosen rate.
 
     rate: None while it is not known. expected: trainings that the study asks for. tried: records by rate of its sweep.
     """
 
-    chain: Chain
+    chain: SweepSeries
     line: str
     x: Any
     rate: float | None
-    records: Sequence[Record]
+    records: Sequence[TrialRecord]
     expected: int
-    tried: dict[float, list[Record]]
+    tried: dict[float, list[TrialRecord]]
 
     @cached_property
     def top1s(self) -> list[float]:
@@ -60,11 +60,11 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Findings:
+class StudyResults:
     """All arms of a study by line, in the order of the document; `unfinished`: cells that are still to be run."""
 
     study: StudyDocument
-    arms: Sequence[Arm]
+    arms: Sequence[ResultGroup]
     unfinished: int
 
     @property
@@ -75,10 +75,10 @@ class Findings:
     def xs(self) -> list[Any]:
         return list(dict.fromkeys(arm.x for arm in self.arms))
 
-    def of(self, line: str) -> list[Arm]:
+    def of(self, line: str) -> list[ResultGroup]:
         return [arm for arm in self.arms if arm.line == line]
 
-    def at(self, x: Any) -> list[Arm]:
+    def at(self, x: Any) -> list[ResultGroup]:
         return [arm for arm in self.arms if arm.x == x]
 
     @property
@@ -87,7 +87,7 @@ class Findings:
         return len(self.xs) > 1 and all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.xs)
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[TrialRecord]:
         """Every record that had a part in this, once."""
         each = [records for arm in self.arms for records in (arm.records, *arm.tried.values())]
         return list({record.cell: record for records in each for record in records}.values())
@@ -98,7 +98,7 @@ class Findings:
         A batch counts where every training that ended reached the target.
         """
         target = self.study.target
-        if target is None or self.study.axis != BATCH or not self.numeric:
+        if target is None or self.study.axis != BATCH_OPTION or not self.numeric:
             return None
         arms = [arm for arm in self.of(line) if arm.records]
         if not arms:
@@ -113,20 +113,20 @@ class Findings:
         first, *others = self.of(line)
         last = first.x if len(first.top1s) > 1 and any(len(arm.top1s) > 1 for arm in others) else None
         for arm in others:
-            found = difference(first.top1s, arm.top1s)
+            found = mean_difference(first.top1s, arm.top1s)
             if found is None or found.half is None or arm.diverged or (found.value < 0 and not found.noise):
                 break
             last = arm.x
         return last
 
 
-def findings(grid: Grid, get: Get) -> Findings:
+def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:
     """What the records say so far."""
-    arms = [_arm(grid.study, chain, get) for chain in grid.chains]
-    return Findings(grid.study, arms, len(grid.due(get)) + len(grid.unknown(get)))
+    arms = [_build_group(grid.study, chain, get) for chain in grid.chains]
+    return StudyResults(grid.study, arms, len(grid.due(get)) + len(grid.unknown(get)))
 
 
-def _arm(study: StudyDocument, chain: Chain, get: Get) -> Arm:
+def _build_group(study: StudyDocument, chain: SweepSeries, get: GetRecord) -> ResultGroup:
     others = [
         f"{name.rpartition('.')[2].replace('_', ' ')} {value}" for name, value in chain.place if name != study.axis
     ]
@@ -136,7 +136,7 @@ def _arm(study: StudyDocument, chain: Chain, get: Get) -> Arm:
     tried = {
         rate: [found for cell in chain.tried(rate) if (found := get(cell.key)) is not None] for rate in chain.sweep(get)
     }
-    return Arm(
+    return ResultGroup(
         chain,
         ", ".join([*named, *others]),
         dict(chain.place).get(study.axis or ""),

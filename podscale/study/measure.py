@@ -5,48 +5,48 @@ import statistics
 from datetime import UTC, datetime
 from typing import Any
 
-from podscale.engine.session import DIVERGED
+from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.errors import ExitCode
-from podscale.evaluate.history import History, number, read_history
+from podscale.evaluate.history import RunHistory, finite_number, read_history
 from podscale.rundir import RunDirectory
-from podscale.study.cells import Cell
-from podscale.study.records import Ended, Point, Record
+from podscale.study.cells import Trial
+from podscale.study.records import EvaluationPoint, TrialOutcome, TrialRecord
 from podscale.version import VERSION
 
 
-def ended_how(exit_code: int, error: str, history: History) -> Ended | None:
+def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutcome | None:
     """How a cell ended as a result; None where it was stopped or an accident ended it, so that it is to be run again.
 
     Diverged is a training whose updates were not finite, and one whose last evaluation was not.
     """
     if exit_code == ExitCode.DONE and history.evaluations:
-        return "done" if number(history.evaluations[-1].get("loss")) is not None else "diverged"
-    return "diverged" if DIVERGED in error else None
+        return "done" if finite_number(history.evaluations[-1].get("loss")) is not None else "diverged"
+    return "diverged" if NONFINITE_MESSAGE in error else None
 
 
-def record_of(cell: Cell, ended: Ended, error: str, history: History, *, images: int) -> Record:
+def build_record(cell: Trial, ended: TrialOutcome, error: str, history: RunHistory, *, images: int) -> TrialRecord:
     """The record of a cell that ended, but for what it cost. images: of the training split."""
-    return Record(
+    return TrialRecord(
         cell=cell.key,
         ended=ended,
         settings=dict(cell.settings),
         seed=cell.seed,
         error=error[-500:] if ended == "diverged" else "",
-        code=_code(RunDirectory.of(cell.config)),
+        code=_source_version(RunDirectory.of(cell.config)),
         images=images,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        **_figures(history, whole=ended == "done"),
+        **_result_fields(history, whole=ended == "done"),
     )
 
 
-def history_of(cell: Cell) -> History:
+def read_trial_history(cell: Trial) -> RunHistory:
     return read_history(RunDirectory.of(cell.config).metrics)
 
 
-def _figures(history: History, *, whole: bool) -> dict[str, Any]:
+def _result_fields(history: RunHistory, *, whole: bool) -> dict[str, Any]:
     """What metrics.jsonl tells, as fields of a Record; a training that did not end well has no accuracy."""
     curve = tuple(
-        Point(int(line["step"]), float(line["epoch"]), float(line["top1"]), number(line.get("loss")))
+        EvaluationPoint(int(line["step"]), float(line["epoch"]), float(line["top1"]), finite_number(line.get("loss")))
         for line in history.evaluations
     )
     found: dict[str, Any] = {"curve": curve, "updates": int(history.steps[-1]["step"]) if history.steps else 0}
@@ -54,7 +54,9 @@ def _figures(history: History, *, whole: bool) -> dict[str, Any]:
         return found
     last_epoch = float(history.steps[-1]["epoch"]) - 1 if history.steps else 0.0
     losses = [
-        loss for line in history.steps if line["epoch"] > last_epoch and (loss := number(line["loss"])) is not None
+        loss
+        for line in history.steps
+        if line["epoch"] > last_epoch and (loss := finite_number(line["loss"])) is not None
     ]
     done = history.newest("done") or {}
     return found | {
@@ -65,7 +67,7 @@ def _figures(history: History, *, whole: bool) -> dict[str, Any]:
     }
 
 
-def _code(run: RunDirectory) -> str:
+def _source_version(run: RunDirectory) -> str:
     """The commit that ran, else the version."""
     try:
         found = json.loads(run.environment.read_text(encoding="utf-8"))

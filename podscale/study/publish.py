@@ -14,91 +14,93 @@ from typing import Any
 from podscale import devices, env
 from podscale.evaluate.report.charts.dots import dots_chart
 from podscale.evaluate.report.charts.lines import line_chart
-from podscale.evaluate.report.charts.standalone import dots_file, line_file
-from podscale.evaluate.report.page import framed
-from podscale.evaluate.report.sections.parts import section
+from podscale.evaluate.report.charts.standalone import dots_chart_svg, line_chart_svg
+from podscale.evaluate.report.page import render_framed_page
+from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
 from podscale.files import write_atomically
-from podscale.study.blocks import Block, Bullets, Chart, Dots, Table, Text, blocks
-from podscale.study.cells import Grid
+from podscale.study.blocks import BulletBlock, ChartBlock, DotBlock, ResultBlock, TableBlock, TextBlock, result_blocks
+from podscale.study.cells import TrialGrid
 from podscale.study.document import StudyDocument
-from podscale.study.findings import Findings, findings
-from podscale.study.records import Records
+from podscale.study.findings import StudyResults, study_results
+from podscale.study.records import RecordStore
 from podscale.version import VERSION, installed
 
 
-def publish(found: Findings, folder: Path, head: Sequence[str]) -> list[Path]:
+def write_results(found: StudyResults, folder: Path, head: Sequence[str]) -> list[Path]:
     """Writes <name>.md with <name>-*.svg, <name>.html and <name>.csv into the folder; their paths.
 
     head: lines about the conditions, for below the title.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name, made = found.study.name, list(blocks(found))
+    name, made = found.study.name, list(result_blocks(found))
     files = {
-        f"{name}.md": markdown(found, made, head),
-        f"{name}.html": page(found, made, head),
-        f"{name}.csv": table(found),
-        **{f"{name}-{block.name}.svg": _picture(block) for block in made if isinstance(block, Chart | Dots)},
+        f"{name}.md": render_markdown(found, made, head),
+        f"{name}.html": render_results_page(found, made, head),
+        f"{name}.csv": render_csv(found),
+        **{f"{name}-{block.name}.svg": _chart_svg(block) for block in made if isinstance(block, ChartBlock | DotBlock)},
     }
     for file, content in files.items():
         write_atomically(folder / file, content)
     return [folder / file for file in files]
 
 
-def publish_study(study: StudyDocument) -> list[Path]:
+def write_study_results(study: StudyDocument) -> list[Path]:
     """Writes the results of a study into its folder of the workspace, from the records that are there."""
-    grid = Grid(study)
-    records = Records(grid.workspace)
-    return publish(findings(grid, records.get), records.folder(study.name), conditions())
+    grid = TrialGrid(study)
+    records = RecordStore(grid.workspace)
+    return write_results(study_results(grid, records.get), records.folder(study.name), measurement_conditions())
 
 
-def conditions() -> list[str]:
+def measurement_conditions() -> list[str]:
     """Under which the results were made: the lines below their title."""
     versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
     versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
     words = shlex.split(os.environ.get(env.COMMAND, "podscale study"))
     return [
-        f"Command: `{shlex.join(_placeless(word) for word in words)}`",
-        f"Machine: {devices.cores()} cores of {devices.cpu_name()}",
+        f"Command: `{shlex.join(_strip_paths(word) for word in words)}`",
+        f"Machine: {devices.cpu_count()} cores of {devices.cpu_name()}",
         f"Versions: {', '.join(versions)}",
         f"Date: {time.strftime('%Y-%m-%d')}",
     ]
 
 
-def _placeless(word: str) -> str:
+def _strip_paths(word: str) -> str:
     """A word of a command without folders of this machine: of an absolute path its last name, after `option=` too."""
     option, equals, value = word.rpartition("=")
     return f"{option}{equals}{Path(value).name if value.startswith(('/', '~')) else value}"
 
 
-def markdown(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:
+def render_markdown(found: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
     """The results for a repository."""
     lines = [f"# {found.study.title or found.study.name}", "", *(f"{line}  " for line in head), ""]
     for block in made:
-        lines += [*_markdown(block, found.study.name), ""]
+        lines += [*_block_markdown(block, found.study.name), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def page(found: Findings, made: Sequence[Block], head: Sequence[str]) -> str:
+def render_results_page(found: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
     """The results as one self-contained page."""
     title = found.study.title or found.study.name
-    charts = [block for block in made if isinstance(block, Chart | Dots)]
-    drawn = tag("div", [_figure(chart) for chart in charts], class_="grid2") if charts else None
+    charts = [block for block in made if isinstance(block, ChartBlock | DotBlock)]
+    drawn = tag("div", [_chart_html(chart) for chart in charts], class_="grid2") if charts else None
     before: list[Any] = []
     after: list[Any] = []
     for block in made:
-        if isinstance(block, Text | Bullets):
-            (after if after else before).append(_html(block))
-        elif isinstance(block, Table):
-            after.append(_html(block))
+        if isinstance(block, TextBlock | BulletBlock):
+            (after if after else before).append(_block_html(block))
+        elif isinstance(block, TableBlock):
+            after.append(_block_html(block))
     top = tag("header", tag("p", "Podscale study", class_="kicker"), tag("h1", title))
     notes = [tag("p", line, class_="note") for line in head]
-    return framed(
-        f"{title}: Podscale study", [top, before, drawn, after, section("Conditions", notes)], "Made from its records."
+    return render_framed_page(
+        f"{title}: Podscale study",
+        [top, before, drawn, after, section_tag("Conditions", notes)],
+        "Made from its records.",
     )
 
 
-def table(found: Findings) -> str:
+def render_csv(found: StudyResults) -> str:
     """One line a training, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -114,24 +116,24 @@ def table(found: Findings) -> str:
     return text.getvalue()
 
 
-def _picture(chart: Chart | Dots) -> str:
-    if isinstance(chart, Dots):
-        return dots_file(chart.title, chart.rows, unit=chart.unit, **chart.options)
-    return line_file(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
+def _chart_svg(chart: ChartBlock | DotBlock) -> str:
+    if isinstance(chart, DotBlock):
+        return dots_chart_svg(chart.title, chart.rows, unit=chart.unit, **chart.options)
+    return line_chart_svg(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
 
 
-def _figure(chart: Chart | Dots) -> Markup:
-    if isinstance(chart, Dots):
+def _chart_html(chart: ChartBlock | DotBlock) -> Markup:
+    if isinstance(chart, DotBlock):
         return dots_chart(chart.title, chart.rows, unit=chart.unit, **chart.options)
     return line_chart(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
 
 
-def _markdown(block: Block, name: str) -> Iterator[str]:
-    if isinstance(block, Text):
+def _block_markdown(block: ResultBlock, name: str) -> Iterator[str]:
+    if isinstance(block, TextBlock):
         yield block.text
-    elif isinstance(block, Bullets):
+    elif isinstance(block, BulletBlock):
         yield from (f"- {item}" for item in block.items)
-    elif isinstance(block, Chart | Dots):
+    elif isinstance(block, ChartBlock | DotBlock):
         yield f"![{block.title}]({name}-{block.name}.svg)"
     else:
         if block.folded:
@@ -145,10 +147,10 @@ def _markdown(block: Block, name: str) -> Iterator[str]:
             yield from ("", "</details>")
 
 
-def _html(block: Text | Bullets | Table) -> Any:
-    if isinstance(block, Text):
+def _block_html(block: TextBlock | BulletBlock | TableBlock) -> Any:
+    if isinstance(block, TextBlock):
         return [tag("p", paragraph) for paragraph in re.split(r"\n\s*\n", block.text)]
-    if isinstance(block, Bullets):
+    if isinstance(block, BulletBlock):
         return tag("div", tag("ul", [tag("li", item) for item in block.items]), class_="notice")
     heads = [tag("th", head, class_=None if i < block.left else "n") for i, head in enumerate(block.heads)]
     rows = [

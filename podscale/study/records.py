@@ -11,11 +11,11 @@ from podscale.config.identity import fingerprint
 from podscale.files import write_json
 from podscale.rundir import local_path
 
-Ended = Literal["done", "diverged"]
+TrialOutcome = Literal["done", "diverged"]
 
 
 @dataclass(frozen=True)
-class Point:
+class EvaluationPoint:
     """One evaluation of a training; loss is None where it was not finite."""
 
     step: int
@@ -25,7 +25,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Record:
+class TrialRecord:
     """How a cell ended.
 
     settings: what the study set, by dotted name. code: commit or version of the code that ran it. training_loss: mean
@@ -34,7 +34,7 @@ class Record:
     """
 
     cell: str
-    ended: Ended
+    ended: TrialOutcome
     settings: dict[str, Any]
     seed: int
     error: str = ""
@@ -45,14 +45,14 @@ class Record:
     updates: int = 0
     images: int = 0
     masked: int = 0
-    curve: tuple[Point, ...] = field(default=())
+    curve: tuple[EvaluationPoint, ...] = field(default=())
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     date: str = ""
 
     def reached(self, target: float) -> tuple[float, float] | None:
         """(updates, epochs) at which top-1 came to the target, by a straight line between evaluations; None: never."""
-        before = Point(0, 0.0, 0.0)
+        before = EvaluationPoint(0, 0.0, 0.0)
         for point in self.curve:
             if point.top1 >= target:
                 share = (target - before.top1) / (point.top1 - before.top1)
@@ -62,28 +62,28 @@ class Record:
         return None
 
 
-def cell_key(config: RunConfig) -> str:
+def trial_key(config: RunConfig) -> str:
     """Names a cell by what changes its numbers, and so is a valid run.id for every study that needs the same run."""
     return f"cell-{fingerprint(result_values(config))}"
 
 
-Get = Callable[[str], Record | None]
+GetRecord = Callable[[str], TrialRecord | None]
 """The record of a cell, where there is one."""
 
 
-class Records:
+class RecordStore:
     """The records of a workspace: <workspace>/studies/cells/<cell>.json, read when first asked for."""
 
     def __init__(self, workspace: str) -> None:
         self._studies = local_path(workspace) / "studies"
         self._folder = self._studies / "cells"
-        self._found: dict[str, Record] = {}
+        self._found: dict[str, TrialRecord] = {}
 
     def folder(self, study: str) -> Path:
         """Where the results of a study of this name go."""
         return self._studies / "results" / study
 
-    def get(self, cell: str) -> Record | None:
+    def get(self, cell: str) -> TrialRecord | None:
         """The record of a cell, also where another process has just written it."""
         if cell not in self._found:
             path = self._path(cell)
@@ -91,7 +91,7 @@ class Records:
                 self._found[cell] = parse_record(path.read_text(encoding="utf-8"))
         return self._found.get(cell)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: TrialRecord) -> None:
         """Keeps the record, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._path(record.cell), asdict(record))
@@ -106,9 +106,9 @@ class Records:
         return self._folder / f"{cell}.json"
 
 
-def parse_record(text: str) -> Record:
+def parse_record(text: str) -> TrialRecord:
     """A record from its file; fields of another version are left out."""
     values = json.loads(text)
-    known = {entry.name for entry in fields(Record)}
+    known = {entry.name for entry in fields(TrialRecord)}
     kept = {name: value for name, value in values.items() if name in known}
-    return Record(**{**kept, "curve": tuple(Point(**point) for point in kept.get("curve", ()))})
+    return TrialRecord(**{**kept, "curve": tuple(EvaluationPoint(**point) for point in kept.get("curve", ()))})

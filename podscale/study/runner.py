@@ -21,24 +21,24 @@ from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.files import write_atomically
 from podscale.rundir import RunDirectory, read_outcomes
-from podscale.study.budget import Costs
-from podscale.study.cells import Cell, Chain, Grid
-from podscale.study.measure import ended_how, history_of, record_of
-from podscale.study.records import Record, Records
+from podscale.study.budget import TrialCosts
+from podscale.study.cells import SweepSeries, Trial, TrialGrid
+from podscale.study.measure import build_record, read_trial_history, trial_outcome
+from podscale.study.records import RecordStore, TrialRecord
 
 POLL_SECONDS = 0.05
-ACCIDENTS = 3
+MAX_CONSECUTIVE_FAILURES = 3
 """So many cells that fail one after the other, none of them by diverging, end a study: something else is wrong."""
 
-Told = Callable[[Cell, Record | None, str], None]
+TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
 """Called as a cell ends: its record, or none and why."""
 
 
 @dataclass
-class Running:
+class RunningTrial:
     """A cell at work."""
 
-    cell: Cell
+    cell: Trial
     process: "subprocess.Popen[bytes]"
     log: Path
     started: float
@@ -47,24 +47,24 @@ class Running:
 
 
 @dataclass
-class Runner:
+class StudyRunner:
     """The cells of a study in the workspace of its run document.
 
     jobs: cells at a time. box: seconds after which no cell is to be at work. chains: the part of the grid to run.
     """
 
-    grid: Grid
-    records: Records
+    grid: TrialGrid
+    records: RecordStore
     jobs: int
     box: float | None = None
-    chains: Sequence[Chain] | None = None
+    chains: Sequence[SweepSeries] | None = None
     keep_runs: bool = False
-    told: Told = lambda cell, record, error: None
+    told: TrialCallback = lambda cell, record, error: None
     failures: dict[str, str] = field(default_factory=dict)
     """Why, by the name of the cell."""
     ended: set[str] = field(default_factory=set)
     """Keys of the cells that ended in this launch."""
-    _running: list[Running] = field(default_factory=list)
+    _running: list[RunningTrial] = field(default_factory=list)
     _shard_sets: dict[str, tuple[str, int]] = field(default_factory=dict)
     _in_a_row: int = 0
 
@@ -73,7 +73,7 @@ class Runner:
         for cell in self.grid.due(self.records.get, self.chains):
             if cell.turn == 0:
                 self._shard_set(cell.config)
-                preflight(cell.config, stages.place())
+                preflight(cell.config, stages.preflight_target())
 
     def run(self) -> None:
         """Runs what is due until nothing is, or the time box is full. Raises where more than a cell is wrong."""
@@ -88,7 +88,7 @@ class Runner:
         finally:
             self._stop()
 
-    def _next(self, elapsed: float) -> list[Cell]:
+    def _next(self, elapsed: float) -> list[Trial]:
         """What is to be started now."""
         busy = {running.cell.key for running in self._running}
         free = self.jobs - len(self._running)
@@ -97,11 +97,11 @@ class Runner:
         if self.box is None or not chosen:
             return chosen
         cells, guess = self.grid.all(self.records.get).values(), self.grid.study.cell_seconds
-        costs = Costs(cells, self.records.get, guess, jobs=self.jobs, ended=self.ended)
+        costs = TrialCosts(cells, self.records.get, guess, jobs=self.jobs, ended=self.ended)
         return [cell for cell in chosen if elapsed + (costs.seconds(cell) or 0.0) <= self.box]
 
-    def _start(self, cell: Cell) -> None:
-        config = _here(cell.config, self.jobs)
+    def _start(self, cell: Trial) -> None:
+        config = _config_for_machine(cell.config, self.jobs)
         location, _ = self._shard_set(config)
         folder = self.folder
         (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the whole terminal: this process decides
             )
-        self._running.append(Running(cell, process, log, time.monotonic(), anew))
+        self._running.append(RunningTrial(cell, process, log, time.monotonic(), anew))
 
     def _await(self) -> None:
         """Waits until a cell has ended, and settles it."""
@@ -127,18 +127,18 @@ class Runner:
                 if pid:
                     running.process.returncode = os.waitstatus_to_exitcode(status)
                     self._running.remove(running)
-                    with _undisturbed():
+                    with _defer_signals():
                         self._settle(running, used.ru_utime + used.ru_stime)
                     return
             time.sleep(POLL_SECONDS)
 
-    def _settle(self, running: Running, cpu_seconds: float) -> None:
+    def _settle(self, running: RunningTrial, cpu_seconds: float) -> None:
         cell, code = running.cell, running.process.returncode
-        run, history = RunDirectory.of(cell.config), history_of(cell)
-        error = _error_of(running, run)
-        ended = ended_how(code, error, history)
+        run, history = RunDirectory.of(cell.config), read_trial_history(cell)
+        error = _trial_error(running, run)
+        ended = trial_outcome(code, error, history)
         if ended is not None:
-            record = record_of(cell, ended, error, history, images=self._shard_set(cell.config)[1])
+            record = build_record(cell, ended, error, history, images=self._shard_set(cell.config)[1])
             if running.anew:
                 seconds = time.monotonic() - running.started
                 record = replace(record, seconds=seconds, cpu_seconds=cpu_seconds)
@@ -155,8 +155,10 @@ class Runner:
         self.told(cell, None, self.failures[cell.name])
         if code == ExitCode.BAD_INPUT:
             raise InputError(error, field=cell.name)
-        if self._in_a_row >= ACCIDENTS:
-            raise PodscaleError(f"{ACCIDENTS} cells in a row failed, the last with: {error}", field=cell.name)
+        if self._in_a_row >= MAX_CONSECUTIVE_FAILURES:
+            raise PodscaleError(
+                f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=cell.name
+            )
         return None
 
     def _stop(self) -> None:
@@ -188,7 +190,7 @@ class Runner:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _defer_signals() -> Iterator[None]:
     """Requests to stop wait until the body is done: a cell is settled whole, or not at all."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
@@ -197,18 +199,18 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _here(config: RunConfig, jobs: int) -> RunConfig:
+def _config_for_machine(config: RunConfig, jobs: int) -> RunConfig:
     """The document of a cell as one of several on this machine: no port to quarrel about, and a share of the cores."""
     from podscale import devices
 
-    processes = config.launch.processes or devices.default_processes()
-    threads = config.launch.threads or max(1, devices.cores() // (jobs * processes))
+    processes = config.launch.processes or devices.default_processes_per_node()
+    threads = config.launch.threads or max(1, devices.cpu_count() // (jobs * processes))
     launch = config.launch.model_copy(update={"backend": "local", "threads": threads})
     telemetry = config.telemetry.model_copy(update={"enabled": False, "trackers": ()})
     return config.model_copy(update={"launch": launch, "telemetry": telemetry})
 
 
-def _error_of(running: Running, run: RunDirectory) -> str:
+def _trial_error(running: RunningTrial, run: RunDirectory) -> str:
     """What the stage recorded, else the last that was printed."""
     if running.process.returncode == ExitCode.DONE:
         return ""

@@ -13,7 +13,7 @@ import numpy as np
 
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 15: 2.13, 30: 2.04}
 """Two-sided 95 % quantiles of Student's t by degrees of freedom; between them the one before is taken."""
-PERFECT, USELESS = 0.8, 0.2
+PERFECT_SLOPE, USELESS_SLOPE = 0.8, 0.2
 """Share of a doubling that must come off the updates to call it (nearly) linear, or without use."""
 FIT_ERROR = 0.25
 """A relative error of the fit, root mean square, above which it says nothing."""
@@ -29,7 +29,7 @@ def mean_deviation(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def spread(values: Sequence[float]) -> str:
+def mean_deviation_percent(values: Sequence[float]) -> str:
     """Mean and standard deviation of shares, in percent."""
     if not values:
         return "none"
@@ -38,7 +38,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeanDifference:
     """Of two means, with the half width of its 95 % interval (Student's t, pooled variance); None of single values."""
 
     value: float
@@ -56,17 +56,17 @@ class Difference:
         return f"{points} \u00b1 {100 * self.half:.2f}{' (within noise)' if self.noise else ''}"
 
 
-def difference(first: Sequence[float], values: Sequence[float]) -> Difference | None:
+def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDifference | None:
     """Mean of `values` less mean of `first`; None where one is empty."""
     if not first or not values:
         return None
     between = statistics.fmean(values) - statistics.fmean(first)
     if min(len(first), len(values)) < 2:
-        return Difference(between, None)
+        return MeanDifference(between, None)
     free = len(first) + len(values) - 2
     squares = sum((v - statistics.fmean(group)) ** 2 for group in (first, values) for v in group)
     error = math.sqrt(squares / free * (1 / len(first) + 1 / len(values)))
-    return Difference(between, student_95(free) * error)
+    return MeanDifference(between, student_95(free) * error)
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def _measured_limits(updates: Mapping[int, float]) -> tuple[int | None, int | No
     still = True
     for small, large in pairwise(batches):
         saved = math.log(updates[small] / updates[large]) / math.log(large / small)
-        still = still and saved >= PERFECT
+        still = still and saved >= PERFECT_SLOPE
         linear = large if still else linear
-        if saved > USELESS:
+        if saved > USELESS_SLOPE:
             useful = None
         elif useful is None:
             useful = small

@@ -17,25 +17,25 @@ from prometheus_client.core import (
 )
 
 PREFIX = "podscale_"
-Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
+MetricKind = Literal["counter", "gauge", "histogram", "summary", "info"]
 Exporter = Literal["every rank", "rank 0", "sharding", "supervisor"]
-FAMILIES: Mapping[Kind, Callable[..., Metric]] = {
+FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
     "summary": SummaryMetricFamily,
     "info": GaugeMetricFamily,  # the text format knows no infos: a gauge that is always 1
 }
-OF_RANKS = ("run", "rank")
-OF_PODS = ("run",)
+RANK_LABELS = ("run", "rank")
+POD_LABELS = ("run",)
 
 
 @dataclass(frozen=True)
-class Entry:
+class MetricSpec:
     """One metric. name: as its family has it, without prefix, and a counter's without `_total`."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     exporter: Exporter
     meaning: str
     unit: str = ""
@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        common = OF_RANKS if self.exporter in ("every rank", "rank 0") else OF_PODS
+        common = RANK_LABELS if self.exporter in ("every rank", "rank 0") else POD_LABELS
         return (*common, *self.more)
 
     @property
@@ -65,7 +65,7 @@ class Entry:
         return family
 
 
-PHASE = {
+PHASE_LABEL = {
     "phase": (
         "data_wait",
         "h2d",
@@ -77,7 +77,7 @@ PHASE = {
         "other",
     )
 }
-STATES = (
+GOODPUT_STATES = (
     "productive",
     "init",
     "compile",
@@ -91,17 +91,17 @@ STATES = (
 )
 """What a run's wall time is spent on; only the first is good for anything."""
 RESTART_CAUSES = ("preempted", "lost_rank", "hang", "failed")
-FIRST = "first"
-LAUNCH_CAUSES = (FIRST, "done", *RESTART_CAUSES)
+FIRST_LAUNCH = "first"
+LAUNCH_CAUSES = (FIRST_LAUNCH, "done", *RESTART_CAUSES)
 """How a launch's predecessor ended; `first` has none."""
 
-ENTRIES = (
+METRICS = (
     # throughput
-    Entry("train_images", "counter", "every rank", "Images this rank has trained on.", "images"),
-    Entry("train_steps", "counter", "every rank", "Updates this rank has taken part in.", "updates"),
-    Entry("train_step_duration_seconds", "histogram", "every rank", "Wall time of one update.", "seconds"),
-    Entry("train_phase_seconds", "counter", "every rank", "Wall time by phase.", "seconds", PHASE),
-    Entry(
+    MetricSpec("train_images", "counter", "every rank", "Images this rank has trained on.", "images"),
+    MetricSpec("train_steps", "counter", "every rank", "Updates this rank has taken part in.", "updates"),
+    MetricSpec("train_step_duration_seconds", "histogram", "every rank", "Wall time of one update.", "seconds"),
+    MetricSpec("train_phase_seconds", "counter", "every rank", "Wall time by phase.", "seconds", PHASE_LABEL),
+    MetricSpec(
         "train_sampled_phase_seconds",
         "gauge",
         "every rank",
@@ -109,14 +109,14 @@ ENTRIES = (
         "seconds",
         {"phase": ()},
     ),
-    Entry(
+    MetricSpec(
         "train_busy_seconds",
         "counter",
         "every rank",
         "Time in updates before this rank began to wait for others: highest on a straggler.",
         "seconds",
     ),
-    Entry(
+    MetricSpec(
         "train_data_queue_depth",
         "gauge",
         "every rank",
@@ -124,21 +124,21 @@ ENTRIES = (
         "its prefetched batches are done (watch the phase data_wait), and with synthetic, which makes them when asked.",
         "batches",
     ),
-    Entry(
+    MetricSpec(
         "train_model_flops",
         "counter",
         "every rank",
         "Floating-point operations of the model for the images of this rank, forward and backward.",
         "operations",
     ),
-    Entry(
+    MetricSpec(
         "train_peak_flops",
         "gauge",
         "every rank",
         "Dense peak of this rank's device in the precision used; absent where the hardware table has none.",
         "operations per second",
     ),
-    Entry(
+    MetricSpec(
         "train_memory_bytes",
         "gauge",
         "every rank",
@@ -155,39 +155,39 @@ ENTRIES = (
             )
         },
     ),
-    Entry(
+    MetricSpec(
         "train_last_step_timestamp_seconds", "gauge", "every rank", "When the last update ended.", "seconds since 1970"
     ),
     # what is trained
-    Entry("train_run_info", "info", "every rank", "What is trained; always 1."),
-    Entry(
+    MetricSpec("train_run_info", "info", "every rank", "What is trained; always 1."),
+    MetricSpec(
         "train_all_reduce_info", "info", "every rank", "What all_reduce.algorithm: auto measured and chose; always 1."
     ),
-    Entry("train_world_size", "gauge", "every rank", "Ranks of the run.", "ranks"),
-    Entry("train_global_batch_size", "gauge", "every rank", "Images per update over all ranks.", "images"),
-    Entry("train_planned_steps", "gauge", "rank 0", "Updates of the whole run.", "updates"),
-    Entry(
+    MetricSpec("train_world_size", "gauge", "every rank", "Ranks of the run.", "ranks"),
+    MetricSpec("train_global_batch_size", "gauge", "every rank", "Images per update over all ranks.", "images"),
+    MetricSpec("train_planned_steps", "gauge", "rank 0", "Updates of the whole run.", "updates"),
+    MetricSpec(
         "train_completed_steps", "gauge", "rank 0", "Updates done since the run began, over all restarts.", "updates"
     ),
-    Entry(
+    MetricSpec(
         "train_target_images_per_second",
         "gauge",
         "rank 0",
         "Throughput that the run's claim names; absent without one.",
         "images per second",
     ),
-    Entry("train_done", "gauge", "rank 0", "1 once the last update is done, 0 before."),
+    MetricSpec("train_done", "gauge", "rank 0", "1 once the last update is done, 0 before."),
     # numerics
-    Entry("train_epoch", "gauge", "rank 0", "Passes over the training split so far.", "epochs"),
-    Entry("train_loss", "gauge", "rank 0", "Training loss of the last logged update."),
-    Entry("train_learning_rate", "gauge", "rank 0", "Learning rate of the last logged update."),
-    Entry(
+    MetricSpec("train_epoch", "gauge", "rank 0", "Passes over the training split so far.", "epochs"),
+    MetricSpec("train_loss", "gauge", "rank 0", "Training loss of the last logged update."),
+    MetricSpec("train_learning_rate", "gauge", "rank 0", "Learning rate of the last logged update."),
+    MetricSpec(
         "train_grad_norm",
         "gauge",
         "rank 0",
         "Euclidean norm of the averaged gradient at the last logged update; absent where updates are sharded.",
     ),
-    Entry(
+    MetricSpec(
         "train_nonfinite_steps",
         "counter",
         "every rank",
@@ -195,8 +195,10 @@ ENTRIES = (
         "updates",
         {"kind": ("loss", "grad")},
     ),
-    Entry("train_steps_skipped", "counter", "every rank", "Updates masked because they were not finite.", "updates"),
-    Entry(
+    MetricSpec(
+        "train_steps_skipped", "counter", "every rank", "Updates masked because they were not finite.", "updates"
+    ),
+    MetricSpec(
         "train_samples_skipped",
         "counter",
         "every rank",
@@ -205,7 +207,7 @@ ENTRIES = (
         {"reason": ("decode",)},
     ),
     # checkpoints and lives
-    Entry(
+    MetricSpec(
         "train_checkpoint_duration_seconds",
         "summary",
         "rank 0",
@@ -213,22 +215,22 @@ ENTRIES = (
         "seconds",
         {"op": ("save", "restore")},
     ),
-    Entry("train_checkpoint_bytes", "gauge", "rank 0", "Size of the newest checkpoint.", "bytes"),
-    Entry(
+    MetricSpec("train_checkpoint_bytes", "gauge", "rank 0", "Size of the newest checkpoint.", "bytes"),
+    MetricSpec(
         "train_checkpoint_last_success_timestamp_seconds",
         "gauge",
         "rank 0",
         "When the newest checkpoint was complete.",
         "seconds since 1970",
     ),
-    Entry(
+    MetricSpec(
         "train_checkpoint_interval_seconds",
         "gauge",
         "rank 0",
         "Time between two checkpoints as the run document asks for them, at this launch's pace; absent without any.",
         "seconds",
     ),
-    Entry(
+    MetricSpec(
         "train_checkpoint_failures",
         "counter",
         "rank 0",
@@ -236,7 +238,7 @@ ENTRIES = (
         "checkpoints",
         {"reason": ("disk_full", "other")},
     ),
-    Entry(
+    MetricSpec(
         "train_restarts",
         "counter",
         "rank 0",
@@ -244,7 +246,7 @@ ENTRIES = (
         "launches",
         {"cause": RESTART_CAUSES},
     ),
-    Entry(
+    MetricSpec(
         "train_launch_timestamp_seconds",
         "gauge",
         "rank 0",
@@ -252,24 +254,24 @@ ENTRIES = (
         "seconds since 1970",
         {"cause": LAUNCH_CAUSES},
     ),
-    Entry(
+    MetricSpec(
         "train_wall_seconds",
         "counter",
         "rank 0",
         "Wall time of the run since its first launch, by what it was spent on; over all lives.",
         "seconds",
-        {"state": STATES},
+        {"state": GOODPUT_STATES},
     ),
     # stragglers and hangs
-    Entry("train_straggler_rank", "gauge", "rank 0", "The rank that was busy longest in the last interval."),
-    Entry(
+    MetricSpec("train_straggler_rank", "gauge", "rank 0", "The rank that was busy longest in the last interval."),
+    MetricSpec(
         "train_straggler_ratio",
         "gauge",
         "rank 0",
         "Busy time of the slowest rank over that of the fastest in the last interval.",
         "ratio",
     ),
-    Entry(
+    MetricSpec(
         "train_hang_limit_seconds",
         "gauge",
         "every rank",
@@ -277,21 +279,21 @@ ENTRIES = (
         "seconds",
     ),
     # evaluation
-    Entry("eval_top1_ratio", "gauge", "rank 0", "Top-1 accuracy of the newest evaluation.", "ratio"),
-    Entry("eval_top5_ratio", "gauge", "rank 0", "Top-5 accuracy of the newest evaluation.", "ratio"),
-    Entry(
+    MetricSpec("eval_top1_ratio", "gauge", "rank 0", "Top-1 accuracy of the newest evaluation.", "ratio"),
+    MetricSpec("eval_top5_ratio", "gauge", "rank 0", "Top-5 accuracy of the newest evaluation.", "ratio"),
+    MetricSpec(
         "eval_last_timestamp_seconds",
         "gauge",
         "rank 0",
         "When the newest evaluation was complete.",
         "seconds since 1970",
     ),
-    Entry("eval_images", "counter", "every rank", "Images this rank has evaluated.", "images"),
+    MetricSpec("eval_images", "counter", "every rank", "Images this rank has evaluated.", "images"),
     # sharding
-    Entry(
+    MetricSpec(
         "shard_images", "counter", "sharding", "Images packed, by split.", "images", {"split": ("train", "validation")}
     ),
-    Entry(
+    MetricSpec(
         "shard_planned_images",
         "gauge",
         "sharding",
@@ -299,8 +301,8 @@ ENTRIES = (
         "images",
         {"split": ("train", "validation")},
     ),
-    Entry("shard_shards", "counter", "sharding", "Shards finished.", "shards"),
-    Entry(
+    MetricSpec("shard_shards", "counter", "sharding", "Shards finished.", "shards"),
+    MetricSpec(
         "shard_bytes",
         "counter",
         "sharding",
@@ -308,8 +310,8 @@ ENTRIES = (
         "bytes",
         {"direction": ("read", "written")},
     ),
-    Entry("shard_rejects", "counter", "sharding", "Images not taken, by reason.", "images", {"reason": ()}),
-    Entry(
+    MetricSpec("shard_rejects", "counter", "sharding", "Images not taken, by reason.", "images", {"reason": ()}),
+    MetricSpec(
         "shard_phase_seconds",
         "counter",
         "sharding",
@@ -318,8 +320,8 @@ ENTRIES = (
         {"phase": ("plan", "pack", "merge", "other")},
     ),
     # the pod
-    Entry("build_info", "info", "supervisor", "What runs here: version, engine, python; always 1."),
-    Entry(
+    MetricSpec("build_info", "info", "supervisor", "What runs here: version, engine, python; always 1."),
+    MetricSpec(
         "disk_free_bytes",
         "gauge",
         "supervisor",
@@ -327,7 +329,7 @@ ENTRIES = (
         "bytes",
         {"volume": ("workspace", "cache", "scratch")},
     ),
-    Entry(
+    MetricSpec(
         "disk_size_bytes",
         "gauge",
         "supervisor",
@@ -335,7 +337,7 @@ ENTRIES = (
         "bytes",
         {"volume": ("workspace", "cache", "scratch")},
     ),
-    Entry(
+    MetricSpec(
         "gpu_utilization_ratio",
         "gauge",
         "supervisor",
@@ -343,19 +345,23 @@ ENTRIES = (
         "ratio",
         {"gpu": ()},
     ),
-    Entry("gpu_memory_used_bytes", "gauge", "supervisor", "Memory in use on the GPU, by NVML.", "bytes", {"gpu": ()}),
-    Entry("gpu_memory_size_bytes", "gauge", "supervisor", "Memory of the GPU.", "bytes", {"gpu": ()}),
-    Entry("gpu_power_watts", "gauge", "supervisor", "Power drawn by the GPU.", "watts", {"gpu": ()}),
-    Entry("gpu_temperature_celsius", "gauge", "supervisor", "Temperature of the GPU.", "degrees Celsius", {"gpu": ()}),
-    Entry(
+    MetricSpec(
+        "gpu_memory_used_bytes", "gauge", "supervisor", "Memory in use on the GPU, by NVML.", "bytes", {"gpu": ()}
+    ),
+    MetricSpec("gpu_memory_size_bytes", "gauge", "supervisor", "Memory of the GPU.", "bytes", {"gpu": ()}),
+    MetricSpec("gpu_power_watts", "gauge", "supervisor", "Power drawn by the GPU.", "watts", {"gpu": ()}),
+    MetricSpec(
+        "gpu_temperature_celsius", "gauge", "supervisor", "Temperature of the GPU.", "degrees Celsius", {"gpu": ()}
+    ),
+    MetricSpec(
         "train_launches",
         "counter",
         "supervisor",
         "Launches of the training so far, over all lives: told by the pod that leads, before its ranks begin.",
         "launches",
     ),
-    Entry("telemetry_scrapes", "counter", "supervisor", "Scrapes answered.", "scrapes"),
-    Entry(
+    MetricSpec("telemetry_scrapes", "counter", "supervisor", "Scrapes answered.", "scrapes"),
+    MetricSpec(
         "telemetry_connections_shed",
         "counter",
         "supervisor",
@@ -363,4 +369,4 @@ ENTRIES = (
         "connections",
     ),
 )
-CATALOGUE = {entry.name: entry for entry in ENTRIES}
+CATALOGUE = {entry.name: entry for entry in METRICS}

@@ -12,23 +12,23 @@ from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.files import write_atomically
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+LOOPBACK_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """What a server listens on, and where it is found."""
 
 
-class NotServed(Exception):
+class EndpointError(Exception):
     """Why an endpoint that is there does not give its metrics to this reader, and what to do."""
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientCertFiles:
     """PEM files of a certificate and its key, for endpoints that want one (mTLS)."""
 
     certificate: Path
     key: Path
 
     @classmethod
-    def of(cls, certificate: Path | None, key: Path | None) -> "Client | None":
+    def of(cls, certificate: Path | None, key: Path | None) -> "ClientCertFiles | None":
         """As two options say it. Raises InputError where one of them is missing or the files are of no use."""
         if certificate is None and key is None:
             return None
@@ -98,13 +98,13 @@ class Endpoint:
         if not host:
             return None
         files = {name: Path(file) for name, _, file in (line.partition(" ") for line in more)}
-        here = url.replace(host, ANYWHERE.get(host, host), 1)
+        here = url.replace(host, LOOPBACK_ADDRESSES.get(host, host), 1)
         return cls(here, files.get("certificate"), files.get("token"), "mutual" in files)
 
-    def get(self, seconds: float, client: Client | None = None) -> str:
+    def get(self, seconds: float, client: ClientCertFiles | None = None) -> str:
         """The metrics as text. Raises NotServed where this reader gets none, OSError where nobody answers."""
         if self.mutual and client is None:
-            raise NotServed(f"{self.url} wants a certificate: give --client-certificate and --client-key")
+            raise EndpointError(f"{self.url} wants a certificate: give --client-certificate and --client-key")
         request = urllib.request.Request(self.url)
         if self.token_file is not None:
             request.add_header("Authorization", f"Bearer {self._token()}")
@@ -114,14 +114,14 @@ class Endpoint:
                 return text
         except urllib.error.HTTPError as error:
             with error:
-                raise NotServed(f"{self.url} answers {error.code} {error.reason}") from error
+                raise EndpointError(f"{self.url} answers {error.code} {error.reason}") from error
         except OSError as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, ssl.SSLError):
-                raise NotServed(f"{self.url}: {_reason(cause)}") from error
+                raise EndpointError(f"{self.url}: {_openssl_reason(cause)}") from error
             raise
 
-    def name(self, seconds: float, client: Client | None = None) -> str | None:
+    def name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
         """A name in the certificate, for readers that compare names; None where the host of the URL is one.
 
         Raises OSError where nobody answers, and NotServed where TLS does not come about.
@@ -138,17 +138,17 @@ class Endpoint:
             ):
                 shown = secured.getpeercert() or {}
         except ssl.SSLError as error:
-            raise NotServed(f"{self.url}: {_reason(error)}") from error
+            raise EndpointError(f"{self.url}: {_openssl_reason(error)}") from error
         names = [str(pair[1]) for pair in shown.get("subjectAltName", ())]
         if not names or place.hostname in names:
             return None
         return names[0].replace("*", "any", 1)
 
-    def _context(self, client: Client | None) -> ssl.SSLContext | None:
+    def _context(self, client: ClientCertFiles | None) -> ssl.SSLContext | None:
         """Trusts the one certificate; None for plain HTTP."""
         if self.certificate is None:
             return None
-        first, end, _ = _readable(self.certificate).partition("-----END CERTIFICATE-----")
+        first, end, _ = _read_text(self.certificate).partition("-----END CERTIFICATE-----")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be an authority's
@@ -159,16 +159,16 @@ class Endpoint:
 
     def _token(self) -> str:
         assert self.token_file is not None
-        return _readable(self.token_file).strip()
+        return _read_text(self.token_file).strip()
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _openssl_reason(error: ssl.SSLError) -> str:
     """OpenSSL's words."""
     return (error.reason or str(error)).replace("_", " ").lower()
 
 
-def _readable(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise NotServed(f"{file}: {error.strerror}") from error
+        raise EndpointError(f"{file}: {error.strerror}") from error

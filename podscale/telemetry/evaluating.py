@@ -4,14 +4,14 @@ from time import time
 
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.readings import MetricRegistry
 
 
 class EvaluationMetrics:
     """Counts what one rank evaluates; in `registry`."""
 
     def __init__(self, registry: CollectorRegistry, *, rank: int, run: str) -> None:
-        self._readings = Readings(run=run, rank=str(rank))
+        self._readings = MetricRegistry(run=run, rank=str(rank))
         self._readings.begin("eval_images")
         registry.register(self._readings)
 

@@ -13,7 +13,7 @@ TAIL_BYTES = 2**16
 
 logger = logging.getLogger(__name__)
 
-Record = dict[str, Any]
+EventRecord = dict[str, Any]
 
 
 class EventLog:
@@ -76,7 +76,10 @@ class EventLog:
 
     def _append(self, kind: str, **fields: Any) -> None:
         self._fence()
-        line = json.dumps(_finite({"time": round(time.time(), 3), "kind": kind, **fields}), allow_nan=False) + "\n"
+        line = (
+            json.dumps(_replace_nonfinite({"time": round(time.time(), 3), "kind": kind, **fields}), allow_nan=False)
+            + "\n"
+        )
         data = (b"\n" if self._broken else b"") + line.encode()
         try:
             self._broken = os.write(self._descriptor, data) < len(data)
@@ -86,7 +89,7 @@ class EventLog:
             self._lost += 1
 
 
-def read_records(path: Path, damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[Record]:
+def read_records(path: Path, damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[EventRecord]:
     """Every whole line of the log in the order written, one at a time; half lines of a killed writer are left out.
 
     damaged: is handed each line that cannot be read. Nothing comes where there is no such file.
@@ -113,7 +116,7 @@ def newest_step(path: Path) -> int:
         return 0
 
 
-def parse_record(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> EventRecord | None:
     """The record of a line; None for half a line, or one that no writer of this log wrote."""
     try:
         record = json.loads(line)
@@ -125,7 +128,7 @@ def parse_record(line: bytes) -> Record | None:
     return None if stepless else record
 
 
-class Undisturbed:
+class ReplayFilter:
     """The records as one undisturbed run would have written them, of those added so far.
 
     Where a launch began or continued at step n (`step` of its start or resumed event), what earlier launches logged
@@ -133,26 +136,26 @@ class Undisturbed:
     """
 
     def __init__(self) -> None:
-        self.kept: list[Record] = []
+        self.kept: list[EventRecord] = []
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         if record["kind"] in ("step", "evaluation"):
-            self.kept = _without(self.kept, record["kind"], record["step"])
+            self.kept = _drop_from_step(self.kept, record["kind"], record["step"])
         elif record.get("event") in ("start", "resumed") and "step" in record:
             for kind in ("step", "evaluation"):
-                self.kept = _without(self.kept, kind, record["step"] + 1)
+                self.kept = _drop_from_step(self.kept, kind, record["step"] + 1)
         self.kept.append(record)
 
 
-def undisturbed(records: Iterable[Record]) -> list[Record]:
+def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
     """All of these records, see `Undisturbed`."""
-    run = Undisturbed()
+    run = ReplayFilter()
     for record in records:
         run.add(record)
     return run.kept
 
 
-def _without(records: list[Record], kind: str, first: int) -> list[Record]:
+def _drop_from_step(records: list[EventRecord], kind: str, first: int) -> list[EventRecord]:
     """Without those of `kind` from step `first` on; the usual case, that there are none, costs a look at the end."""
     newest = next((record for record in reversed(records) if record["kind"] == kind), None)
     if newest is None or newest["step"] < first:
@@ -160,13 +163,13 @@ def _without(records: list[Record], kind: str, first: int) -> list[Record]:
     return [record for record in records if record["kind"] != kind or record["step"] < first]
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: _replace_nonfinite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [_replace_nonfinite(entry) for entry in value]
     return value
 
 

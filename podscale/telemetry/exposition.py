@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
-INTERVAL_SECONDS = 1.0
+SNAPSHOT_SECONDS = 1.0
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -24,7 +24,7 @@ def snapshot_path(directory: Path, rank: int) -> Path:
 class SnapshotWriter:
     """Writes `registry` to `path` once a second until closed, and a last time then; use as a context manager."""
 
-    def __init__(self, registry: CollectorRegistry, path: Path, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, registry: CollectorRegistry, path: Path, interval: float = SNAPSHOT_SECONDS) -> None:
         self._registry = registry
         self._path = path
         self._interval = interval
@@ -59,7 +59,7 @@ class SnapshotWriter:
             return  # a full scratch disk costs metrics, not the training
 
 
-def merge(texts: Iterable[str]) -> str:
+def merge_expositions(texts: Iterable[str]) -> str:
     """One exposition of several: one HELP and one TYPE per family, samples in the order of `texts`.
 
     The texts come from `generate_latest`, where each family is one block that begins with its HELP line.
@@ -87,7 +87,7 @@ class MergedMetrics:
         self,
         directory: Path | None,
         registry: CollectorRegistry,
-        interval: float = INTERVAL_SECONDS,
+        interval: float = SNAPSHOT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
@@ -101,7 +101,7 @@ class MergedMetrics:
     def __call__(self) -> bytes:
         with self._lock:
             if self._clock() >= self._due:
-                self._rendered = merge(self._texts()).encode()
+                self._rendered = merge_expositions(self._texts()).encode()
                 self._due = self._clock() + self._interval
             return self._rendered
 

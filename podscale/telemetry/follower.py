@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-class Follower:
+class FileTail:
     """Hands over the whole lines that were appended to a file since the last call; it may not exist yet.
 
     from_start: also those that stand in it already.

@@ -11,37 +11,37 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from podscale.telemetry.catalogue import FIRST, LAUNCH_CAUSES, RESTART_CAUSES, STATES
+from podscale.telemetry.catalogue import FIRST_LAUNCH, GOODPUT_STATES, LAUNCH_CAUSES, RESTART_CAUSES
 from podscale.telemetry.phases import PHASES
-from podscale.telemetry.readings import Sample
+from podscale.telemetry.readings import MetricSample
 
-IN_ORDER = ("done", "preempted")
+CLEAN_EXITS = ("done", "preempted")
 """Endings after which nobody was at work until the next launch, whoever was to launch it."""
-UNTOLD = "lost_rank"
+DEFAULT_EXIT_CAUSE = "lost_rank"
 """How a life ended of which nobody said how: its pod is gone, and rank 0 with it."""
 
-_INDEX = {state: number for number, state in enumerate(STATES)}
-_HELD_BY = {"checkpoint": "checkpoint_save", "evaluation": "evaluation"}
+_INDEX = {state: number for number, state in enumerate(GOODPUT_STATES)}
+_PHASE_STATES = {"checkpoint": "checkpoint_save", "evaluation": "evaluation"}
 
 
-def _states(data: str, work: str) -> Mapping[str, int]:
+def _states_by_phase(data: str, work: str) -> Mapping[str, int]:
     """The state of each phase of an update, by the state of waiting for data and that of the rest."""
-    return {phase: _INDEX[{"data_wait": data, **_HELD_BY}.get(phase, work)] for phase in PHASES}
+    return {phase: _INDEX[{"data_wait": data, **_PHASE_STATES}.get(phase, work)] for phase in PHASES}
 
 
-_FIRST = _states("init", "compile")
-_AGAIN = _states("redo", "redo")
-_NEW = _states("data_wait", "productive")
+_FIRST_STEP = _states_by_phase("init", "compile")
+_REDONE_STEP = _states_by_phase("redo", "redo")
+_NEW_STEP = _states_by_phase("data_wait", "productive")
 
 
-def goodput(seconds: Mapping[str, float]) -> float | None:
+def goodput_fraction(seconds: Mapping[str, float]) -> float | None:
     """The share of a run's wall seconds, by state, that brought it on; None where there are none."""
     whole = sum(seconds.values())
     return seconds.get("productive", 0.0) / whole if whole > 0 else None
 
 
 @dataclass(frozen=True)
-class Book:
+class GoodputState:
     """All that is known of a run's time at one moment, as a heartbeat keeps it.
 
     time, began: this moment and the first launch, in seconds since 1970. life: number of the launch, from 1; age:
@@ -59,16 +59,16 @@ class Book:
     step: int = 0
     reached: int = 0
     redone: int = 0
-    cause: str = FIRST
-    seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
+    cause: str = FIRST_LAUNCH
+    seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(GOODPUT_STATES, 0.0))
     restarts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RESTART_CAUSES, 0))
 
     @classmethod
-    def parse(cls, text: str) -> "Book | None":
+    def parse(cls, text: str) -> "GoodputState | None":
         """None for what no `text` of this version is."""
         try:
             book = cls(**json.loads(text))
-            seconds = {state: float(book.seconds[state]) for state in STATES}
+            seconds = {state: float(book.seconds[state]) for state in GOODPUT_STATES}
             restarts = {cause: int(book.restarts[cause]) for cause in RESTART_CAUSES}
             numbers = (book.time + book.began + book.age, book.life + book.step + book.reached + book.redone)
             sound = book.cause in LAUNCH_CAUSES and all(n >= 0 for n in numbers)
@@ -87,7 +87,7 @@ class Book:
     @property
     def goodput(self) -> float:
         """The share of the wall time that brought the run on; 0 before there is any."""
-        return goodput(self.seconds) or 0.0
+        return goodput_fraction(self.seconds) or 0.0
 
     def summary(self) -> dict[str, Any]:
         """The figures for people and the log."""
@@ -101,58 +101,62 @@ class Book:
         }
 
 
-def launched(past: Book | None, now: float, age: float) -> Book:
+def after_launch(past: GoodputState | None, now: float, age: float) -> GoodputState:
     """The book of a life that began `age` seconds before the calendar said `now`, after all that `past` holds.
 
     The time since the last heartbeat is `idle` where the life before ended in order, else `recovery`. A calendar that
     went back in between makes that nothing, never less.
     """
     if past is None:
-        return Book(now, now - age, age=age, seconds={**dict.fromkeys(STATES, 0.0), "init": age})
+        return GoodputState(now, now - age, age=age, seconds={**dict.fromkeys(GOODPUT_STATES, 0.0), "init": age})
     since = max(0.0, now - past.time)
     init = min(age, since)
-    gap = "idle" if past.ended in IN_ORDER else "recovery"
+    gap = "idle" if past.ended in CLEAN_EXITS else "recovery"
     seconds = dict(past.seconds)
     seconds[gap] += since - init
     seconds["init"] += init
     restarts = dict(past.restarts)
-    cause = past.ended or UNTOLD
+    cause = past.ended or DEFAULT_EXIT_CAUSE
     if cause in restarts:
         restarts[cause] += 1
-    fresh = Book(now, past.began, past.life + 1, init, reached=past.reached, redone=past.redone, cause=cause)
+    fresh = GoodputState(now, past.began, past.life + 1, init, reached=past.reached, redone=past.redone, cause=cause)
     return replace(fresh, seconds=seconds, restarts=restarts)
 
 
-def joined(found: Book | None, now: float, age: float, reached: int) -> Book:
+def after_join(found: GoodputState | None, now: float, age: float, reached: int) -> GoodputState:
     """The book as the training of a life takes it over, `age` seconds after the life began.
 
     found: what the launch wrote of this life; where that is of a life before, a new one begins. reached: updates that
     are known to have been done, from elsewhere: a heartbeat may be older than the last of them.
     """
     if found is None or found.joined or found.ended:
-        found = launched(found, now, age)
+        found = after_launch(found, now, age)
     waited = max(0.0, age - found.age)
     seconds = {**found.seconds, "init": found.seconds["init"] + waited}
     reached = max(found.reached, reached)
     return replace(found, time=now, age=found.age + waited, joined=True, reached=reached, seconds=seconds)
 
 
-class Ledger:
+class GoodputTracker:
     """Keeps the book of a life that trains: entered by one thread, read by any.
 
     A state lasts until the next one is entered; to change it costs less than a microsecond.
     """
 
     def __init__(
-        self, book: Book, *, clock: Callable[[], float] = time.monotonic, calendar: Callable[[], float] = time.time
+        self,
+        book: GoodputState,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        calendar: Callable[[], float] = time.time,
     ) -> None:
         self._before, self._clock, self._calendar = book, clock, calendar
         self._began = clock()
         self._launched = book.time - book.age
         self._step, self._reached, self._redone = book.step, book.reached, book.redone
-        self._of_phase = _FIRST
+        self._of_phase = _FIRST_STEP
         # Replaced as a whole, so that a reader never sees a moment twice or not at all.
-        self._at = ([book.seconds[state] for state in STATES], _INDEX["init"], self._began)
+        self._at = ([book.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._began)
 
     def phase(self, name: str) -> None:
         """A phase of telemetry.phases begins."""
@@ -165,7 +169,7 @@ class Ledger:
     def begin(self, step: int) -> None:
         """Training is about to go on after `step` updates."""
         self._enter(_INDEX["init"])
-        self._step, self._of_phase = step, _FIRST
+        self._step, self._of_phase = step, _FIRST_STEP
 
     def updated(self, step: int) -> None:
         """Update `step` is done: what an earlier life had reached is being repeated until that is passed."""
@@ -174,9 +178,9 @@ class Ledger:
         else:
             self._reached = step
         self._step = step
-        self._of_phase = _AGAIN if step < self._reached else _NEW
+        self._of_phase = _REDONE_STEP if step < self._reached else _NEW_STEP
 
-    def book(self, ended: str = "") -> Book:
+    def book(self, ended: str = "") -> GoodputState:
         """The book of this moment."""
         booked, running, since = self._at
         now = self._clock()
@@ -190,10 +194,10 @@ class Ledger:
             step=self._step,
             reached=self._reached,
             redone=self._redone,
-            seconds=dict(zip(STATES, seconds, strict=True)),
+            seconds=dict(zip(GOODPUT_STATES, seconds, strict=True)),
         )
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """What is exported of the book of this moment."""
         book = self.book()
         yield from (("train_wall_seconds", (state,), seconds) for state, seconds in book.seconds.items())

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from podscale.telemetry.readings import Sample
+from podscale.telemetry.readings import MetricSample
 
-TIMES = 10.0
+P99_MULTIPLE = 10.0
 """So often as long as an update takes, but for the slowest in a hundred, is no longer a matter of noise."""
-LEAST_UPDATES = 10
-RECENT = 256
+MIN_STEPS = 10
+WINDOW_STEPS = 256
 
 
 class HangLimit:
@@ -23,20 +23,20 @@ class HangLimit:
 
     def add(self, seconds: float) -> None:
         """An update took `seconds`."""
-        if len(self._recent) < RECENT:
+        if len(self._recent) < WINDOW_STEPS:
             self._recent.append(seconds)
         else:
-            self._recent[self._added % RECENT] = seconds
+            self._recent[self._added % WINDOW_STEPS] = seconds
         self._added += 1
 
     @property
     def seconds(self) -> float:
         """The limit of this moment."""
         recent = sorted(self._recent)
-        if len(recent) < LEAST_UPDATES:
+        if len(recent) < MIN_STEPS:
             return self._most
-        return min(self._most, max(self._least, TIMES * recent[(len(recent) - 1) * 99 // 100]))
+        return min(self._most, max(self._least, P99_MULTIPLE * recent[(len(recent) - 1) * 99 // 100]))
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """What is exported."""
         yield "train_hang_limit_seconds", (), self.seconds

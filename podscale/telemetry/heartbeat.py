@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podscale.errors import PodscaleError
-from podscale.telemetry.goodput import Book, Ledger
+from podscale.telemetry.goodput import GoodputState, GoodputTracker
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ INTERVAL_SECONDS = 2.0
 """An object store takes about one write a second of one object; what is lost at a kill is booked as recovery."""
 
 
-class Heartbeat:
+class GoodputWriter:
     """Writes the ledger's book now, every `interval` seconds on a thread of its own, and when it is closed.
 
     `fence` raises where a newer launch has taken the run over: then this one's book is of no interest any more. A full
@@ -23,7 +23,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, ledger: Ledger, path: Path, fence: Callable[[], None] | None, interval: float = INTERVAL_SECONDS
+        self, ledger: GoodputTracker, path: Path, fence: Callable[[], None] | None, interval: float = INTERVAL_SECONDS
     ) -> None:
         self._ledger, self._path, self._fence, self._interval = ledger, path, fence, interval
         self._warned = False
@@ -44,7 +44,7 @@ class Heartbeat:
 
     def _write(self, ended: str = "") -> None:
         try:
-            write_book(self._path, self._ledger.book(ended), self._fence)
+            write_goodput_state(self._path, self._ledger.book(ended), self._fence)
         except PodscaleError:
             return  # the loop hears of it at the next line of its log
         except OSError as error:
@@ -53,15 +53,15 @@ class Heartbeat:
             self._warned = True
 
 
-def read_book(path: Path) -> Book | None:
+def read_goodput_state(path: Path) -> GoodputState | None:
     """The book in `path`; None where there is none that can be read."""
     try:
-        return Book.parse(path.read_text(encoding="utf-8"))
+        return GoodputState.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
 
-def write_book(path: Path, book: Book, fence: Callable[[], None] | None = None) -> None:
+def write_goodput_state(path: Path, book: GoodputState, fence: Callable[[], None] | None = None) -> None:
     """Replaces the file as a whole; raises OSError where the file system refuses, and what `fence` raises.
 
     The temporary neighbour has a fixed name, so that a writer that is killed leaves nothing that the next one does not

@@ -17,12 +17,12 @@ from prometheus_client.registry import Collector
 
 from podscale.telemetry.catalogue import CATALOGUE
 from podscale.telemetry.phases import PHASES, PhaseClock
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.readings import MetricRegistry
 from podscale.version import VERSION
 
 # Up to 20 ms in powers of two (small images, or one GPU's share of a large job), then finer up to 4 s.
-STEP_BUCKETS = (*(0.00125 * 2**i for i in range(4)), *(0.02 * 1.5**i for i in range(14)))
-FROM_ZERO = (
+STEP_SECONDS_BUCKETS = (*(0.00125 * 2**i for i in range(4)), *(0.02 * 1.5**i for i in range(14)))
+TRAIN_COUNTERS = (
     "train_images",
     "train_steps",
     "train_model_flops",
@@ -38,7 +38,7 @@ FROM_ZERO = (
 
 
 @dataclass(frozen=True)
-class Lap:
+class Interval:
     """What happened since the lap before: this rank's images, and wall seconds by phase."""
 
     steps: int
@@ -61,11 +61,11 @@ class TrainMetrics(Collector):
     def __init__(
         self, registry: CollectorRegistry, *, rank: int, run: str, info: Mapping[str, str] | None = None
     ) -> None:
-        self.readings = Readings(run=run, rank=str(rank))
-        self.readings.begin(*(name for name in FROM_ZERO if rank == 0 or CATALOGUE[name].exporter != "rank 0"))
+        self.readings = MetricRegistry(run=run, rank=str(rank))
+        self.readings.begin(*(name for name in TRAIN_COUNTERS if rank == 0 or CATALOGUE[name].exporter != "rank 0"))
         self.readings.say("train_run_info", {"version": VERSION, **(info or {})})
         self._clock = PhaseClock()
-        self._buckets = [0] * (len(STEP_BUCKETS) + 1)
+        self._buckets = [0] * (len(STEP_SECONDS_BUCKETS) + 1)
         self._step_seconds = 0.0
         self._images = 0
         self._flops, self._flops_per_image = 0.0, 0.0
@@ -82,7 +82,7 @@ class TrainMetrics(Collector):
         self._images += images
         self._flops += images * self._flops_per_image
         self._step_seconds += seconds
-        self._buckets[bisect_left(STEP_BUCKETS, seconds)] += 1
+        self._buckets[bisect_left(STEP_SECONDS_BUCKETS, seconds)] += 1
         self.readings.set("train_last_step_timestamp_seconds", time())
 
     def state(
@@ -152,13 +152,13 @@ class TrainMetrics(Collector):
         """Sets the newest validation accuracies, as shares."""
         self._set(eval_top1_ratio=top1, eval_top5_ratio=top5, eval_last_timestamp_seconds=time())
 
-    def lap(self) -> Lap:
+    def lap(self) -> Interval:
         """What happened since the last call (or the start); for the event log, on the training thread."""
         steps, images, since, before = self._lap
         self._lap = (sum(self._buckets), self._images, perf_counter(), self._clock.seconds())
         now_steps, now_images, now, after = self._lap
         phases = {name: after[name] - before[name] for name in PHASES}
-        return Lap(now_steps - steps, now_images - images, now - since, phases)
+        return Interval(now_steps - steps, now_images - images, now - since, phases)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of this moment, for the registry."""
@@ -180,7 +180,7 @@ class TrainMetrics(Collector):
 
     def _histogram(self) -> Metric:
         counts, cumulative, total = list(self._buckets), [], 0
-        for bound, count in zip((*(f"{bound:.6g}" for bound in STEP_BUCKETS), "+Inf"), counts, strict=True):
+        for bound, count in zip((*(f"{bound:.6g}" for bound in STEP_SECONDS_BUCKETS), "+Inf"), counts, strict=True):
             total += count
             cumulative.append((bound, total))
         family: Any = CATALOGUE["train_step_duration_seconds"].family()

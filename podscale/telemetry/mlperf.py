@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig
-from podscale.config.spans import batch_norm_span
+from podscale.config.spans import batch_norm_group
 
 
 class MlperfLog:
@@ -47,7 +47,7 @@ class MlperfLog:
         self._event("submission_platform", f"{ranks} x {device}")
         self._event("train_samples", train_images)
         self._event("eval_samples", validation_images)
-        for key, value in hyper_parameters(config, self._steps_per_epoch, ranks):
+        for key, value in hyperparameters(config, self._steps_per_epoch, ranks):
             self._event(key, value)
         self._end("init_stop")
         self._release(goes_on=resumed)
@@ -127,13 +127,13 @@ class MlperfLog:
         self._held = None
 
 
-def hyper_parameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
+def hyperparameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
     """The keys that the rules ask for, with the document's values; LARS and SGD have names of their own."""
     train, optimizer, schedule = config.train, config.train.optimizer, config.train.schedule
     yield "seed", config.run.seed
     yield "global_batch_size", train.global_batch
     yield "gradient_accumulation_steps", train.accumulation
-    yield "model_bn_span", batch_norm_span(config, ranks).total
+    yield "model_bn_span", batch_norm_group(config, ranks).total
     yield "opt_name", optimizer.name
     own = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
     yield f"{own}_base_learning_rate", schedule.learning_rate

@@ -14,8 +14,8 @@ PHASES = (
     "evaluation",
     "other",
 )
-OTHER = PHASES.index("other")
-NO_UPDATE = ("evaluation", "checkpoint")
+OTHER_INDEX = PHASES.index("other")
+NON_STEP_PHASES = ("evaluation", "checkpoint")
 """Phases that are no part of an update."""
 
 
@@ -28,7 +28,7 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self._seconds = [0.0] * len(PHASES)
-        self._running = (OTHER, perf_counter())
+        self._running = (OTHER_INDEX, perf_counter())
         self._outer: list[int] = []
         self._phases = {name: _Phase(self, index) for index, name in enumerate(PHASES)}
 
@@ -76,8 +76,8 @@ class _Phase:
         self._clock._leave()
 
 
-def shares(phases: Mapping[str, float]) -> dict[str, float]:
+def phase_fractions(phases: Mapping[str, float]) -> dict[str, float]:
     """Each phase's share of the time that updates took; evaluation and checkpoints are no part of them."""
-    updates = {name: seconds for name, seconds in phases.items() if name not in NO_UPDATE}
+    updates = {name: seconds for name, seconds in phases.items() if name not in NON_STEP_PHASES}
     whole = sum(updates.values())
     return {name: seconds / whole for name, seconds in updates.items()} if whole > 0 else {}

@@ -14,11 +14,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from podscale.telemetry.gpus import GpuState, Nvml
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.readings import MetricRegistry
 from podscale.telemetry.server import MetricsServer
 from podscale.version import VERSION
 
-SECONDS = 5.0
+POLL_SECONDS = 5.0
 """Between two looks at volumes and GPUs."""
 
 
@@ -35,9 +35,9 @@ class PodMetrics:
         run: str,
         engine: str,
         volumes: Mapping[str, Path],
-        seconds: float = SECONDS,
+        seconds: float = POLL_SECONDS,
     ) -> None:
-        self.readings = Readings(run=run)
+        self.readings = MetricRegistry(run=run)
         self.readings.begin("telemetry_scrapes", "telemetry_connections_shed")
         facts = {"version": VERSION, "engine": engine, "python": platform.python_version()}
         self.readings.say("build_info", facts)

@@ -14,23 +14,23 @@ from prometheus_client.registry import Collector
 from podscale.telemetry.catalogue import CATALOGUE
 from podscale.text import printable
 
-LONGEST_LABEL = 120
+MAX_LABEL_LENGTH = 120
 """Characters of a label's value; what is longer ends in an ellipsis."""
 
 Labels = tuple[str, ...]
-Sample = tuple[str, Labels, float]
+MetricSample = tuple[str, Labels, float]
 """A name of the catalogue, the values of its own labels, and the number."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Keeps numbers for purposes of its own."""
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Iterable[MetricSample]:
         """What is exported at this moment; asked on another thread than the one that counts."""
         ...
 
 
-class Readings(Collector):
+class MetricRegistry(Collector):
     """Samples of any metrics that carry the same common labels, such as run and rank; register it with a registry.
 
     Names are the catalogue's, without prefix and `_total`; labels are the values of the entry's own labels in their
@@ -38,7 +38,7 @@ class Readings(Collector):
     """
 
     def __init__(self, **common: str) -> None:
-        self._common = {name: label_value(value) for name, value in common.items()}
+        self._common = {name: sanitize_label(value) for name, value in common.items()}
         self._values: dict[str, dict[Labels, float]] = {}
         self._summaries: dict[str, dict[Labels, tuple[int, float]]] = {}
         self._infos: dict[str, dict[str, str]] = {}
@@ -61,14 +61,14 @@ class Readings(Collector):
     def set(self, name: str, value: float, *labels: str) -> None:
         """Replaces a number, of a counter too where it is counted elsewhere."""
         assert len(labels) == len(self._more(name)), (name, labels)
-        self._values.setdefault(name, {})[tuple(map(label_value, labels))] = float(value)
+        self._values.setdefault(name, {})[tuple(map(sanitize_label, labels))] = float(value)
 
     def add(self, name: str, value: float = 1.0, *labels: str) -> None:
         self.set(name, self.get(name, *labels) + value, *labels)
 
     def get(self, name: str, *labels: str) -> float:
         """A number as it is now; 0 where there is none."""
-        return self._values.get(name, {}).get(tuple(map(label_value, labels)), 0.0)
+        return self._values.get(name, {}).get(tuple(map(sanitize_label, labels)), 0.0)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """One more event of a summary."""
@@ -77,13 +77,13 @@ class Readings(Collector):
 
     def say(self, name: str, facts: Mapping[str, str]) -> None:
         """Sets what an info says."""
-        self._infos[name] = {key: label_value(value) for key, value in facts.items()}
+        self._infos[name] = {key: sanitize_label(value) for key, value in facts.items()}
 
     def before_collecting(self, source: Callable[[], None]) -> None:
         """`source` is called first whenever somebody collects: for numbers that others keep and nobody hands over."""
         self._sources.append(source)
 
-    def look_up(self, source: Source) -> None:
+    def look_up(self, source: SampleSource) -> None:
         """The samples of `source` are taken whenever somebody collects."""
 
         def take() -> None:
@@ -119,7 +119,7 @@ class Readings(Collector):
         return entry.more
 
 
-def label_value(value: str) -> str:
+def sanitize_label(value: str) -> str:
     """Fit to be a label: text that can be shown and encoded, of bounded length."""
     shown = printable(value)
-    return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."
+    return shown if len(shown) <= MAX_LABEL_LENGTH else f"{shown[: MAX_LABEL_LENGTH - 3]}..."

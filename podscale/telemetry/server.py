@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from podscale.errors import InputError
-from podscale.telemetry.access import OPEN, Access
+from podscale.telemetry.access import NO_AUTH, EndpointAuth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CONNECTIONS = 32
@@ -29,7 +29,7 @@ EVICTION_SECONDS = 2.0
 """A connection that was closed has ended its thread long before."""
 
 
-class CannotListen(InputError):
+class ListenError(InputError):
     """The address of the metrics cannot be listened on."""
 
 
@@ -46,13 +46,13 @@ class MetricsServer:
         port: int,
         render: Callable[[], bytes],
         *,
-        access: Access = OPEN,
+        access: EndpointAuth = NO_AUTH,
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         try:
             self._server = _Server(address, port, render, access, request_seconds)
         except (OSError, UnicodeError) as error:
-            raise _explain(address, port, error) from error
+            raise _listen_error_message(address, port, error) from error
         self.address = address
         self.port: int = self._server.server_address[1]
         self._scheme = "https" if access.tls is not None else "http"
@@ -104,7 +104,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: str, port: int, render: Callable[[], bytes], access: Access, request_seconds: float
+        self, address: str, port: int, render: Callable[[], bytes], access: EndpointAuth, request_seconds: float
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.render, self.access, self.request_seconds = render, access, request_seconds
@@ -218,14 +218,14 @@ class _Handler(socketserver.BaseRequestHandler):
         connection.sendall(head.encode() + (b"" if head_only else body))
 
 
-def _explain(address: str, port: int, error: Exception) -> CannotListen:
+def _listen_error_message(address: str, port: int, error: Exception) -> ListenError:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return CannotListen(
+        return ListenError(
             f"in use by another process on {address}",
             field="telemetry.port",
             got=port,
             hint="Choose another port, or 0 for any free one.",
         )
     reason = os.strerror(number) if number is not None and number > 0 else str(error)
-    return CannotListen(f"cannot listen on port {port} there: {reason}", field="telemetry.address", got=address)
+    return ListenError(f"cannot listen on port {port} there: {reason}", field="telemetry.address", got=address)

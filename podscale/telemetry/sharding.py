@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.readings import MetricRegistry
 
-if TYPE_CHECKING:  # a worker of a training imports this room, and needs no packer
-    from podscale.shards.watch import Phase, Progress
+if TYPE_CHECKING:
+    from podscale.shards.watch import BuildPhase, PackProgress
 
-FROM_ZERO = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
+
+SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
 
 
 class ShardMetrics:
@@ -24,21 +25,21 @@ class ShardMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, *, run: str) -> None:
-        self.readings = Readings(run=run)
-        self.readings.begin(*FROM_ZERO)
+        self.readings = MetricRegistry(run=run)
+        self.readings.begin(*SHARD_COUNTERS)
         self.readings.before_collecting(self._book)
-        self._running: tuple[Phase, float] = ("other", time.perf_counter())
+        self._running: tuple[BuildPhase, float] = ("other", time.perf_counter())
         self._lock = threading.Lock()
-        self._packed: dict[str, Progress] = {}
+        self._packed: dict[str, PackProgress] = {}
         registry.register(self.readings)
 
-    def phase(self, name: Phase) -> None:
+    def phase(self, name: BuildPhase) -> None:
         self._book(name)
 
     def planned(self, split: str, images: int) -> None:
         self.readings.set("shard_planned_images", images, split)
 
-    def packed(self, split: str, so_far: Progress) -> None:
+    def packed(self, split: str, so_far: PackProgress) -> None:
         self._packed[split] = so_far
         self.readings.set("shard_images", so_far.images - so_far.rejects, split)
         self.readings.set("shard_bytes", sum(part.read for part in self._packed.values()), "read")
@@ -49,7 +50,7 @@ class ShardMetrics:
         for reason, images in rejects.items():
             self.readings.add("shard_rejects", images, reason)
 
-    def _book(self, name: Phase | None = None) -> None:
+    def _book(self, name: BuildPhase | None = None) -> None:
         """Books the time so far on the running phase, and goes on with `name`, or the same one."""
         with self._lock:
             now = time.perf_counter()

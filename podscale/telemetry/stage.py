@@ -17,14 +17,14 @@ from prometheus_client import CollectorRegistry
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.files import write_json
-from podscale.telemetry.access import access_of
+from podscale.telemetry.access import read_endpoint_auth
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.exposition import MergedMetrics
 from podscale.telemetry.pod import PodMetrics
-from podscale.telemetry.server import CONTENT_TYPE, CannotListen, MetricsServer
-from podscale.telemetry.summary import series
+from podscale.telemetry.server import CONTENT_TYPE, ListenError, MetricsServer
+from podscale.telemetry.summary import series_values
 
-PUSHING = ("shard", "evaluate")
+PUSHED_STAGES = ("shard", "evaluate")
 """Stages that may be over before Prometheus has found them."""
 GATEWAY_SECONDS = 10.0
 
@@ -96,7 +96,7 @@ class StageTelemetry:
         if summary is not None:
             self._summarize(summary, text)
         deadline = time.monotonic() + self._section.linger_seconds
-        pushed = self._stage in PUSHING and self._section.pushgateway is not None and self._push(text)
+        pushed = self._stage in PUSHED_STAGES and self._section.pushgateway is not None and self._push(text)
         self._server.linger(self._section.linger_seconds, interrupted)
         if pushed:
             while time.monotonic() < deadline and not interrupted():
@@ -114,10 +114,10 @@ class StageTelemetry:
         self.close()
 
     def _listen(self) -> MetricsServer | None:
-        access = access_of(self._section)
+        access = read_endpoint_auth(self._section)
         try:
             return MetricsServer(self._section.address, self._section.port, self._merged, access=access)
-        except CannotListen as error:
+        except ListenError as error:
             if self._section.required:
                 raise InputError(
                     error.problem,
@@ -132,7 +132,9 @@ class StageTelemetry:
         """Puts the last figures of this stage beside those of others."""
         try:
             before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            write_json(path, {**before, self._stage: {"time": round(time.time(), 3), "series": series(text.decode())}})
+            write_json(
+                path, {**before, self._stage: {"time": round(time.time(), 3), "series": series_values(text.decode())}}
+            )
         except (OSError, ValueError, TypeError) as error:
             logger.warning("%s: the last figures of the stage could not be written: %s", path, error)
 

@@ -4,16 +4,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
-from podscale.telemetry.events import Record
-from podscale.telemetry.phases import shares
-from podscale.terminal import columns, paint
-from podscale.text import count, duration, human_bytes, one_line
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.phases import phase_fractions
+from podscale.terminal import paint, terminal_width
+from podscale.text import format_bytes, format_count, format_duration, one_line
 
-Part = tuple[str, str]
+StyledText = tuple[str, str]
 """A piece of a line and its style (see terminal.STYLES)."""
 
-HIDDEN = ("time", "kind", "event")
-WARNINGS = (
+HIDDEN_FIELDS = ("time", "kind", "event")
+WARNING_EVENTS = (
     "skipped_update",
     "bad_record",
     "checkpoint_passed",
@@ -22,7 +22,7 @@ WARNINGS = (
     "straggler",
     "tracker_failed",
 )
-BRIEF_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
+SHOWN_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
 """Shown in a step's line as shares of the time since the line before."""
 
 
@@ -35,23 +35,23 @@ class StepLog:
     def __init__(self, stream: TextIO, mode: Literal["auto", "text", "json"] = "auto") -> None:
         self._stream = stream
         self.json = mode == "json" or (mode == "auto" and not stream.isatty())
-        self._pace = Pace()
+        self._pace = EtaEstimator()
 
-    def write(self, record: Record) -> None:
+    def write(self, record: EventRecord) -> None:
         """Shows one record."""
         seconds_left = self._pace.after(record)
         line = json.dumps(record) if self.json else self._line(record, seconds_left)
         self._stream.write(line + "\n")
         self._stream.flush()
 
-    def _line(self, record: Record, seconds_left: float | None) -> str:
-        found = parts(record, seconds_left, self._pace.total)
-        if self._stream.isatty() and len(_plain(found)) >= columns():
+    def _line(self, record: EventRecord, seconds_left: float | None) -> str:
+        found = styled_parts(record, seconds_left, self._pace.total)
+        if self._stream.isatty() and len(_plain_text(found)) >= terminal_width():
             found = [part for part in found if part[1] != "dim"]
         return "  ".join(paint(text, style, self._stream) for text, style in found)
 
 
-class Pace:
+class EtaEstimator:
     """Estimates the seconds left from the pace since the launch began (its `start` or `resumed` record)."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Pace:
         """Updates of the whole run, once known."""
         self._begin: tuple[int, float] | None = None
 
-    def after(self, record: Record) -> float | None:
+    def after(self, record: EventRecord) -> float | None:
         """Seconds left after this record; None where the total or the pace is not known yet."""
         if record.get("event") in ("start", "resumed"):
             self.total = record.get("total_steps", self.total)
@@ -71,99 +71,101 @@ class Pace:
         return (self.total - record["step"]) * seconds / steps if steps > 0 else None
 
 
-def describe(record: Record, seconds_left: float | None = None, total: int | None = None) -> str:
+def format_record(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> str:
     """One line of plain text for a record; total: updates of the whole run."""
-    return _plain(parts(record, seconds_left, total))
+    return _plain_text(styled_parts(record, seconds_left, total))
 
 
-def parts(record: Record, seconds_left: float | None = None, total: int | None = None) -> list[Part]:
+def styled_parts(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> list[StyledText]:
     """The pieces of a record's line; those that are dim may be left out where the line is too long."""
     if record["kind"] == "step":
         return _step(record, seconds_left, total)
     if record["kind"] == "evaluation":
         return _evaluation(record)
-    style = "yellow" if record.get("event") in WARNINGS else ""
-    tell = _EVENTS.get(str(record.get("event")), _anything)
+    style = "yellow" if record.get("event") in WARNING_EVENTS else ""
+    tell = _EVENT_FORMATTERS.get(str(record.get("event")), _other_event)
     return [(one_line(text), style or other) for text, other in tell(record) if text]
 
 
-def _step(record: Record, seconds_left: float | None, total: int | None) -> list[Part]:
+def _step(record: EventRecord, seconds_left: float | None, total: int | None) -> list[StyledText]:
     of = f"{record['step']:>{len(str(total))}}/{total}" if total else f"{record['step']:>6}"
     line = [
         (f"step {of}", "cyan"),
         (f"epoch {record['epoch']:.2f}", ""),
-        (f"loss {_number(record['loss'], '.4f')}", "bold" if record["loss"] is not None else "yellow"),
-        (f"lr {_number(record['learning_rate'], '<8.3g')}", ""),
+        (f"loss {_format_number(record['loss'], '.4f')}", "bold" if record["loss"] is not None else "yellow"),
+        (f"lr {_format_number(record['learning_rate'], '<8.3g')}", ""),
         (f"{record['images_per_second']:>7,.0f} images/s", ""),
-        (f"{duration(seconds_left)} left" if seconds_left is not None else "", ""),
+        (f"{format_duration(seconds_left)} left" if seconds_left is not None else "", ""),
         (_phases(record.get("phases", {})), "dim"),
     ]
     return [part for part in line if part[0]]
 
 
 def _phases(phases: Mapping[str, float]) -> str:
-    found = shares(phases)
-    return "  ".join(f"{word} {found.get(name, 0.0):>3.0%}" for name, word in BRIEF_PHASES.items() if found)
+    found = phase_fractions(phases)
+    return "  ".join(f"{word} {found.get(name, 0.0):>3.0%}" for name, word in SHOWN_PHASES.items() if found)
 
 
-def _evaluation(record: Record) -> list[Part]:
+def _evaluation(record: EventRecord) -> list[StyledText]:
     line = [
         (f"evaluation  step {record['step']}", "green"),
         (f"epoch {record['epoch']:.2f}", "green"),
         (f"top-1 {record['top1']:.2%}", "bold green"),
         (f"top-5 {record['top5']:.2%}", "green"),
-        (f"loss {_number(record['loss'], '.4f')}", "green"),
+        (f"loss {_format_number(record['loss'], '.4f')}", "green"),
     ]
     rate = record.get("images_per_second")
     return [*line, (f"{rate:,.0f} images/s", "green")] if rate else line
 
 
-def _start(record: Record) -> list[Part]:
+def _start(record: EventRecord) -> list[StyledText]:
     verb = f"resumed  after step {record['step']}" if record["event"] == "resumed" else "start"
     line = [(verb, "bold")]
     if "ranks" in record:
         place = f" on {record['device']}" if "device" in record else ""
-        line.append((f"{count(record['ranks'], 'process')}{place}", ""))
+        line.append((f"{format_count(record['ranks'], 'process')}{place}", ""))
     if "total_steps" in record:
-        batch = f" of {count(record['global_batch'], 'image')}" if "global_batch" in record else ""
-        line.append((f"{count(record['total_steps'], 'update')}{batch}", ""))
+        batch = f" of {format_count(record['global_batch'], 'image')}" if "global_batch" in record else ""
+        line.append((f"{format_count(record['total_steps'], 'update')}{batch}", ""))
     if "parameters" in record:
-        line.append((count(record["parameters"], "parameter"), ""))
+        line.append((format_count(record["parameters"], "parameter"), ""))
     return line
 
 
-def _checkpoint(record: Record) -> list[Part]:
-    return [(f"checkpoint  step {record['step']}  {human_bytes(record['bytes'])} in {record['seconds']:.2f} s", "dim")]
+def _checkpoint(record: EventRecord) -> list[StyledText]:
+    return [(f"checkpoint  step {record['step']}  {format_bytes(record['bytes'])} in {record['seconds']:.2f} s", "dim")]
 
 
-def _passed(record: Record) -> list[Part]:
+def _checkpoint_passed(record: EventRecord) -> list[StyledText]:
     return [(f"checkpoint of step {record['step']} cannot be used: {record['reason']}", "")]
 
 
-def _skipped(record: Record) -> list[Part]:
+def _skipped_update(record: EventRecord) -> list[StyledText]:
     return [(f"update {record['step']} skipped: its loss or gradient is not finite; the weights stay as they were", "")]
 
 
-def _bad_record(record: Record) -> list[Part]:
+def _bad_record(record: EventRecord) -> list[StyledText]:
     if "substituted" not in record:
-        return _anything(record)
-    return [(f"{count(record['substituted'], 'record')} could not be decoded so far; others took their place", "")]
+        return _other_event(record)
+    return [
+        (f"{format_count(record['substituted'], 'record')} could not be decoded so far; others took their place", "")
+    ]
 
 
-def _restart(record: Record) -> list[Part]:
+def _restart(record: EventRecord) -> list[StyledText]:
     return [(f"restart  {record['error']}", ""), (f"{record['left']} more allowed", "")]
 
 
-def _preempted(record: Record) -> list[Part]:
+def _preempted(record: EventRecord) -> list[StyledText]:
     return [(f"stopped on request; step {record['step']} is saved", "")]
 
 
-def _done(record: Record) -> list[Part]:
+def _done(record: EventRecord) -> list[StyledText]:
     skipped = record.get("skipped_updates")
     return [("done", "bold"), (f"step {record['step']}", ""), (f"{skipped} skipped" if skipped else "", "yellow")]
 
 
-def _straggler(record: Record) -> list[Part]:
+def _straggler(record: EventRecord) -> list[StyledText]:
     who = f"rank {record['rank']} on {record['host']}"
     if record["event"] == "straggler_over":
         return [(f"{who} is no longer the slowest by far", "")]
@@ -174,39 +176,46 @@ def _straggler(record: Record) -> list[Part]:
     ]
 
 
-def _goodput(record: Record) -> list[Part]:
+def _goodput(record: EventRecord) -> list[StyledText]:
     """The share that was good for the run, and what cost most of the rest."""
     lost = sorted(((s, name) for name, s in record["seconds"].items() if name != "productive" and s > 0), reverse=True)
     whole = max(record["wall_seconds"], 1e-9)
     shares = [f"{name.replace('_', ' ')} {seconds / whole:.0%}" for seconds, name in lost if seconds >= 0.005 * whole]
-    return [(f"goodput {record['goodput']:.0%}", "bold"), (f"of {duration(whole)}", ""), ("  ".join(shares), "dim")]
-
-
-def _evaluated(record: Record) -> list[Part]:
-    rate = record["images"] / max(record["seconds"], 1e-9)
     return [
-        (f"evaluated  {count(record['images'], 'image')}", "bold"),
-        (f"{record['seconds']:.1f} s", ""),
-        (f"{rate:,.0f} images/s", ""),
-        (count(record["processes"], "process"), ""),
+        (f"goodput {record['goodput']:.0%}", "bold"),
+        (f"of {format_duration(whole)}", ""),
+        ("  ".join(shares), "dim"),
     ]
 
 
-def _tracker_failed(record: Record) -> list[Part]:
+def _evaluated(record: EventRecord) -> list[StyledText]:
+    rate = record["images"] / max(record["seconds"], 1e-9)
+    return [
+        (f"evaluated  {format_count(record['images'], 'image')}", "bold"),
+        (f"{record['seconds']:.1f} s", ""),
+        (f"{rate:,.0f} images/s", ""),
+        (format_count(record["processes"], "process"), ""),
+    ]
+
+
+def _tracker_failed(record: EventRecord) -> list[StyledText]:
     return [(f"the tracker {record['tracker']} has failed, the run goes on without it: {record['reason']}", "")]
 
 
-def _anything(record: Record) -> list[Part]:
+def _other_event(record: EventRecord) -> list[StyledText]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
-    return [(name, "dim"), *((f"{key} {_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN)]
+    return [
+        (name, "dim"),
+        *((f"{key} {_format_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN_FIELDS),
+    ]
 
 
-_EVENTS = {
+_EVENT_FORMATTERS = {
     "start": _start,
     "resumed": _start,
     "checkpoint": _checkpoint,
-    "checkpoint_passed": _passed,
-    "skipped_update": _skipped,
+    "checkpoint_passed": _checkpoint_passed,
+    "skipped_update": _skipped_update,
     "bad_record": _bad_record,
     "restart": _restart,
     "preempted": _preempted,
@@ -219,15 +228,15 @@ _EVENTS = {
 }
 
 
-def _plain(line: list[Part]) -> str:
+def _plain_text(line: list[StyledText]) -> str:
     return "  ".join(text for text, _ in line)
 
 
-def _number(value: float | None, form: str) -> str:
+def _format_number(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)

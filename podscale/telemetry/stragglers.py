@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.telemetry.readings import Sample
+from podscale.telemetry.readings import MetricSample
 
-THRESHOLD = 1.25
+STRAGGLER_RATIO = 1.25
 """Busy time of the slowest rank over that of the fastest from which it is worth a word."""
-LEAST_MILLISECONDS = 3
+MIN_GAP_MILLISECONDS = 3
 """Between the two, below which their ratio is that of rounding and noise."""
-INTERVALS = 3
+CONSECUTIVE_INTERVALS = 3
 """So many in a row, with the same rank in front, before that is named; and as many without, before it is over."""
-LEAST_UPDATES = 10
+MIN_INTERVAL_STEPS = 10
 
 
-def interval(log_every: int) -> int:
+def interval_steps(log_every: int) -> int:
     """Updates of an interval: those between two lines of the log, or several times as many where they are few."""
-    return -(-LEAST_UPDATES // log_every) * log_every
+    return -(-MIN_INTERVAL_STEPS // log_every) * log_every
 
 
 class BusyTime:
@@ -59,13 +59,13 @@ class BusyTime:
     def next_interval(self) -> None:
         self._sum, self._updates = 0.0, 0
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """What is exported."""
         yield "train_busy_seconds", (), self.total
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RankComparison:
     """The slowest and the fastest rank of an interval: mean milliseconds busy in an update."""
 
     rank: int
@@ -78,10 +78,10 @@ class Comparison:
 
     @property
     def notable(self) -> bool:
-        return self.ratio >= THRESHOLD and self.milliseconds - self.fastest_milliseconds >= LEAST_MILLISECONDS
+        return self.ratio >= STRAGGLER_RATIO and self.milliseconds - self.fastest_milliseconds >= MIN_GAP_MILLISECONDS
 
 
-class Stragglers:
+class StragglerDetector:
     """Rank 0's memory of the intervals: names a rank that stays the slowest, and says when that is over.
 
     hosts: of every rank, by number. tell: takes the name of an event and its values.
@@ -89,11 +89,11 @@ class Stragglers:
 
     def __init__(self, hosts: Sequence[str], tell: Callable[..., None]) -> None:
         self._hosts, self._tell = hosts, tell
-        self.newest: Comparison | None = None
+        self.newest: RankComparison | None = None
         self._suspect, self._times = -1, 0
         self._named, self._calm = -1, 0
 
-    def compared(self, step: int, found: Comparison) -> None:
+    def compared(self, step: int, found: RankComparison) -> None:
         """The interval that ended with update `step`."""
         self.newest = found
         suspect = found.rank if found.notable else -1
@@ -101,15 +101,15 @@ class Stragglers:
         self._suspect = suspect
         if self._named >= 0:
             self._calm = 0 if suspect == self._named else self._calm + 1
-            if self._calm == INTERVALS:
+            if self._calm == CONSECUTIVE_INTERVALS:
                 self._tell("straggler_over", step=step, **self._who(self._named))
                 self._named = -1
-        if suspect >= 0 and suspect != self._named and self._times >= INTERVALS:
+        if suspect >= 0 and suspect != self._named and self._times >= CONSECUTIVE_INTERVALS:
             self._named, self._calm = suspect, 0
             figures = {"milliseconds": found.milliseconds, "fastest_milliseconds": found.fastest_milliseconds}
             self._tell("straggler", step=step, **self._who(suspect), ratio=round(found.ratio, 3), **figures)
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """What is exported: nothing before the first interval."""
         if self.newest is not None:
             yield "train_straggler_rank", (), self.newest.rank

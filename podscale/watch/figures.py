@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from podscale.telemetry.catalogue import CATALOGUE
-from podscale.telemetry.phases import shares
+from podscale.telemetry.phases import phase_fractions
 
 
 @dataclass
-class RankFigures:
+class RankStats:
     """One rank, since its process began."""
 
     rank: int
@@ -22,12 +22,12 @@ class RankFigures:
     bad_records: float = 0.0
     pod: str = ""
 
-    def since(self, before: "RankFigures | None") -> "RankFigures":
+    def since(self, before: "RankStats | None") -> "RankStats":
         """The same over the time since an earlier look; over all its time where there was none, or it began anew."""
         if before is None or self.images <= before.images:
             return self
         phases = {name: seconds - before.phases.get(name, 0.0) for name, seconds in self.phases.items()}
-        return RankFigures(
+        return RankStats(
             self.rank,
             self.images - before.images,
             self.seconds - before.seconds,
@@ -44,27 +44,27 @@ class RankFigures:
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
-        return {**found, "phases": shares(self.phases), "images_per_second": self.images_per_second}
+        return {**found, "phases": phase_fractions(self.phases), "images_per_second": self.images_per_second}
 
 
 @dataclass
-class Figures:
+class RunStats:
     """All ranks that answered, and the run's wall seconds by what they were spent on (empty: not told)."""
 
-    ranks: dict[int, RankFigures] = field(default_factory=dict)
+    ranks: dict[int, RankStats] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
 
 
-def read_figures(expositions: Mapping[str, str]) -> Figures:
+def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
     """The figures in the metrics texts of a run's pods, by pod name ('' on one machine)."""
-    found = Figures()
+    found = RunStats()
     for pod, text in expositions.items():
         for name, labels, value in _samples(text):
             if name == _SPENT:
                 found.spent[labels["state"]] = found.spent.get(labels["state"], 0.0) + value
             elif name in _OF_RANKS and labels.get("rank", "").isdigit():
                 number = int(labels["rank"])
-                _take(found.ranks.setdefault(number, RankFigures(number, pod=pod)), name, labels, value)
+                _set_stat(found.ranks.setdefault(number, RankStats(number, pod=pod)), name, labels, value)
     return found
 
 
@@ -81,7 +81,7 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
             yield sample.name, sample.labels, sample.value
 
 
-def _take(rank: RankFigures, name: str, labels: Mapping[str, str], value: float) -> None:
+def _set_stat(rank: RankStats, name: str, labels: Mapping[str, str], value: float) -> None:
     match _OF_RANKS[name]:
         case "phases":
             rank.phases[labels["phase"]] = value
@@ -106,6 +106,6 @@ _OF_RANKS = {
 """Series of single ranks, and the figure that each one feeds."""
 
 
-def moved(now: Iterable[RankFigures], before: Figures) -> list[RankFigures]:
+def stats_since(now: Iterable[RankStats], before: RunStats) -> list[RankStats]:
     """Each rank over the time since the look before, in order."""
     return sorted((rank.since(before.ranks.get(rank.rank)) for rank in now), key=lambda rank: rank.rank)

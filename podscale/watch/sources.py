@@ -14,32 +14,32 @@ from podscale.errors import PodscaleError
 from podscale.launch.cluster import patience
 from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import ApiError
-from podscale.launch.cluster.listing import Entry
+from podscale.launch.cluster.listing import JobEntry
 from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
-from podscale.launch.cluster.observe import JobObserver, observing
+from podscale.launch.cluster.observe import JobObserver, observe_job
 from podscale.launch.cluster.pods import is_running, name_of
-from podscale.launch.cluster.resources import PODS, Object
-from podscale.launch.cluster.transport import Interrupted
+from podscale.launch.cluster.resources import PODS, KubernetesObject
+from podscale.launch.cluster.transport import StreamInterrupted
 from podscale.launch.jobspec import METRICS_PORT
 from podscale.rundir import RunDirectory, is_held, read_outcomes
-from podscale.telemetry.endpoint import Client, Endpoint, NotServed
-from podscale.telemetry.events import Record, parse_record
-from podscale.telemetry.follower import Follower
+from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
+from podscale.telemetry.events import EventRecord, parse_record
+from podscale.telemetry.follower import FileTail
 from podscale.text import printable
 
-SCRAPE_SECONDS = 2.0
+SCRAPE_TIMEOUT_SECONDS = 2.0
 """Time limit of one look at an endpoint."""
-MOST_PODS = 32
+MAX_PODS = 32
 """Pods whose metrics are read: the ranks of more do not fit a screen."""
-NO_FIGURES = "no figures of single ranks"
+NO_RANK_METRICS = "no figures of single ranks"
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """A run that is watched. name: what a person calls it."""
 
     name: str
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[EventRecord]:
         """Those that are new since the last call."""
 
     def expositions(self) -> Mapping[str, str]:
@@ -57,22 +57,22 @@ class Source(Protocol):
 class DirectorySource:
     """A run on this machine, or one whose directory is mounted here."""
 
-    def __init__(self, run: RunDirectory, client: Client | None = None) -> None:
+    def __init__(self, run: RunDirectory, client: ClientCertFiles | None = None) -> None:
         self.name = str(run.path)
         self._run, self._client = run, client
         self._refused = ""
-        self._lines = Follower(run.metrics, from_start=True)
+        self._lines = FileTail(run.metrics, from_start=True)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[EventRecord]:
         return [record for line in self._lines.lines() if (record := parse_record(line)) is not None]
 
     def expositions(self) -> Mapping[str, str]:
         endpoint = Endpoint.read(self._run.endpoint)
         self._refused = ""
         try:
-            return {"": endpoint.get(SCRAPE_SECONDS, self._client)} if endpoint is not None else {}
-        except NotServed as error:
-            self._refused = f"{NO_FIGURES}: {error}"
+            return {"": endpoint.get(SCRAPE_TIMEOUT_SECONDS, self._client)} if endpoint is not None else {}
+        except EndpointError as error:
+            self._refused = f"{NO_RANK_METRICS}: {error}"
         except OSError:  # it has ended, or is busy
             pass
         return {}
@@ -98,7 +98,7 @@ class JobSource:
     follow: keep listening; else what there is now.
     """
 
-    def __init__(self, api: ClusterClient, entry: Entry, *, follow: bool) -> None:
+    def __init__(self, api: ClusterClient, entry: JobEntry, *, follow: bool) -> None:
         self.name = f"{entry.resource.kind} {name_of(entry.job)} in namespace {api.namespace}"
         self._api, self._entry = api, entry
         self._lines: deque[str] = deque()
@@ -108,13 +108,13 @@ class JobSource:
         self._observer: JobObserver | None = None
         if follow:
             patient = api.with_retry(patience.UNATTENDED, self._note)
-            self._observer = self._closing.enter_context(observing(patient, entry.resource, entry.job))
+            self._observer = self._closing.enter_context(observe_job(patient, entry.resource, entry.job))
             self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._note)
         elif (pod := first_pod(entry.pods)) is not None:
-            with suppress(ApiError, Interrupted):
+            with suppress(ApiError, StreamInterrupted):
                 self._lines.extend(map(printable, ContainerLog(api, pod, self._note).lines(pod, follow=False)))
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[EventRecord]:
         found = []
         while self._lines:
             record = parse_record(self._lines.popleft().encode())
@@ -125,7 +125,7 @@ class JobSource:
     def expositions(self) -> Mapping[str, str]:
         if self._refused:
             return {}
-        pods = [name_of(pod) for pod in self._pods() if is_running(pod)][:MOST_PODS]
+        pods = [name_of(pod) for pod in self._pods() if is_running(pod)][:MAX_PODS]
         if self._served is None and pods:
             self._learn(pods[0])
         found: dict[str, str] = {}
@@ -135,7 +135,7 @@ class JobSource:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * SCRAPE_SECONDS)
+            thread.join(2 * SCRAPE_TIMEOUT_SECONDS)
         return dict(found)
 
     def headline(self) -> str:
@@ -159,20 +159,20 @@ class JobSource:
     def _learn(self, pod: str) -> None:
         """How the pods serve metrics, by the document that one of them was given."""
         with suppress(PodscaleError):
-            self._served = _telemetry(self._api.get(PODS, pod))
+            self._served = _telemetry_section(self._api.get(PODS, pod))
             if self._served.bearer_token_file is not None:
-                self._refused = f"{NO_FIGURES}: they need a token, which the API server does not pass on"
+                self._refused = f"{NO_RANK_METRICS}: they need a token, which the API server does not pass on"
             elif self._served.tls_client_ca is not None:
-                self._refused = f"{NO_FIGURES}: they need a client's certificate, and the API server shows none"
+                self._refused = f"{NO_RANK_METRICS}: they need a client's certificate, and the API server shows none"
 
     def _scrape(self, pod: str, found: dict[str, str]) -> None:
         assert self._served is not None
         tls = self._served.tls_certificate is not None
         try:
-            found[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_SECONDS, tls=tls)
+            found[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_TIMEOUT_SECONDS, tls=tls)
         except ApiError as error:
             if error.status == 403:
-                self._refused = f"{NO_FIGURES}: these credentials may not get pods/proxy"
+                self._refused = f"{NO_RANK_METRICS}: these credentials may not get pods/proxy"
         except PodscaleError:
             return
 
@@ -180,7 +180,7 @@ class JobSource:
         """What the client tells of outages shows in the state of the job soon enough."""
 
 
-def _telemetry(pod: Object) -> TelemetrySection:
+def _telemetry_section(pod: KubernetesObject) -> TelemetrySection:
     """What the document of a pod says; the defaults where it cannot be read, as of another version of ours."""
     for container in pod["spec"].get("containers", ()):
         for variable in container.get("env", ()):

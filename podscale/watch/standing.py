@@ -5,23 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from podscale.telemetry.events import Record
-from podscale.telemetry.phases import shares
-from podscale.telemetry.steplog import Pace, describe
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.phases import phase_fractions
+from podscale.telemetry.steplog import EtaEstimator, format_record
 
-State = Literal["waiting", "training", "trained", "evaluated", "stopped"]
-RATES = 60
+RunState = Literal["waiting", "training", "trained", "evaluated", "stopped"]
+MAX_RATES = 60
 """Throughputs that are kept for drawing."""
-EVENTS = 6
-QUIET = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
+MAX_EVENTS = 6
+HIDDEN_EVENTS = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
 """Events that have a place of their own, or none."""
 
 
 @dataclass
-class Standing:
+class RunStatus:
     """Where a run stands after the records added so far; what is None is not known yet."""
 
-    state: State = "waiting"
+    state: RunState = "waiting"
     step: int = 0
     total_steps: int | None = None
     epoch: float | None = None
@@ -33,9 +33,9 @@ class Standing:
     phases: dict[str, float] = field(default_factory=dict)
     """Shares of the newest interval's updates."""
     slowest: Mapping[str, Any] | None = None
-    evaluation: Record | None = None
+    evaluation: EventRecord | None = None
     best_top1: float | None = None
-    checkpoint: Record | None = None
+    checkpoint: EventRecord | None = None
     launches: int = 0
     skipped_updates: int = 0
     bad_records: int = 0
@@ -43,16 +43,16 @@ class Standing:
     """The run's wall seconds by state, as a launch told them at its end."""
     updated: float | None = None
     """Unix time of the newest record."""
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
-    events: deque[Record] = field(default_factory=lambda: deque(maxlen=EVENTS))
-    _pace: Pace = field(default_factory=Pace, repr=False)
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RATES))
+    events: deque[EventRecord] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    _pace: EtaEstimator = field(default_factory=EtaEstimator, repr=False)
 
     @property
     def images_per_second(self) -> float | None:
         """Of the newest interval, over all ranks."""
         return self.rates[-1] if self.rates and self.state == "training" else None
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         """Takes the next record of metrics.jsonl."""
         self.updated = record.get("time", self.updated)
         seconds_left = self._pace.after(record)
@@ -81,7 +81,7 @@ class Standing:
             "device": self.device,
             "phases": self.phases,
             "slowest": self.slowest,
-            "evaluation": _without(self.evaluation, "kind"),
+            "evaluation": _drop_keys(self.evaluation, "kind"),
             "best_top1": self.best_top1,
             "checkpoint_step": self.checkpoint["step"] if self.checkpoint else None,
             "checkpoint_seconds_ago": round(now - self.checkpoint["time"], 3) if self.checkpoint else None,
@@ -89,21 +89,21 @@ class Standing:
             "skipped_updates": self.skipped_updates,
             "bad_records": self.bad_records,
             "updated": self.updated,
-            "events": [describe(event) for event in self.events],
+            "events": [format_record(event) for event in self.events],
         }
 
-    def _step(self, record: Record) -> None:
+    def _step(self, record: EventRecord) -> None:
         self.state, self.step = "training", record["step"]
         self.epoch, self.loss, self.learning_rate = record["epoch"], record["loss"], record["learning_rate"]
         self.slowest = record.get("slowest")
         self.rates.append(record["images_per_second"])
-        self.phases = shares(record.get("phases") or {})
+        self.phases = phase_fractions(record.get("phases") or {})
 
-    def _evaluation(self, record: Record) -> None:
+    def _evaluation(self, record: EventRecord) -> None:
         self.evaluation = record
         self.best_top1 = max(self.best_top1 or 0.0, record["top1"])
 
-    def _event(self, record: Record) -> None:
+    def _event(self, record: EventRecord) -> None:
         name = record.get("event")
         match name:
             case "start" | "resumed":
@@ -122,10 +122,10 @@ class Standing:
                 self.state = "evaluated"
             case "goodput":
                 self.spent = record["seconds"]
-        if name not in QUIET:
+        if name not in HIDDEN_EVENTS:
             self.events.append(record)
 
-    def _launched(self, record: Record) -> None:
+    def _launched(self, record: EventRecord) -> None:
         self.state, self.seconds_left = "training", None
         self.launches += 1
         self.step = int(record.get("step") or 0)
@@ -133,5 +133,5 @@ class Standing:
         self.ranks, self.device = record.get("ranks", self.ranks), record.get("device", self.device)
 
 
-def _without(record: Record | None, *names: str) -> Record | None:
+def _drop_keys(record: EventRecord | None, *names: str) -> EventRecord | None:
     return None if record is None else {name: value for name, value in record.items() if name not in names}

@@ -10,12 +10,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from podscale.telemetry.goodput import goodput
-from podscale.telemetry.phases import shares
-from podscale.telemetry.steplog import describe
-from podscale.text import count, duration, human_bytes, one_line
-from podscale.watch.figures import RankFigures
-from podscale.watch.standing import Standing
+from podscale.telemetry.goodput import goodput_fraction
+from podscale.telemetry.phases import phase_fractions
+from podscale.telemetry.steplog import format_record
+from podscale.text import format_bytes, format_count, format_duration, one_line
+from podscale.watch.figures import RankStats
+from podscale.watch.standing import RunStatus
 
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASE_STYLES = {
@@ -27,33 +27,33 @@ PHASE_STYLES = {
     "other": "bright_black",
 }
 BADPUT_SHOWN = 4
-LABEL = 10
+LABEL_WIDTH = 10
 """Characters of the longest name of a figure."""
 SPARKS_SHOWN = 20
-MOST_RANKS = 16
+MAX_RANKS = 16
 """Rows of the table; of more ranks the slowest and the fastest are shown."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class ScreenFrame:
     """Everything one picture shows. spent: the run's wall seconds by state, where they are known."""
 
     name: str
     headline: str
-    standing: Standing
-    ranks: Sequence[RankFigures]
+    standing: RunStatus
+    ranks: Sequence[RankStats]
     spent: dict[str, float]
 
 
-def picture(frame: Frame, now: float | None = None) -> RenderableType:
+def render_frame(frame: ScreenFrame, now: float | None = None) -> RenderableType:
     """The frame, drawn for any width of terminal. now: unix time, for ages."""
     moment = time.time() if now is None else now
-    parts: list[RenderableType] = [_progress(frame.standing), _figures(frame, moment)]
+    parts: list[RenderableType] = [_progress_line(frame.standing), _stats_table(frame, moment)]
     if frame.standing.phases:
-        parts.append(_phases(frame.standing.phases))
+        parts.append(_phase_bar(frame.standing.phases))
     if frame.ranks:
-        parts.append(_ranks(frame.ranks))
-    events = [one_line(describe(event)) for event in frame.standing.events]
+        parts.append(_rank_table(frame.ranks))
+    events = [one_line(format_record(event)) for event in frame.standing.events]
     if events:
         parts.append(Text("\n".join(events), style="dim", no_wrap=True, overflow="ellipsis"))
     subtitle = Text(one_line(frame.headline), overflow="ellipsis") if frame.headline else None
@@ -69,36 +69,36 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(SPARKS[min(len(SPARKS) - 1, int(value / top * (len(SPARKS) - 1) + 0.5))] for value in values)
 
 
-def _progress(standing: Standing) -> RenderableType:
+def _progress_line(standing: RunStatus) -> RenderableType:
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
     of = f" of {standing.total_steps:,}" if standing.total_steps else ""
-    left = f"{duration(standing.seconds_left)} left" if standing.seconds_left else ""
+    left = f"{format_duration(standing.seconds_left)} left" if standing.seconds_left else ""
     bar = ProgressBar(total=standing.total_steps or 1, completed=standing.step)
     table.add_row(Text(f"{standing.state}  step {standing.step:,}{of}", style="bold"), bar, left)
     return table
 
 
-def _figures(frame: Frame, now: float) -> RenderableType:
+def _stats_table(frame: ScreenFrame, now: float) -> RenderableType:
     """Name and value of what is known, in as many columns as fit."""
     table = Table.grid(padding=(0, 2), expand=True)
     for label in (True, False, True, False):
-        table.add_column(no_wrap=True, min_width=LABEL if label else None, ratio=None if label else 1)
-    cells = list(_known(frame, now))
+        table.add_column(no_wrap=True, min_width=LABEL_WIDTH if label else None, ratio=None if label else 1)
+    cells = list(_known_stats(frame, now))
     for left, right in zip(cells[::2], [*cells[1::2], ("", Text())], strict=False):
         table.add_row(Text(left[0], style="dim"), left[1], Text(right[0], style="dim"), right[1])
     return table
 
 
-def _known(frame: Frame, now: float) -> Iterator[tuple[str, Text]]:
+def _known_stats(frame: ScreenFrame, now: float) -> Iterator[tuple[str, Text]]:
     standing = frame.standing
     if standing.rates:
         rate = Text(f"{standing.rates[-1]:,.0f}", style="bold green")
         yield "images/s", rate.append(f"  {sparkline(list(standing.rates)[-SPARKS_SHOWN:])}", style="green")
-    if (share := goodput(frame.spent)) is not None:
-        yield "goodput", _goodput(share, frame.spent)
+    if (share := goodput_fraction(frame.spent)) is not None:
+        yield "goodput", _goodput_line(share, frame.spent)
     if standing.epoch is not None:
         yield "epoch", Text(f"{standing.epoch:.2f}")
         loss = "not finite" if standing.loss is None else f"{standing.loss:.4f}"
@@ -109,21 +109,21 @@ def _known(frame: Frame, now: float) -> Iterator[tuple[str, Text]]:
     if standing.learning_rate is not None:
         yield "learn rate", Text(f"{standing.learning_rate:.4g}")
     if standing.checkpoint is not None:
-        age = duration(now - standing.checkpoint["time"])
+        age = format_duration(now - standing.checkpoint["time"])
         yield "checkpoint", Text(f"step {standing.checkpoint['step']:,}, {age} ago")
     if standing.slowest is not None and (standing.ranks or 1) > 1:
         yield "slowest", Text(f"rank {standing.slowest['rank']}, {standing.slowest['milliseconds']} ms")
     if standing.ranks is not None:
-        yield "runs on", Text(f"{count(standing.ranks, 'process')} ({standing.device or 'device unknown'})")
+        yield "runs on", Text(f"{format_count(standing.ranks, 'process')} ({standing.device or 'device unknown'})")
     if standing.launches > 1:
         yield "launches", Text(str(standing.launches), style="yellow")
     if standing.skipped_updates:
-        yield "skipped", Text(count(standing.skipped_updates, "update"), style="yellow")
+        yield "skipped", Text(format_count(standing.skipped_updates, "update"), style="yellow")
     if standing.bad_records:
-        yield "unreadable", Text(count(standing.bad_records, "record"), style="yellow")
+        yield "unreadable", Text(format_count(standing.bad_records, "record"), style="yellow")
 
 
-def _goodput(share: float, spent: dict[str, float]) -> Text:
+def _goodput_line(share: float, spent: dict[str, float]) -> Text:
     whole = sum(spent.values())
     lost = sorted(((seconds, name) for name, seconds in spent.items() if name != "productive"), reverse=True)
     shown = [f"{name} {seconds / whole:.0%}" for seconds, name in lost[:BADPUT_SHOWN] if seconds / whole >= 0.01]
@@ -131,7 +131,7 @@ def _goodput(share: float, spent: dict[str, float]) -> Text:
     return text.append(f"  lost to {', '.join(shown)}" if shown else "", style="dim")
 
 
-def _phases(phases: dict[str, float]) -> RenderableType:
+def _phase_bar(phases: dict[str, float]) -> RenderableType:
     """A bar of the updates' time, and below it what the colours mean."""
     bar = Table.grid(expand=True)
     shown = {name: share for name, share in phases.items() if share >= 0.005}
@@ -146,33 +146,33 @@ def _phases(phases: dict[str, float]) -> RenderableType:
     return Group(bar, legend)
 
 
-def _ranks(ranks: Sequence[RankFigures]) -> RenderableType:
+def _rank_table(ranks: Sequence[RankStats]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("rank", justify="right")
     if any(rank.pod for rank in ranks):
         table.add_column("pod", no_wrap=True)
     for name in ("images/s", "compute", "data", "waits", "queue", "memory"):
         table.add_column(name, justify="right")
-    chosen = ranks if len(ranks) <= MOST_RANKS else _extremes(ranks)
+    chosen = ranks if len(ranks) <= MAX_RANKS else _extreme_ranks(ranks)
     for rank in chosen:
         pod = [rank.pod] if any(other.pod for other in ranks) else []
-        table.add_row(str(rank.rank), *pod, *_cells(rank))
+        table.add_row(str(rank.rank), *pod, *_rank_cells(rank))
     if len(chosen) < len(ranks):
         table.add_row("", f"and {len(ranks) - len(chosen)} between", style="dim")
     return table
 
 
-def _cells(rank: RankFigures) -> Iterator[str]:
-    share = shares(rank.phases)
+def _rank_cells(rank: RankStats) -> Iterator[str]:
+    share = phase_fractions(rank.phases)
     yield f"{rank.images_per_second:,.0f}" if rank.images_per_second is not None else "-"
     for name in ("forward_backward", "data_wait", "allreduce_wait"):
         yield f"{share[name]:.0%}" if name in share else "-"
     yield f"{rank.queued_batches:.0f}" if rank.queued_batches is not None else "-"
-    yield human_bytes(rank.memory_bytes) if rank.memory_bytes is not None else "-"
+    yield format_bytes(rank.memory_bytes) if rank.memory_bytes is not None else "-"
 
 
-def _extremes(ranks: Sequence[RankFigures]) -> list[RankFigures]:
+def _extreme_ranks(ranks: Sequence[RankStats]) -> list[RankStats]:
     """Those that wait least for others (they are waited for), and those that wait most."""
-    by_wait = sorted(ranks, key=lambda rank: shares(rank.phases).get("allreduce_wait", 0.0))
-    half = MOST_RANKS // 2
+    by_wait = sorted(ranks, key=lambda rank: phase_fractions(rank.phases).get("allreduce_wait", 0.0))
+    half = MAX_RANKS // 2
     return sorted([*by_wait[:half], *by_wait[-half:]], key=lambda rank: rank.rank)

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from podscale.config import RunConfig
-from podscale.launch.jobspec import job_spec
-from podscale.launch.render import render
+from podscale.launch.jobspec import build_job_spec
+from podscale.launch.render import render_job
 from podscale.launch.render.common import MONITORING_NAMESPACES
 from tests.support import helm
 from tests.support.network_policy import End, Outside, Pod, reaches
@@ -137,7 +137,7 @@ def job(run: str) -> tuple[list[dict[str, Any]], Pod, Pod]:
         "run": {"id": run, "workspace": "/workspace"},
         "launch": {"nodes": 2, "cluster": {"namespace": "podscale", "workspace_claim": "podscale-workspace"}},
     }
-    made = render(job_spec(RunConfig.model_validate(document), "train"), "pytorchjob")
+    made = render_job(build_job_spec(RunConfig.model_validate(document), "train"), "pytorchjob")
     labels = made.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
     first, second = (Pod(f"{run}-{rank}", labels=labels, ip=f"10.4.1.{rank}") for rank in (1, 2))
     return [item for item in made.companions if item["kind"] == "NetworkPolicy"], first, second

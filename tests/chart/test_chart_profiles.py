@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from podscale.config import Defaults, RunConfig, loads
-from podscale.hardware import choose
-from podscale.launch.jobspec import job_spec
-from podscale.launch.render import render
+from podscale.hardware import find_hardware
+from podscale.launch.jobspec import build_job_spec
+from podscale.launch.render import render_job
 from tests.support import helm
 from tests.support.helm import KUEUE
 
@@ -35,7 +35,7 @@ def pod(run: RunConfig) -> dict[str, Any]:
         return next((found for entry in inner if (found := search(entry))), None)
 
     backend = "jobset" if run.launch.hardware and run.launch.hardware.startswith("tpu") else "pytorchjob"
-    found: dict[str, Any] = search(render(job_spec(run, "train"), backend).job)
+    found: dict[str, Any] = search(render_job(build_job_spec(run, "train"), backend).job)
     return found
 
 
@@ -46,13 +46,13 @@ def flavor(profile: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("profile", helm.PROFILES, ids=lambda path: path.stem)
 def test_the_hardware_exists(profile: Path) -> None:
-    hardware = choose(str(config(profile).launch.hardware))
+    hardware = find_hardware(str(config(profile).launch.hardware))
     assert hardware.machine is None or hardware.machine in profile.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("profile", QUEUED, ids=lambda path: path.stem)
 def test_flavors_are_the_nodes_of_the_hardware(profile: Path) -> None:
-    hardware = choose(str(config(profile).launch.hardware))
+    hardware = find_hardware(str(config(profile).launch.hardware))
     spec = flavor(profile)["spec"]
     assert spec["nodeLabels"] == hardware.node_selector
     assert [toleration["key"] for toleration in spec["tolerations"]] == [hardware.resource]
@@ -61,7 +61,7 @@ def test_flavors_are_the_nodes_of_the_hardware(profile: Path) -> None:
 @pytest.mark.parametrize("profile", QUEUED, ids=lambda path: path.stem)
 def test_queues_cover_what_jobs_ask_for(profile: Path) -> None:
     """Kueue admits no job that asks for a resource which its queue does not name, or for more than it has."""
-    hardware = choose(str(config(profile).launch.hardware))
+    hardware = find_hardware(str(config(profile).launch.hardware))
     nodes = hardware.hosts if hardware.kind == "tpu" else 2
     (queue,) = helm.kinds(helm.template(profile, apis=[KUEUE]), "ClusterQueue")
     (group,) = queue["spec"]["resourceGroups"]

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.monitoring.render import Settings, rule_file
-from podscale.monitoring.thresholds import DEFAULTS
+from podscale.monitoring.render import RuleSettings, rule_file
+from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
 from tests.support import helm
 from tools.chart_values import VALUES
 from tools.monitoring_rules import render
 
 KINDS = ("PrometheusRule", "Rules")
-OTHERS = {name: (value * 2 if value > 1 else value / 2) for name, value in DEFAULTS.items()}
+OTHERS = {name: (value * 2 if value > 1 else value / 2) for name, value in DEFAULT_THRESHOLDS.items()}
 
 
 @pytest.mark.parametrize("path", render(), ids=lambda path: "-".join(path.parts[-2:]))
@@ -22,21 +22,21 @@ def test_generated_files_are_what_the_rules_say(path: Any) -> None:
 
 def test_values_have_the_thresholds_and_pages_of_the_rules() -> None:
     metrics = yaml.safe_load(VALUES.read_text(encoding="utf-8"))["metrics"]
-    assert metrics["thresholds"] == DEFAULTS
-    assert metrics["runbooks"] == Settings().runbooks
-    assert metrics["disabledAlerts"] == sorted(Settings().without)
+    assert metrics["thresholds"] == DEFAULT_THRESHOLDS
+    assert metrics["runbooks"] == RuleSettings().runbooks
+    assert metrics["disabledAlerts"] == sorted(RuleSettings().without)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(),
-        Settings(thresholds=OTHERS, runbooks="https://pages.example/podscale/runbooks"),
-        Settings(without=frozenset({"PodscaleGPUXid", "PodscaleDataStarved"})),
+        RuleSettings(),
+        RuleSettings(thresholds=OTHERS, runbooks="https://pages.example/podscale/runbooks"),
+        RuleSettings(without=frozenset({"PodscaleGPUXid", "PodscaleDataStarved"})),
     ],
     ids=["as it comes", "other numbers and pages", "without two alerts"],
 )
-def test_both_kinds_of_prometheus_get_the_rules(settings: Settings) -> None:
+def test_both_kinds_of_prometheus_get_the_rules(settings: RuleSettings) -> None:
     values = {
         "thresholds": dict(settings.thresholds),
         "runbooks": settings.runbooks,

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from podscale.config import load, loads
-from podscale.launch.jobspec import METRICS_PORT, Stage, job_spec
-from podscale.launch.render import render
+from podscale.launch.jobspec import METRICS_PORT, StageName, build_job_spec
+from podscale.launch.render import render_job
 from tests.support import crds, helm
 from tests.support.pods import pods_of
 
@@ -75,14 +75,16 @@ def test_prometheus_is_told_what_pods_ask_for(
 
 
 @pytest.mark.parametrize("stage", ["shard", "train", "evaluate"])
-def test_runs_serve_as_prometheus_is_told(tmp_path: Path, stage: Stage) -> None:
+def test_runs_serve_as_prometheus_is_told(tmp_path: Path, stage: StageName) -> None:
     """The whole way, from the chart's values over podscale-defaults to the files that the document of a pod names."""
     metrics = {"tls": {"secret": "tls", "clientSecret": "mine"}, "tokenSecret": "token"}
     document = helm.defaults(helm.template(None, {"metrics": metrics})) | {"telemetry": {"tls_certificate": "/a/file"}}
     document["telemetry"]["tls_key"] = "/of/this/machine"
     document["run"]["id"], document["data"] = "r", {"source": "digits"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(document))
-    found = pods_of(render(job_spec(load(tmp_path / "run.yaml"), stage), "pytorchjob" if stage == "train" else "job"))
+    found = pods_of(
+        render_job(build_job_spec(load(tmp_path / "run.yaml"), stage), "pytorchjob" if stage == "train" else "job")
+    )
     given = loads(found.environment["PODSCALE_RUN_DOCUMENT"]).telemetry
     secrets = {volume["name"]: volume["secret"]["secretName"] for volume in found.spec["volumes"] if "secret" in volume}
     mounted = {mount["mountPath"]: secrets.get(mount["name"]) for mount in found.container["volumeMounts"]}

@@ -10,7 +10,7 @@ import yaml
 
 from podscale.config import RunConfig, load
 from podscale.launch.cluster import permissions
-from podscale.launch.render.job import CONTAINER
+from podscale.launch.render.job import JOB_CONTAINER
 from tests.support import crds, helm
 from tests.support.helm import EVERYTHING, GOOGLE, KUEUE, OPERATOR, PROFILES
 from tests.support.rendering import rendered
@@ -189,7 +189,7 @@ def test_the_launchers_role_is_what_launching_takes() -> None:
     """Nothing is missing, and nothing beyond: `podscale doctor --cluster` and the code go by the same table."""
     (role,) = helm.kinds(helm.template(), "Role")
     assert granted(role) == {
-        (rule.group, rule.resource, rule.only, verb) for rule in permissions.RULES for verb in rule.verbs
+        (rule.group, rule.resource, rule.only, verb) for rule in permissions.PERMISSION_RULES for verb in rule.verbs
     }
 
 
@@ -231,7 +231,7 @@ def test_jobs_give_up_as_those_of_the_stages_do() -> None:
         assert job["spec"]["podFailurePolicy"]["rules"] == stage["podFailurePolicy"]["rules"][:2]
         assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
         (container,) = job["spec"]["template"]["spec"]["containers"]
-        assert container["name"] == CONTAINER
+        assert container["name"] == JOB_CONTAINER
 
 
 def test_a_changed_direct_run_is_another_job() -> None:

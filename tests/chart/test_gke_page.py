@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from podscale.hardware import choose
-from podscale.launch.cluster.resources import PROVIDERS
+from podscale.hardware import find_hardware
+from podscale.launch.cluster.resources import KIND_PROVIDERS
 from tests.support import helm
 
 PAGE = (helm.ROOT / "docs" / "gke.md").read_text(encoding="utf-8")
@@ -16,7 +16,7 @@ PAGE = (helm.ROOT / "docs" / "gke.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("profile", helm.PROFILES, ids=lambda path: path.stem)
 def test_the_pool_of_a_profile_is_of_its_machines(profile: Path) -> None:
     name = yaml.safe_load(profile.read_text(encoding="utf-8"))["defaults"]["launch"]["hardware"]
-    hardware, pool = choose(name), profile.stem.rpartition("-")[2]
+    hardware, pool = find_hardware(name), profile.stem.rpartition("-")[2]
     (command,) = re.findall(rf"gcloud container node-pools create {pool} (?:.*\\\n)*.*\n", PAGE)
     if hardware.machine is not None:
         assert f"--machine-type={hardware.machine} " in command
@@ -31,4 +31,4 @@ def test_the_pool_of_a_profile_is_of_its_machines(profile: Path) -> None:
 
 def test_operators_are_installed_as_doctor_says() -> None:
     for group in ("kubeflow.org", "jobset.x-k8s.io", "kueue.x-k8s.io"):
-        assert PROVIDERS[group].install in PAGE
+        assert KIND_PROVIDERS[group].install in PAGE

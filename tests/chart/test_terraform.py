@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.hardware import choose
+from podscale.hardware import find_hardware
 from tests.support import helm
 
 MODULE = helm.ROOT / "terraform" / "gke"
@@ -62,7 +62,7 @@ def test_a_pool_is_the_one_that_the_page_makes(profile: str) -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_pool_has_the_nodes_that_pods_ask_for(profile: str) -> None:
     values = yaml.safe_load((helm.CHART / "ci" / f"{profile}.yaml").read_text(encoding="utf-8"))
-    hardware, pool = choose(values["defaults"]["launch"]["hardware"]), PROFILES[profile]
+    hardware, pool = find_hardware(values["defaults"]["launch"]["hardware"]), PROFILES[profile]
     assert pool["selector"] == hardware.node_selector
     assert pool.get("taint") == hardware.resource, "the taint's key is the name of the resource"
     assert hardware.machine in (None, pool["machine_type"])

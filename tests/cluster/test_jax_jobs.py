@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podscale.launch.jobspec import Stage
+from podscale.launch.jobspec import StageName
 from tests.cluster.cluster import Cluster
 from tests.cluster.training import Result, Training
 
@@ -26,7 +26,7 @@ def of_jobset(pod: int) -> Any:
 def start(cluster: Cluster, namespace: str, jax_image: str) -> Start:
     """start(run, backend, stage="train"): a job of that kind, with the JAX engine."""
 
-    def begin(run: str, backend: str, stage: Stage = "train") -> Training:
+    def begin(run: str, backend: str, stage: StageName = "train") -> Training:
         return Training(cluster, namespace, jax_image, run, backend, *CHANGES, stage=stage)
 
     return begin

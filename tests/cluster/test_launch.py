@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.launch.cluster.permissions import RULES
+from podscale.launch.cluster.permissions import PERMISSION_RULES
 from tests.cluster.cluster import Cluster
 from tests.cluster.launcher import Launcher
 from tests.cluster.training import steps
@@ -176,7 +176,8 @@ def test_the_table_of_permissions_is_enough_and_without_it_people_are_told(
 def allow(cluster: Cluster, namespace: str) -> None:
     """A role of exactly what the table says, bound to the account."""
     rules: list[dict[str, Any]] = [
-        {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)} for rule in RULES
+        {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
+        for rule in PERMISSION_RULES
     ]
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "limited"}}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "limited"}

@@ -14,7 +14,7 @@ from kubernetes.client.exceptions import ApiException
 
 from podscale.config import RunConfig
 from podscale.launch.cluster import permissions
-from podscale.pipelines.package import package
+from podscale.pipelines.package import package_pipeline
 from tests.cluster import training
 from tests.cluster.cluster import Cluster
 from tests.cluster.pod_host import ClusterHost
@@ -48,7 +48,7 @@ def place(cluster: Cluster, namespace: str) -> str:
     cluster.core.create_namespaced_service_account(namespace, name)
     rules = [
         {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
-        for rule in permissions.RULES
+        for rule in permissions.PERMISSION_RULES
     ]
     cluster.create(namespace, {**kind, "kind": "Role", **name, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": LAUNCHER, "namespace": namespace}
@@ -68,7 +68,9 @@ class Pipeline:
         self.cluster, self.namespace, self.image = cluster, namespace, image
         self.run_id = config.run.id
         host = ClusterHost(cluster.core, namespace)
-        self.runner = PackageRunner(package(config), host, artifacts_claim=ARTIFACTS, service_account=service_account)
+        self.runner = PackageRunner(
+            package_pipeline(config), host, artifacts_claim=ARTIFACTS, service_account=service_account
+        )
 
     @property
     def states(self) -> dict[str, str]:

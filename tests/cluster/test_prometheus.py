@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podscale.monitoring.groups import ALERTS, RECORDINGS
+from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
 from tests.cluster.cluster import Cluster
 from tests.cluster.lab import images
 from tests.cluster.training import Training
@@ -46,7 +46,7 @@ def prometheus(cluster: Cluster, namespace: str, chart: None) -> Ask:
 
 
 def test_the_operator_takes_over_our_rules(cluster: Cluster, prometheus: Ask) -> None:
-    expected = {rule.name for rule in (*ALERTS, *RECORDINGS)}
+    expected = {rule.name for rule in (*ALERT_RULES, *RECORDING_RULES)}
 
     def loaded() -> dict[str, str]:
         groups = prometheus("rules")["groups"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.config.document import loads
-from podscale.launch.backends import BACKENDS
-from podscale.launch.jobspec import Stage, job_spec
-from podscale.launch.render import render
+from podscale.launch.backends import JOB_BACKENDS
+from podscale.launch.jobspec import StageName, build_job_spec
+from podscale.launch.render import render_job
 from tests.cluster.cluster import Cluster
 from tests.support.tiny import TINY
 
@@ -95,13 +95,13 @@ class Training:
         run: str,
         backend: str,
         *settings: str,
-        stage: Stage = "train",
+        stage: StageName = "train",
     ) -> None:
         self.config = document(image, run, *settings)
-        self.spec = job_spec(self.config, stage)
-        self.backend = BACKENDS[backend]
+        self.spec = build_job_spec(self.config, stage)
+        self.backend = JOB_BACKENDS[backend]
         self._cluster, self._namespace = cluster, namespace
-        manifests = render(self.spec, backend)
+        manifests = render_job(self.spec, backend)
         for manifest in (*manifests.companions, manifests.job):
             cluster.create(namespace, manifest)
 

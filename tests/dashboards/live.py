@@ -17,8 +17,8 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from podscale.monitoring.local import LocalPrometheus, running
-from podscale.monitoring.scraping import CADENCE
+from podscale.monitoring.local import LocalPrometheus, run_prometheus
+from podscale.monitoring.scraping import DEFAULT_INTERVALS
 from podscale.shards.sources.digits import load as load_digits
 from podscale.telemetry.events import read_records
 from tests.support.commands import Command
@@ -76,7 +76,7 @@ def record(folder: Path) -> Iterator[Recorded]:
         photographs(folder / "photographs")
     runs = folder / "runs"
     runs.mkdir()
-    with running(runs, 0) as prometheus:
+    with run_prometheus(runs, 0) as prometheus:
         begin = time.time()
         train = _Training(folder, prometheus)
         end = train.first()
@@ -85,7 +85,7 @@ def record(folder: Path) -> Iterator[Recorded]:
 
 
 def _span(prometheus: LocalPrometheus, begin: float, end: float) -> Span:
-    return Span(prometheus.url, begin, end, CADENCE.scrape)
+    return Span(prometheus.url, begin, end, DEFAULT_INTERVALS.scrape)
 
 
 class _Training:

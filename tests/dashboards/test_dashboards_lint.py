@@ -16,11 +16,11 @@ pytest.importorskip("grafana_foundation_sdk")
 
 from grafana_foundation_sdk.models import units
 
-from podscale.monitoring.dashboards.foreign import FOREIGN
-from podscale.monitoring.dashboards.render import BOARDS, render
-from podscale.monitoring.groups import GROUPS
-from podscale.monitoring.rule import RUNBOOKS, Alert
-from podscale.telemetry.catalogue import ENTRIES
+from podscale.monitoring.dashboards.foreign import THIRD_PARTY_METRICS
+from podscale.monitoring.dashboards.render import DASHBOARDS, render_dashboards
+from podscale.monitoring.groups import RULE_GROUPS
+from podscale.monitoring.rule import RUNBOOKS_TOKEN, AlertRule
+from podscale.telemetry.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "charts" / "podscale" / "dashboards").glob("*.json"))
@@ -36,7 +36,7 @@ WHOLE = {
     "podscale_train_wall_seconds_total",
     "podscale_shard_images_total",
 }
-OURS = {entry.series: entry for entry in ENTRIES}
+OURS = {entry.series: entry for entry in METRICS}
 WORDS = {"unless", "or", "and", "bool", "offset"}
 LISTS = re.compile(r"\b(by|on|ignoring|group_left|without) \([^)]*\)")
 NAMED = re.compile(r"(?<![\w$.])([a-zA-Z_:][\w:]*)(\s*\()?(\{[^}]*\})?(\[[^\]]*\])?")
@@ -53,7 +53,7 @@ class Series:
 
     @property
     def metric(self) -> str:
-        known = self.name in OURS or self.name in FOREIGN
+        known = self.name in OURS or self.name in THIRD_PARTY_METRICS
         return self.name if known else re.sub(r"_(bucket|sum|count)$", "", self.name)
 
 
@@ -77,7 +77,7 @@ def expressions(panel: dict[str, Any]) -> list[str]:
 
 
 def test_the_files_are_what_the_code_makes() -> None:
-    assert render() == {path.name: path.read_text(encoding="utf-8") for path in FILES}, (
+    assert render_dashboards() == {path.name: path.read_text(encoding="utf-8") for path in FILES}, (
         "run `python tools/dashboards.py`"
     )
     assert len(FILES) == 6
@@ -101,13 +101,13 @@ def test_a_board_cannot_be_edited_and_links_to_the_others(stem: str) -> None:
     assert set(boards["tags"]) <= set(dashboard["tags"])
     assert boards["includeVars"]
     assert boards["keepTime"]
-    assert runbooks["url"] == RUNBOOKS
+    assert runbooks["url"] == RUNBOOKS_TOKEN
 
 
 @pytest.mark.parametrize("stem", DASHBOARDS)
 def test_variables_are_templates_that_reload(stem: str) -> None:
     dashboard = DASHBOARDS[stem]
-    board = next(board for board in BOARDS if board.uid == stem)
+    board = next(board for board in DASHBOARDS if board.uid == stem)
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert [*variables] == ["datasource", "namespace", "run", *(["rank"] if board.ranks else [])]
     assert variables["datasource"]["type"] == "datasource"
@@ -155,7 +155,7 @@ def test_a_panel_asks_by_the_variables(panel: dict[str, Any]) -> None:
 @pytest.mark.parametrize("panel", PANELS)
 def test_every_series_is_known_with_its_labels(panel: dict[str, Any]) -> None:
     for one in [one for expression in expressions(panel) for one in series(expression)]:
-        assert one.metric in OURS or one.metric in FOREIGN, f"{one.name} is in no catalogue"
+        assert one.metric in OURS or one.metric in THIRD_PARTY_METRICS, f"{one.name} is in no catalogue"
         if one.metric in OURS:
             entry = OURS[one.metric]
             labels = set(re.findall(r"(\w+)(?:=~|!=|=)", one.matchers)) - {"namespace"}
@@ -181,14 +181,19 @@ def test_counters_are_read_by_their_growth(panel: dict[str, Any]) -> None:
 
 def test_panels_link_to_the_runbooks_of_alerts_that_there_are() -> None:
     links = {link["url"] for panel in PANELS for link in panel.values[0].get("links", [])}
-    alerts = {f"{RUNBOOKS}{rule.runbook}" for group in GROUPS for rule in group.rules if isinstance(rule, Alert)}
+    alerts = {
+        f"{RUNBOOKS_TOKEN}{rule.runbook}"
+        for group in RULE_GROUPS
+        for rule in group.rules
+        if isinstance(rule, AlertRule)
+    }
     assert links
     assert links <= alerts
 
 
 def test_every_foreign_series_is_used() -> None:
     used = {one.metric for panel in PANELS for text in expressions(panel.values[0]) for one in series(text)}
-    assert set(FOREIGN) <= used
+    assert set(THIRD_PARTY_METRICS) <= used
 
 
 @pytest.mark.parametrize("stem", DASHBOARDS)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from podscale.monitoring.dashboards.foreign import FOREIGN
-from podscale.telemetry.catalogue import ENTRIES
+from podscale.monitoring.dashboards.foreign import THIRD_PARTY_METRICS
+from podscale.telemetry.catalogue import METRICS
 from tests.support import imaginary_run
 from tests.support.helm import CHART
 from tests.support.imaginary_run import EVERY, LENGTH
@@ -101,4 +101,4 @@ def test_variables_and_annotations_find_what_happened(path: Path, server: tuple[
 def test_the_imaginary_run_leaves_every_series(server: tuple[Prometheus, float]) -> None:
     running, _ = server
     names = {name.removesuffix("_bucket").removesuffix("_sum") for name in running.get("label/__name__/values")}
-    assert {entry.series for entry in ENTRIES} | set(FOREIGN) <= names
+    assert {entry.series for entry in METRICS} | set(THIRD_PARTY_METRICS) <= names

@@ -80,7 +80,7 @@ def _receive(reader: Connection) -> tuple[bool, Any]:
 def _rank_main(
     rank: int, size: int, port: int, timeout_seconds: float, body: Callable[[Any], Any], answer: Connection
 ) -> None:
-    from podscale.pytorch import world as worlds
+    from podscale.pytorch import world
 
     os.environ.update(
         RANK=str(rank),
@@ -91,9 +91,9 @@ def _rank_main(
         MASTER_PORT=str(port),
     )
     try:
-        result = (True, body(worlds.join(timeout_seconds)))
+        result = (True, body(world.join_world(timeout_seconds)))
     except BaseException:
         result = (False, traceback.format_exc())
     answer.send_bytes(pickle.dumps(result))
-    worlds.leave()
+    world.leave_world()
     os._exit(0)  # the parent's atexit handlers (pytest's, coverage's) are not ours to run

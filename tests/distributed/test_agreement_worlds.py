@@ -14,10 +14,10 @@ import torch
 import podscale
 from podscale.config import RunConfig
 from podscale.engine import agreement
-from podscale.engine.meeting import Meeting
+from podscale.engine.meeting import RankGroup
 from podscale.errors import HangDetected, InputError
-from podscale.pytorch.libraries import library_facts
-from podscale.pytorch.meeting import TorchStore, meet, store_of
+from podscale.pytorch.libraries import library_versions
+from podscale.pytorch.meeting import TorchStore, join_torch_rank_group, torch_store
 from podscale.pytorch.world import World
 from podscale.shards.shardset import ShardSet
 
@@ -27,14 +27,14 @@ Change = Callable[[pytest.MonkeyPatch], None]
 
 
 def here(config: RunConfig, shard_set: ShardSet) -> dict[str, str]:
-    return agreement.facts(config, "train", shard_set, device="cpu", local_size=4, libraries=library_facts())
+    return agreement.startup_facts(config, "train", shard_set, device="cpu", local_size=4, libraries=library_versions())
 
 
-def room(meeting: Meeting, name: str) -> Meeting:
+def room(meeting: RankGroup, name: str) -> RankGroup:
     """The same ranks in a corner of the store that nobody has used yet."""
     from torch._C._distributed_c10d import PrefixStore
 
-    return replace(meeting, store=TorchStore(PrefixStore(name, store_of(meeting))))
+    return replace(meeting, store=TorchStore(PrefixStore(name, torch_store(meeting))))
 
 
 DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -66,14 +66,14 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
         "plan": (replace(manifest, plan_fingerprint="p" * 16), f"shard plan: {'p' * 16} on rank 2, "),
     }
 
-    def said(meeting: Meeting, name: str, facts: Callable[[], agreement.Facts]) -> str:
+    def said(meeting: RankGroup, name: str, facts: Callable[[], agreement.StartupFacts]) -> str:
         with pytest.raises(InputError) as caught:
-            agreement.agree(room(meeting, name), facts)
+            agreement.check_ranks_agree(room(meeting, name), facts)
         assert int(caught.value.exit_code) == 2
         return str(caught.value)
 
     def body(world: World) -> dict[str, str]:
-        meeting, odd, answers = meet(20.0), world.rank == 2, {}
+        meeting, odd, answers = join_torch_rank_group(20.0), world.rank == 2, {}
         config, shard_set = RunConfig.model_validate(RUN), ShardSet.open(shards)
         for name, (change, _) in DOCUMENTS.items():
             train = {**RUN["train"], **(change if odd else {})}
@@ -88,7 +88,7 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
                 if odd:
                     change_library(patch)
                 answers[name] = said(meeting, name, lambda: here(config, shard_set))
-        agreement.agree(room(meeting, "equal"), lambda: here(config, shard_set))
+        agreement.check_ranks_agree(room(meeting, "equal"), lambda: here(config, shard_set))
         return answers
 
     answers = run_world(4, body)
@@ -106,7 +106,7 @@ def test_what_one_rank_cannot_open_all_hear_of(run_world: Any, make_shard_set: A
         where = shards if world.rank != 3 else Path("/nowhere")
         config = RunConfig.model_validate(RUN)
         with pytest.raises(InputError) as caught:
-            agreement.agree(meet(20.0), lambda: here(config, ShardSet.open(where)))
+            agreement.check_ranks_agree(join_torch_rank_group(20.0), lambda: here(config, ShardSet.open(where)))
         return str(caught.value)
 
     answers = run_world(4, body)
@@ -119,7 +119,7 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
         if world.rank == 1:
             return ""
         with pytest.raises(HangDetected) as caught:
-            agreement.agree(meet(1.0), lambda: {"x": "1"})
+            agreement.check_ranks_agree(join_torch_rank_group(1.0), lambda: {"x": "1"})
         return str(caught.value)
 
     for rank, text in enumerate(run_world(4, body)):

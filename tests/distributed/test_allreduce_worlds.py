@@ -14,15 +14,15 @@ from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch.allreduce import (
     AllReduce,
-    HalvedAllReduce,
-    Torus2D,
+    ShardedAllReduce,
+    Torus2DAllReduce,
     build_all_reduce,
     collectives,
     hierarchical,
     pipeline,
     torus2d,
 )
-from podscale.pytorch.allreduce.base import WIRES
+from podscale.pytorch.allreduce.base import WIRE_DTYPES
 from podscale.pytorch.mesh import Axis, build_line, build_mesh
 from podscale.pytorch.world import World
 from tests.support import reduction
@@ -59,8 +59,8 @@ def cases(size: int) -> Iterator[Case]:
 def short_messages() -> Iterator[None]:
     """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(collectives.SEGMENT, "cpu", 7)
-        patch.setitem(pipeline.SLICE, "cpu", 32)
+        patch.setitem(collectives.SEGMENT_ELEMENTS, "cpu", 7)
+        patch.setitem(pipeline.SLICE_ELEMENTS, "cpu", 32)
         yield
 
 
@@ -109,7 +109,7 @@ def test_sums_are_in_the_stated_order_to_the_bit(worlds: list[dict[tuple[Case, i
 
 
 def simulated(case: Case, values: list[Tensor]) -> Tensor:
-    wire_row, wire = WIRES[case.wire_row], WIRES[case.wire_column]
+    wire_row, wire = WIRE_DTYPES[case.wire_row], WIRE_DTYPES[case.wire_column]
     column: Callable[..., Tensor] = functools.partial(reduction.ring, wire=wire)
     name = case.algorithm
     if name == "hybrid":
@@ -130,7 +130,7 @@ def halves(world: World) -> None:
     built = [Case(name, None, "fp32", "bf16").build(world) for name in ("flat", "ring")]
     built += [Case("torus2d", row, "bf16", "bf16").build(world) for row in (1, 2, 4)]
     for all_reduce in built:
-        assert isinstance(all_reduce, HalvedAllReduce)
+        assert isinstance(all_reduce, ShardedAllReduce)
         length = 36 * all_reduce.shards
         whole, bucket = contribution(world.rank, length), contribution(world.rank, length)
         all_reduce(whole)
@@ -151,7 +151,7 @@ def test_halves_make_up_the_whole_and_gather_exactly(run_world: Any) -> None:
 def as_on_gpus(world: World) -> None:
     """Raises where the grids over the backend's own collectives, which GPUs use, are wrong; here over gloo's."""
 
-    def backend(axis: Axis, wire: torch.dtype, device: torch.device) -> collectives.Collectives:
+    def backend(axis: Axis, wire: torch.dtype, device: torch.device) -> collectives.AxisCollectives:
         return collectives.BackendCollectives(axis, wire)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -175,9 +175,9 @@ def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     world = replace(world, node=world.rank % 2)
     mesh = build_mesh(world)
     bucket = contribution(world.rank, 203)
-    Torus2D(mesh, world.device)(bucket)
+    Torus2DAllReduce(mesh, world.device)(bucket)
     ring, whole, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
-    assert isinstance(ring, HalvedAllReduce)
+    assert isinstance(ring, ShardedAllReduce)
     ring(whole)
     ring.all_gather(ring.reduce_scatter(contribution(world.rank, 64)), gathered)
     assert torch.equal(whole, gathered)

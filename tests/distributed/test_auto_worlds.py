@@ -9,8 +9,8 @@ import pytest
 
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
-from podscale.engine.notes import Whereabouts
-from podscale.engine.place import Place
+from podscale.engine.notes import ProgressTracker
+from podscale.engine.place import WorkerEnv
 from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
 from podscale.pytorch.rank import run_training
@@ -32,10 +32,10 @@ def test_every_rank_comes_to_the_same(run_world: RunWorld, tmp_path: Path, size:
 
     def body(world: World) -> Any:
         from podscale.pytorch.allreduce import build_all_reduce
-        from podscale.pytorch.allreduce.auto import settle
+        from podscale.pytorch.allreduce.auto import resolve_algorithm
 
-        first = settle(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
-        again = settle(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
+        first = resolve_algorithm(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
+        again = resolve_algorithm(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
         build_all_reduce(first.section(section), world)
         return first, again, first.section(section)
 
@@ -55,9 +55,9 @@ def test_another_world_or_another_model_decides_anew(run_world: RunWorld, tmp_pa
     keep = tmp_path / "all_reduce.json"
 
     def body(world: World) -> list[bool]:
-        from podscale.pytorch.allreduce.auto import settle
+        from podscale.pytorch.allreduce.auto import resolve_algorithm
 
-        return [settle(AUTO, world, size, keep).kept for size in (BYTES, BYTES, 2 * BYTES)]
+        return [resolve_algorithm(AUTO, world, size, keep).kept for size in (BYTES, BYTES, 2 * BYTES)]
 
     assert run_world(2, body)[1] == [False, True, False]
     assert run_world(4, body)[3] == [False, True, False]
@@ -70,9 +70,12 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
     section = AllReduceSection(algorithm="auto", row=2, wire_row="bf16", wire_column="bf16")
 
     def body(world: World) -> tuple[str, ...]:
-        from podscale.pytorch.allreduce.auto import settle
+        from podscale.pytorch.allreduce.auto import resolve_algorithm
 
-        found = [settle(section, world, BYTES, tmp_path / "all_reduce.json", halves=halves) for halves in (False, True)]
+        found = [
+            resolve_algorithm(section, world, BYTES, tmp_path / "all_reduce.json", halves=halves)
+            for halves in (False, True)
+        ]
         return tuple(settled.section(section).algorithm for settled in found)
 
     either, halved = run_world(4, body)[0]
@@ -100,10 +103,10 @@ class StopAfter(StopRequest):
 def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -> bool:
     """The stage as a rank carries it out; whether it came to its end."""
     run = RunDirectory.of(config)
-    place = Place(config, "train", str(shards), run.path / "ranks", None, world.rank)
+    place = WorkerEnv(config, "train", str(shards), run.path / "ranks", None, world.rank)
     place.rank_directory.mkdir(parents=True, exist_ok=True)
     try:
-        run_training(place, world, ShardSet.open(shards), run, StopAfter(updates), Whereabouts())
+        run_training(place, world, ShardSet.open(shards), run, StopAfter(updates), ProgressTracker())
     except Preempted:
         return False
     return True

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from podscale.config.spans import Span
-from podscale.pytorch.allreduce import Flat
-from podscale.pytorch.batchnorm import BatchNorm, span_groups
-from podscale.pytorch.reducer import FlatReducer
+from podscale.config.spans import BatchNormGroup
+from podscale.pytorch.allreduce import FlatAllReduce
+from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
+from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.statistics import RunningStatistics
 from podscale.pytorch.world import World
 
@@ -69,7 +69,7 @@ def cases(world: int) -> list[Case]:
 
 def normalise(world: World, case: Case) -> dict[str, Tensor]:
     layer = case.layer()
-    span_groups(nn.Sequential(layer), world, Span(case.ranks, case.images))
+    assign_batch_norm_groups(nn.Sequential(layer), world, BatchNormGroup(case.ranks, case.images))
     x = case.draw(world.rank, 1).requires_grad_()
     y = layer(x)
     y.backward(case.draw(world.rank, 2))
@@ -157,7 +157,7 @@ def far_from_zero(world: World) -> list[tuple[Tensor, ...]]:
     found = []
     for order in (torch.contiguous_format, torch.channels_last):
         layer = BatchNorm(3, momentum=1.0)
-        span_groups(nn.Sequential(layer), world, Span(2, 8))
+        assign_batch_norm_groups(nn.Sequential(layer), world, BatchNormGroup(2, 8))
         x = torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(world.rank)) * 0.05 + 1000
         x = (x + 0.1 * world.rank).contiguous(memory_format=order).requires_grad_()
         y = layer(x)
@@ -191,8 +191,8 @@ def small_network() -> nn.Module:
 def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
     """Gradients after some steps, whose buckets of a few values keep the all-reduce thread busy all along."""
     model = small_network()
-    span_groups(model, world, Span(ranks, 4))
-    reducer = FlatReducer(model, Flat(world), world, bucket_mb=1e-4, overlap=overlap)
+    assign_batch_norm_groups(model, world, BatchNormGroup(ranks, 4))
+    reducer = BucketedReducer(model, FlatAllReduce(world), world, bucket_mb=1e-4, overlap=overlap)
     assert len(reducer.buffer.layout.bounds) == len(list(model.parameters())) + 1
     for step in range(5):
         generator = torch.Generator().manual_seed(100 * step + world.rank)
@@ -224,14 +224,18 @@ def test_its_messages_and_those_of_gradients_pass_each_other(run_world: Any) -> 
 def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
     """Outputs, gradients and running statistics with and without torch.compile, as one graph without a break."""
     found = []
-    for span, dtype in ((Span(2, 4), torch.float32), (Span(2, 4), torch.bfloat16), (Span(1, 2), torch.float32)):
+    for span, dtype in (
+        (BatchNormGroup(2, 4), torch.float32),
+        (BatchNormGroup(2, 4), torch.bfloat16),
+        (BatchNormGroup(1, 2), torch.float32),
+    ):
         sides = []
         for compiled in (False, True):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), BatchNorm(5), nn.ReLU()).to(
                 memory_format=torch.channels_last
             )
-            span_groups(model, world, span)
+            assign_batch_norm_groups(model, world, span)
             statistics = RunningStatistics(model)
             forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
             generator = torch.Generator().manual_seed(world.rank)
@@ -267,7 +271,9 @@ def over_nodes(world: World) -> list[str]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("podscale.pytorch.batchnorm.layer").addHandler(handler)
     for ranks in (1, 2, 4):
-        span_groups(nn.Sequential(BatchNorm(3)), replace(world, node=world.rank // 2), Span(ranks, 4))
+        assign_batch_norm_groups(
+            nn.Sequential(BatchNorm(3)), replace(world, node=world.rank // 2), BatchNormGroup(ranks, 4)
+        )
     return said
 
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-from podscale.engine.word import LAG, Word
-from podscale.pytorch.control import Control
+from podscale.engine.word import STATUS_LAG, StepStatus
+from podscale.pytorch.control import StepSync
 from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World
 
 
-def conversation(world: World) -> list[tuple[int, list[Word]]]:
-    control = Control(world)
+def conversation(world: World) -> list[tuple[int, list[StepStatus]]]:
+    control = StepSync(world)
     heard = []
     for step in range(1, 8):
         result = StepResult(torch.tensor(float(step)), torch.tensor(step != 4))
@@ -29,8 +29,8 @@ def test_words_are_agreed_and_late(run_world: Any) -> None:
     words = {word.step: (at, word) for at, found in ranks[0] for word in found}
     assert sorted(words) == list(range(1, 8))
     for step, (at, word) in words.items():
-        assert at == (step + LAG if step + LAG < 8 else 99)
-        assert word == Word(
+        assert at == (step + STATUS_LAG if step + STATUS_LAG < 8 else 99)
+        assert word == StepStatus(
             step,
             stop=step == 5,
             finite=step != 4,
@@ -42,8 +42,8 @@ def test_words_are_agreed_and_late(run_world: Any) -> None:
 
 
 def test_a_long_step_does_not_overflow(run_world: Any) -> None:
-    def body(world: World) -> Word:
-        control = Control(world)
+    def body(world: World) -> StepStatus:
+        control = StepSync(world)
         control.send(1, StepResult(torch.tensor(0.0), torch.tensor(True)), busy=1e6, stop=False)
         return control.drain()[0]
 

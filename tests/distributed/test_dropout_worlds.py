@@ -10,13 +10,13 @@ from safetensors.numpy import load_file
 
 from podscale import models
 from podscale.checkpoint.layout import complete_entries, read_snapshot
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.errors import Preempted
-from podscale.pytorch.build import build_session
+from podscale.pytorch.build import build_trainer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.randomness import Randomness
-from podscale.pytorch.session import Session
+from podscale.pytorch.randomness import DropoutRng
+from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from tests.support.engines import train_session
@@ -39,7 +39,7 @@ def document(workspace: Path) -> RunConfig:
 def training(config: RunConfig, shards: Path, world: World, stop: int | None = None) -> dict[str, float]:
     """One launch; asks for a stop while update `stop` is carried out."""
 
-    def prepare(session: Session) -> None:
+    def prepare(session: PyTorchTrainer) -> None:
         feed = session.feed
 
         def watched(batches: Any, phase: Any) -> Any:
@@ -49,7 +49,7 @@ def training(config: RunConfig, shards: Path, world: World, stop: int | None = N
 
         session.feed = watched  # type: ignore[assignment]
 
-    return train_session(build_session, config, world, shards, prepare).evaluation
+    return train_session(build_trainer, config, world, shards, prepare).evaluation
 
 
 def test_a_resumed_alexnet_repeats_its_dropout_to_the_bit(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_resumed_alexnet_repeats_its_dropout_to_the_bit(run_world: Any, make_s
         read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).arrays for config in (straight, halted)
     )
     assert [name for name in want if not np.array_equal(want[name], found[name])] == []
-    exported = load_file(RunDirectory.of(straight).model / WEIGHTS)
-    spec = models.spec(straight.model, 4)
+    exported = load_file(RunDirectory.of(straight).model / WEIGHTS_FILE)
+    spec = models.model_spec(straight.model, 4)
     assert {name: array.shape for name, array in exported.items()} == {
         part.name: part.shape for part in (*spec.parameters, *spec.buffers)
     }
@@ -79,7 +79,7 @@ def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
 
     def mask(seed: int, step: int, rank: int) -> list[bool]:
         torch.manual_seed(np.random.default_rng().integers(2**31))  # whatever was drawn before
-        Randomness(model, seed, World(rank, 2, rank, 2, torch.device("cpu"))).begin(step)
+        DropoutRng(model, seed, World(rank, 2, rank, 2, torch.device("cpu"))).begin(step)
         return (torch.nn.functional.dropout(torch.ones(64)) > 0).tolist()
 
     assert mask(0, 5, 1) == mask(0, 5, 1)
@@ -89,7 +89,7 @@ def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
 
 
 def test_a_network_without_dropout_leaves_the_generator_alone() -> None:
-    randomness = Randomness(torch.nn.Linear(2, 2), 0, World(0, 1, 0, 1, torch.device("cpu")))
+    randomness = DropoutRng(torch.nn.Linear(2, 2), 0, World(0, 1, 0, 1, torch.device("cpu")))
     before = torch.get_rng_state()
     randomness.begin(3)
     assert torch.equal(torch.get_rng_state(), before)

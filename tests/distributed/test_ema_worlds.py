@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from podscale.checkpoint.modelfile import BESIDE, WEIGHTS
+from podscale.checkpoint.modelfile import OTHER_WEIGHTS_FILES, WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.errors import Preempted
-from podscale.pytorch.session import Session
+from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from tests.distributed.test_training_worlds import (
@@ -34,7 +34,7 @@ def averaging(workspace: Path, run: str, **changes: Any) -> RunConfig:
     return document(workspace, run__id=run, train__ema=ema, **{"evaluate__every_epochs": 2, **changes})
 
 
-def recorded(session: Session, found: dict[int, Values]) -> None:
+def recorded(session: PyTorchTrainer, found: dict[int, Values]) -> None:
     """The weights and statistics at the start and after each update, before the average takes them in."""
     step, state = session.step, session.state
 
@@ -97,7 +97,7 @@ def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shar
     assert_same_bits(final_state(averaged), final_state(plain))  # evaluating lends the model and gives it back
     for config, prefix, other in ((plain, "model/", "ema/"), (averaged, "ema/", "model/")):
         state, model = final_state(config), RunDirectory.of(config).model
-        for file, kind in ((WEIGHTS, prefix), (BESIDE[config.evaluate.weights], other)):
+        for file, kind in ((WEIGHTS_FILE, prefix), (OTHER_WEIGHTS_FILES[config.evaluate.weights], other)):
             found = load_file(model / file)
             assert_same_bits(found, {name: state[f"{kind}{name}"] for name in found})
     told = {config.run.id: records_of(config) for config in (plain, averaged)}

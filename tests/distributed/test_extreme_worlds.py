@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
-from podscale.pytorch.session import Session
+from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from tests.distributed.test_sharded_training_worlds import SHARDED, copied, outcome, restored
@@ -30,7 +30,7 @@ def config_of(workspace: Path, name: str, run: str, **changes: Any) -> RunConfig
     return document(workspace / name / run, evaluate__every_epochs=2, **{**CASES[name], **changes})
 
 
-def looking(session: Session, seen: list[Values]) -> None:
+def looking(session: PyTorchTrainer, seen: list[Values]) -> None:
     """Keeps the parameters of every evaluation."""
     measure = session.evaluator.measure
 
@@ -62,7 +62,7 @@ def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
         straight, halted = config_of(tmp_path, name, "straight"), config_of(tmp_path, name, "halted")
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
-        state, exported = final_state(straight), load_file(RunDirectory.of(straight).model / WEIGHTS)
+        state, exported = final_state(straight), load_file(RunDirectory.of(straight).model / WEIGHTS_FILE)
         assert all(np.isfinite(value).all() for value in state.values())
         reached = reached_by(state)
         for parameter, value in reached.items():

@@ -105,7 +105,7 @@ def failing(world: World) -> None:
     def broken(bucket: Tensor) -> None:
         raise ValueError("the link is down")
 
-    queue = hooks._ThreadQueue(broken)  # type: ignore[arg-type]
+    queue = hooks._ThreadHookQueue(broken)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the link is down"):
         queue.submit(torch.ones(3)).wait()
     with refused(field="algorithm", got="ddp"):

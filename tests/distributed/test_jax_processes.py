@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from podscale.config import load
-from podscale.input import build_loader
-from podscale.order import build_order
+from podscale.input.build import build_loader
+from podscale.order import build_sampler
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
-from podscale.worker_exit import RankOutcome, read_rank_outcomes, registered_ranks
+from podscale.worker_exit import WorkerReport, read_worker_reports, registered_workers
 from tests.conftest import MakeShardSet
 from tests.support.jax_bodies import DIES_AT, READ
 from tests.support.ports import free_port
@@ -42,7 +42,7 @@ class Ended:
 
     code: int
     out: str
-    outcomes: dict[int, RankOutcome]
+    outcomes: dict[int, WorkerReport]
     answers: dict[int, Any]
     seconds: float
 
@@ -84,10 +84,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
             int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in tmp_path.glob("answer-*.json")
         }
         code = max(spawner.returncode for spawner in spawners)
-        return Ended(code, out, read_rank_outcomes(tmp_path), answers, time.monotonic() - hit)
+        return Ended(code, out, read_worker_reports(tmp_path), answers, time.monotonic() - hit)
 
     yield run
-    for pid in registered_ranks(tmp_path).values():
+    for pid in registered_workers(tmp_path).values():
         if (Path("/proc") / str(pid)).exists():
             os.kill(pid, signal.SIGKILL)
     for spawner in spawners:
@@ -101,11 +101,11 @@ def _await_end(spawners: list[subprocess.Popen[str]], place: Path, ranks: int) -
     seen = False
     while any(spawner.poll() is None for spawner in spawners):
         assert time.monotonic() < deadline, [spawner.communicate() for spawner in spawners if not spawner.kill()]
-        pids = registered_ranks(place)
+        pids = registered_workers(place)
         if not seen and (place / "hit").exists():
             seen, hit = True, time.monotonic()
-        if len(read_rank_outcomes(place)) == ranks - 1 and (place / "hit").exists() and len(pids) == ranks:
-            (left,) = set(pids) - set(read_rank_outcomes(place))
+        if len(read_worker_reports(place)) == ranks - 1 and (place / "hit").exists() and len(pids) == ranks:
+            (left,) = set(pids) - set(read_worker_reports(place))
             with suppress(ProcessLookupError):
                 os.kill(pids[left], signal.SIGKILL)
             break
@@ -148,7 +148,7 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
     check_that_they_met(met, 2 * processes, devices)
 
     split = ShardSet.open(directory).split("train")
-    order = build_order(config, split)
+    order = build_sampler(config, split)
     shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
     for host in range(2):
         own = {shard_of[key] for key in split.keys[order.host_rows(host)].tolist()}

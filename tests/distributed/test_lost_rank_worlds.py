@@ -12,17 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from podscale.config.spans import Span
+from podscale.config.spans import BatchNormGroup
 from podscale.errors import PodscaleError
-from podscale.pytorch import world as worlds
-from podscale.pytorch.allreduce import Flat
-from podscale.pytorch.batchnorm import BatchNorm, span_groups
-from podscale.pytorch.control import Control
-from podscale.pytorch.failure import watched
-from podscale.pytorch.meeting import meet
-from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.allreduce import FlatAllReduce
+from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
+from podscale.pytorch.control import StepSync
+from podscale.pytorch.failure import watch_torch_peers
+from podscale.pytorch.meeting import join_torch_rank_group
+from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.step import StepResult
-from podscale.pytorch.world import World
+from podscale.pytorch.world import World, leave_world
 
 TIMEOUT, BEAT = 2.0, 0.25
 DIES_AT = 3
@@ -32,7 +31,9 @@ Update = Callable[[int], None]
 
 def bucket(world: World) -> Update:
     torch.manual_seed(0)
-    reducer = FlatReducer(nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 8)), Flat(world), world, bucket_mb=0.01)
+    reducer = BucketedReducer(
+        nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 8)), FlatAllReduce(world), world, bucket_mb=0.01
+    )
 
     def update(step: int) -> None:
         reducer.begin()
@@ -44,12 +45,12 @@ def bucket(world: World) -> Update:
 
 def batch_norm(world: World) -> Update:
     layer = BatchNorm(4)
-    span_groups(layer, world, Span(world.size, 2))
+    assign_batch_norm_groups(layer, world, BatchNormGroup(world.size, 2))
     return lambda step: layer(torch.rand(2, 4, 3, 3)).sum().backward()
 
 
 def control(world: World) -> Update:
-    words = Control(world, lag=0)
+    words = StepSync(world, lag=0)
 
     def update(step: int) -> None:
         words.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy=0.0, stop=False)
@@ -76,7 +77,7 @@ def lose(
         (place / f"pid-{world.rank}").write_text(str(os.getpid()))
         world.barrier()
         try:
-            with watched(meet(TIMEOUT), lambda error: None, seconds=BEAT) as whereabouts:
+            with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, seconds=BEAT) as whereabouts:
                 for step in range(1000):
                     whereabouts.enter("forward_backward")
                     if step == DIES_AT and world.rank == victim:
@@ -142,9 +143,9 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
     """Rank 1 is in its data; the others wait for it in vain."""
 
     def body(world: World) -> str:
-        meeting = meet(TIMEOUT)
+        meeting = join_torch_rank_group(TIMEOUT)
         try:
-            with watched(meeting, lambda error: None, seconds=BEAT) as whereabouts:
+            with watch_torch_peers(meeting, lambda error: None, seconds=BEAT) as whereabouts:
                 whereabouts.updated(7)
                 world.barrier()
                 if world.rank == 1:
@@ -166,13 +167,13 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
 def test_who_ends_by_itself_says_why(run_world: Any) -> None:
     def body(world: World) -> str:
         try:
-            with watched(meet(TIMEOUT), lambda error: None, seconds=BEAT):
+            with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, seconds=BEAT):
                 world.barrier()
                 if world.rank == 2:
                     raise ValueError("index 3 is out of bounds")
                 world.barrier()
         except ValueError:
-            worlds.leave()
+            leave_world()
             return ""
         except PodscaleError as error:
             return str(error).splitlines()[0]
@@ -188,7 +189,7 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
     def body(world: World) -> tuple[int, str]:
         ended: list[PodscaleError] = []
         started = time.monotonic()
-        with watched(meet(TIMEOUT), ended.append, seconds=BEAT, deaf=True) as whereabouts:
+        with watch_torch_peers(join_torch_rank_group(TIMEOUT), ended.append, seconds=BEAT, deaf=True) as whereabouts:
             whereabouts.updated(1)
             whereabouts.enter("allreduce_wait")
             if world.rank == 1:
@@ -211,7 +212,9 @@ def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Pa
 
     def body(world: World) -> list[tuple[int, str]]:
         ended: list[PodscaleError] = []
-        with watched(meet(60), ended.append, seconds=BEAT, hang_seconds=limit, stacks=tmp_path) as whereabouts:
+        with watch_torch_peers(
+            join_torch_rank_group(60), ended.append, seconds=BEAT, hang_seconds=limit, stacks=tmp_path
+        ) as whereabouts:
             for step in range(20):
                 whereabouts.enter("forward_backward")
                 whereabouts.updated(step, 0.01)
@@ -238,7 +241,9 @@ def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:
 
     def body(world: World) -> int:
         ended: list[PodscaleError] = []
-        with watched(meet(60), ended.append, seconds=BEAT, hang_seconds=limit) as whereabouts:
+        with watch_torch_peers(
+            join_torch_rank_group(60), ended.append, seconds=BEAT, hang_seconds=limit
+        ) as whereabouts:
             for step in range(20):
                 whereabouts.enter("forward_backward")
                 whereabouts.updated(step, 0.01)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.commands.outline import outline
+from podscale.commands.outline import describe_run
 from podscale.commands.render import render_run
 from podscale.config import RunConfig, load
 from podscale.errors import Preempted
-from podscale.pipelines.presets import resolve
+from podscale.pipelines.presets import resolve_preset
 from podscale.pytorch.world import World
 from tests.distributed.test_training_worlds import (
     assert_same_bits,
@@ -46,7 +46,7 @@ OWN = {
 
 
 def small(name: str, workspace: Path) -> RunConfig:
-    return load(resolve(name), [*SMALL, *OWN[name], f"run.workspace={workspace}"])
+    return load(resolve_preset(name), [*SMALL, *OWN[name], f"run.workspace={workspace}"])
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -71,11 +71,11 @@ def test_a_preset_trains_and_resumes_to_the_bit(name: str, run_world: Any, make_
 @pytest.mark.parametrize("name", OWN)
 def test_a_preset_is_rendered_and_planned(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     claim = ["launch.cluster.workspace_claim=claim", "data.source=gs://bucket/images"]
-    config = load(resolve(name), claim)
+    config = load(resolve_preset(name), claim)
     render_run(name, claim, backend=None, stage="all", defaults=None, output=None)
     said = capsys.readouterr().out
     assert f"name: {name}" in said
     assert re.search(rf"nvidia\.com/gpu: \W?{config.launch.resources.accelerators}\b", said)
-    planned = outline(small(name, tmp_path))
+    planned = describe_run(small(name, tmp_path))
     assert "train       to do" in planned
     assert re.search(r"^training +4 epochs of batches of 16", planned, re.MULTILINE)

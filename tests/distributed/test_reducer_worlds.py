@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from podscale.config.train import AllReduceSection
-from podscale.pytorch.allreduce import Flat, Torus2D
+from podscale.pytorch.allreduce import FlatAllReduce, Torus2DAllReduce
 from podscale.pytorch.mesh import build_mesh
-from podscale.pytorch.reducer import FlatReducer, accumulating, build_reducer
+from podscale.pytorch.reducer import BucketedReducer, build_reducer, no_sync_unless_last
 from podscale.pytorch.world import World
 
 EXTRA = 3
@@ -44,7 +44,7 @@ def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
     reducer.begin()
     for part in range(parts):
         images, labels = data(rank, part)
-        with accumulating(reducer, last=part == parts - 1):
+        with no_sync_unless_last(reducer, last=part == parts - 1):
             loss = nn.functional.cross_entropy(reducer.module(images), labels) / parts
             reducer.buffer.extra += torch.tensor([rank, 1.0, loss.item()])
             reducer.backward(loss, last=part == parts - 1)
@@ -96,7 +96,7 @@ def test_averages_are_the_oracles_on_every_rank(run_world: Any, size: int) -> No
 def halves(world: World) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
     found = {}
     for row in (1, 2, 4):
-        algorithm = Torus2D(build_mesh(world, row), world.device) if row < world.size else Flat(world)
+        algorithm = Torus2DAllReduce(build_mesh(world, row), world.device) if row < world.size else FlatAllReduce(world)
         bucket = torch.arange(32.0) * (world.rank + 1)
         whole = bucket.clone()
         algorithm(whole)
@@ -118,7 +118,7 @@ def test_the_two_halves_make_the_whole(run_world: Any) -> None:
 
 def early_reduction(world: World) -> int:
     """How many buckets are handed over before the last pass of an update."""
-    reducer = FlatReducer(network(), Flat(world), world, bucket_mb=1 / 1024)
+    reducer = BucketedReducer(network(), FlatAllReduce(world), world, bucket_mb=1 / 1024)
     submitted: list[int] = []
     submit = reducer._lane.submit
     reducer._lane.submit = lambda bucket: (submitted.append(len(bucket)), submit(bucket))[1]  # type: ignore[method-assign]
@@ -141,7 +141,7 @@ def test_accumulation_does_not_reduce_early(run_world: Any) -> None:
 
 def parameters_without_gradient(world: World) -> list[Tensor]:
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
-    reducer = FlatReducer(model, Flat(world), world, bucket_mb=1e-4)
+    reducer = BucketedReducer(model, FlatAllReduce(world), world, bucket_mb=1e-4)
     reducer.begin()
     reducer.backward(model["used"](torch.ones(2, 4) * (world.rank + 1)).sum(), last=True)
     reducer.finish()

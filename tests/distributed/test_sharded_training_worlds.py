@@ -9,11 +9,11 @@ import torch
 from safetensors.numpy import load_file
 
 from podscale.checkpoint.layout import complete_entries, read_snapshot
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.engine.trainer import TrainResult
 from podscale.errors import Preempted
-from podscale.pytorch.session import Session
+from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from tests.distributed.test_training_worlds import (
@@ -45,7 +45,7 @@ def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndar
     """What a session holds before its first update."""
     found: dict[str, np.ndarray[Any, Any]] = {}
 
-    def look(session: Session) -> None:
+    def look(session: PyTorchTrainer) -> None:
         seek = session.step.seek
 
         def look_first(number: int) -> None:
@@ -133,7 +133,7 @@ def test_a_nan_on_one_rank_masks_a_sharded_update_on_all(run_world: Any, make_sh
 
 
 def weights_and_masters(config: RunConfig, shards: Path, world: World) -> Any:
-    live: list[Session] = []
+    live: list[PyTorchTrainer] = []
     result = outcome(config, shards, world, live.append)
     state = live[0].state
     parameters = {name: (p.dtype, p.detach().float().numpy()) for name, p in state.model.named_parameters()}
@@ -167,7 +167,7 @@ def test_weights_differ_from_their_masters_by_rounding(
         np.testing.assert_array_equal(values, rounded if name in halves else masters[name])
         np.testing.assert_array_equal(values, other[1][name][1])
     assert any((masters[name] != parameters[name][1]).mean() > 0.9 for name in halves)
-    exported = load_file(RunDirectory.of(config).model / WEIGHTS)
+    exported = load_file(RunDirectory.of(config).model / WEIGHTS_FILE)
     for name, master in masters.items():
         np.testing.assert_array_equal(exported[name], master)
         np.testing.assert_array_equal(final_state(config)[f"model/{name}"], master)

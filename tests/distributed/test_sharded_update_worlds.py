@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from podscale.config import ModelSection, RunConfig
-from podscale.models import spec
-from podscale.pytorch.build import build_update
+from podscale.models import model_spec
+from podscale.pytorch.build import build_reducer_and_optimizer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Hyper, Optimizer, Periodic, Shampoo, Shaped, build_optimizer
+from podscale.pytorch.optim import ExtraStateOptimizer, HyperParams, Optimizer, Shampoo, StepAware, build_optimizer
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.reducer import Reducer
-from podscale.pytorch.step import all_finite, zero_unless
-from podscale.pytorch.weights import Weights
+from podscale.pytorch.reducer import GradientReducer
+from podscale.pytorch.step import all_finite, zero_nonfinite
+from podscale.pytorch.weights import FlatWeights
 from podscale.pytorch.world import World
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.shampoo_oracle import Step, shampoo_oracle
@@ -49,16 +49,16 @@ class Update:
         self.train = train_section(**changes)
         self.model = build_model(SECTION, 10).to(memory_format=torch.channels_last)
         precision = Precision(self.train.precision, world.device)
-        self.reducer: Reducer
-        self.weights: Weights
+        self.reducer: GradientReducer
+        self.weights: FlatWeights
         self.optimizer: Optimizer
-        self.reducer, self.weights, self.optimizer = build_update(
-            self.train, self.model, spec(SECTION, 10), precision, world, 10.0, extra=1
+        self.reducer, self.weights, self.optimizer = build_reducer_and_optimizer(
+            self.train, self.model, model_spec(SECTION, 10), precision, world, 10.0, extra=1
         )
 
     def named(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Weights, moments and what is kept in other shapes, by parameter."""
-        assert isinstance(self.optimizer, Shaped)
+        assert isinstance(self.optimizer, ExtraStateOptimizer)
         flat = {"weights": self.weights.published, **self.optimizer.moments}
         found = {kind: self.weights.named(values) for kind, values in flat.items()} | {
             "arrays": self.optimizer.arrays()
@@ -76,11 +76,11 @@ class Update:
         if bad is not None:
             buffer.averages[0][bad] = float("nan")
         finite = all_finite([*buffer.averages, buffer.extra])
-        zero_unless(finite, buffer.averages)
-        if isinstance(self.optimizer, Periodic):
+        zero_nonfinite(finite, buffer.averages)
+        if isinstance(self.optimizer, StepAware):
             self.optimizer.begin(number)
         rate = rate_of(number)
-        finite = self.optimizer.step(Hyper(*torch.tensor([rate, 0.9, 1e-3, 2.0]).unbind()), finite)
+        finite = self.optimizer.step(HyperParams(*torch.tensor([rate, 0.9, 1e-3, 2.0]).unbind()), finite)
         self.weights.publish()
         return bool(finite)
 
@@ -136,7 +136,7 @@ def dealt_out(world: World) -> list[Any]:
         assert update.step(number, world.rank)
         if number + 1 in (MIDDLE, SHAMPOO_STEPS):
             states.append(update.named())
-    assert isinstance(update.optimizer, Shaped)
+    assert isinstance(update.optimizer, ExtraStateOptimizer)
     update.reducer.close()
     return [states, update.optimizer.shaped_bytes]
 
@@ -158,7 +158,7 @@ def check_shampoo(ranks: list[Any]) -> None:
             for kind, arrays in mine.items():
                 for name, array in arrays.items():
                     assert np.array_equal(array, others[kind][name]), (kind, name)
-    decays = {p.name: p.role == "weight" for p in spec(SECTION, 10).parameters}
+    decays = {p.name: p.role == "weight" for p in model_spec(SECTION, 10).parameters}
     shapes = {name: array.shape for name, array in start["weights"].items()}
     steps = [Step(means(n, len(ranks), shapes), rate_of(n), 0.9, 1e-3) for n in range(SHAMPOO_STEPS)]
     want = shampoo_oracle(start["weights"], steps, decays, block=16, eps=1e-3, beta2=0.9, start=3, every=4)

@@ -11,16 +11,16 @@ from torch import nn
 
 from podscale.config.network import BatchNormSection
 from podscale.input.batch import Batch
-from podscale.pytorch.allreduce import Flat
+from podscale.pytorch.allreduce import FlatAllReduce
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.loss import Loss
-from podscale.pytorch.optim import Segment, Sgd, Share
+from podscale.pytorch.loss import TrainingLoss
+from podscale.pytorch.optim import ParamShard, ParamSlice, Sgd
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.reducer import FlatReducer
-from podscale.pytorch.statistics import RunningStatistics, running_share
-from podscale.pytorch.step import Step
-from podscale.pytorch.weights import Weights
+from podscale.pytorch.reducer import BucketedReducer
+from podscale.pytorch.statistics import RunningStatistics, running_statistics_weight
+from podscale.pytorch.step import TrainStep
+from podscale.pytorch.weights import FlatWeights
 from podscale.pytorch.world import World
 
 RATE, SMOOTHING, PARTS = 0.3, 0.1, 2
@@ -41,24 +41,24 @@ def batch(rank: int) -> DeviceBatch:
 
 def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_every: int = 1) -> dict[str, Any]:
     model = network()
-    statistics = RunningStatistics(model, share=running_share(BatchNormSection(running=running), world))
-    reducer = FlatReducer(model, Flat(world), world, extra=1 + len(statistics), bucket_mb=0.001)
-    weights = Weights(reducer.buffer)
+    statistics = RunningStatistics(model, share=running_statistics_weight(BatchNormSection(running=running), world))
+    reducer = BucketedReducer(model, FlatAllReduce(world), world, extra=1 + len(statistics), bucket_mb=0.001)
+    weights = FlatWeights(reducer.buffer)
     segments = [
-        Segment(n, start, p.numel(), True, True)
+        ParamSlice(n, start, p.numel(), True, True)
         for (n, p), start in zip(model.named_parameters(), reducer.buffer.starts.values(), strict=True)
     ]
-    optimizer = Sgd(Share(segments, reducer.buffer.owned, weights.masters, reducer.buffer.flat), nesterov=False)
+    optimizer = Sgd(ParamShard(segments, reducer.buffer.owned, weights.masters, reducer.buffer.flat), nesterov=False)
     precision = Precision("fp32", world.device)
     schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
-    step = Step(
+    step = TrainStep(
         reducer,
         optimizer,
         weights,
         precision,
         statistics,
         schedule=schedule,
-        loss=Loss(SMOOTHING),
+        loss=TrainingLoss(SMOOTHING),
         accumulation=PARTS,
         norm_every=norm_every,
     )

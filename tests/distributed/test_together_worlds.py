@@ -11,23 +11,23 @@ import torch
 from safetensors.numpy import load_file
 
 from podscale import ensemble
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.engine.phase import untimed
-from podscale.engine.place import Place
+from podscale.engine.place import WorkerEnv
 from podscale.errors import InputError
 from podscale.evaluate import evaluation, predictions
-from podscale.evaluate.models import read_together
-from podscale.evaluate.passes import WAYS, predictions_path, read_passes
+from podscale.evaluate.models import read_evaluated_models
+from podscale.evaluate.passes import COMBINE_METHODS, pass_predictions_path, read_passes
 from podscale.evaluate.report import build_report
 from podscale.input.batch import Batch
-from podscale.pytorch import world as worlds
-from podscale.pytorch.build import build_evaluator, build_placed_model
-from podscale.pytorch.feed import Feed
-from podscale.pytorch.modelfile import load_weights
+from podscale.pytorch.build import build_evaluator, build_model_on_device
+from podscale.pytorch.feed import DevicePrefetcher
+from podscale.pytorch.modelfile import load_weights_file
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.together import evaluate_together
-from podscale.pytorch.votes import Votes
+from podscale.pytorch.together import evaluate_ensemble
+from podscale.pytorch.votes import LogitAverage
+from podscale.pytorch.world import join_world, leave_world
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
 from tests.support.engines import small, train_in_torch
@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     workspace = tmp_path_factory.mktemp("together")
     config, shards = document(workspace), make_shard_set(workspace / "shards")
     train_in_torch(config, shards)
-    for member in ensemble.members(config):
+    for member in ensemble.ensemble_members(config):
         averaged = {"ema": {"decay": 0.5}} if member.cycle == 0 else {}
         values = member.config.model_dump()
         values["train"] |= averaged
@@ -62,12 +62,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
 def evaluated(config: RunConfig, shards: Path) -> evaluation.Evaluation:
     """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
     run, shard_set = RunDirectory.of(config).create(), ShardSet.open(shards)
-    place = Place(config, "evaluate", str(shards), run.path / "ranks", None, 0)
+    place = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks", None, 0)
     place.rank_directory.mkdir(exist_ok=True)
     try:
-        evaluate_together(place, worlds.join(60.0, {}), shard_set, run)
+        evaluate_ensemble(place, join_world(60.0, {}), shard_set, run)
     finally:
-        worlds.leave()
+        leave_world()
     return evaluation.evaluate_run(run.path, config, shard_set)
 
 
@@ -75,17 +75,19 @@ def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.nd
     """What one model says of each sample, by key, in float64."""
     shard_set = ShardSet.open(shards)
     try:
-        world = worlds.join(60.0, {})
-        model = build_placed_model(config, world, len(shard_set.classes))
-        load_weights(model, weights)
-        loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), Precision("fp32", world.device))
+        world = join_world(60.0, {})
+        model = build_model_on_device(config, world, len(shard_set.classes))
+        load_weights_file(model, weights)
+        loader, evaluator = build_evaluator(
+            config, world, shard_set, DevicePrefetcher(world), Precision("fp32", world.device)
+        )
         found = {}
         for batch, logits in evaluator.logits(model, untimed):
             real = batch.source.weights > 0
             found |= zip(batch.source.keys[real].tolist(), logits.double().numpy()[real], strict=True)
         loader.close()
     finally:
-        worlds.leave()
+        leave_world()
     return found
 
 
@@ -99,9 +101,11 @@ def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     found = evaluated(config, shards).ensemble
     assert found is not None
-    run, models = RunDirectory.of(config), [m.model for m in ensemble.members(config)]
-    each = [logits_of(config, shards, model / WEIGHTS) for model in models]
-    answers = {name: predictions.read(predictions_path(run.ensemble, name)) for name in WAYS}
+    run, models = RunDirectory.of(config), [m.model for m in ensemble.ensemble_members(config)]
+    each = [logits_of(config, shards, model / WEIGHTS_FILE) for model in models]
+    answers = {
+        name: predictions.read_predictions(pass_predictions_path(run.ensemble, name)) for name in COMBINE_METHODS
+    }
     for way, mean in {
         "probabilities": lambda rows: softmax(rows).mean(0),
         "logits": lambda rows: softmax(rows.mean(0)),
@@ -133,7 +137,7 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
     passes = read_passes(RunDirectory.of(config).ensemble)
     assert list(passes) == ["member-0", "member-1", "member-2", "average-0", "weights"]
     costs = {one.way: one.answered for one in found.combined}
-    assert [costs[way].passes for way in WAYS] == [3, 3, 1]
+    assert [costs[way].passes for way in COMBINE_METHODS] == [3, 3, 1]
     seconds = sum(passes[f"member-{number}"].seconds for number in range(3))
     assert costs["logits"].images_per_second == pytest.approx(told.figures.samples / seconds)
     assert costs["weights"].images_per_second == pytest.approx(told.figures.samples / passes["weights"].seconds)
@@ -153,8 +157,8 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
 def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     evaluated(config, shards)
-    mean = load_file(RunDirectory.of(config).ensemble / "mean" / WEIGHTS)
-    members = [load_file(one.model / WEIGHTS) for one in ensemble.members(config)]
+    mean = load_file(RunDirectory.of(config).ensemble / "mean" / WEIGHTS_FILE)
+    members = [load_file(one.model / WEIGHTS_FILE) for one in ensemble.ensemble_members(config)]
     assert mean.keys() == members[0].keys()
     for name, values in mean.items():
         by_hand = np.mean([one[name].astype(np.float64) for one in members], axis=0)
@@ -168,7 +172,7 @@ def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunCon
 def test_any_models_can_be_set_beside_each_other(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
     """Named by directory, against a single model; a copy that lies alone is a model like any other."""
     config, shards = trained
-    first, second, _ = (member.model for member in ensemble.members(config))
+    first, second, _ = (member.model for member in ensemble.ensemble_members(config))
     shutil.copytree(second, tmp_path / "alone")
     named = {"models": (str(first), str(tmp_path / "alone")), "baseline": "tiny"}
     values = config.model_dump() | {"ensemble": {}, "run": {**config.run.model_dump(), "id": "two"}}
@@ -197,7 +201,7 @@ def test_a_model_that_does_not_fit_is_refused(
     change: dict[str, Any] | None, words: str, trained: tuple[RunConfig, Path], tmp_path: Path
 ) -> None:
     config, shards = trained
-    first, second, _ = (member.model for member in ensemble.members(config))
+    first, second, _ = (member.model for member in ensemble.ensemble_members(config))
     odd = tmp_path / "odd"
     shutil.copytree(second, odd)
     if change is None:
@@ -209,13 +213,13 @@ def test_a_model_that_does_not_fit_is_refused(
         (odd / "model.json").write_text(json.dumps(described))
     asked = config.evaluate.model_copy(update={"models": (str(first), str(odd))})
     with pytest.raises(InputError, match=words):
-        read_together(config.model_copy(update={"evaluate": asked}), ShardSet.open(shards).classes)
+        read_evaluated_models(config.model_copy(update={"evaluate": asked}), ShardSet.open(shards).classes)
 
 
 def test_votes_add_up_where_probabilities_vanish() -> None:
     """Two members that are sure of different classes: half each, though one of them has exp(-200) for either."""
     rows = Batch(None, np.array([0]), np.array([7], np.uint64), np.ones(1, np.float32), 0)
-    votes = Votes()
+    votes = LogitAverage()
     for logits in ([200.0, 0.0, -300.0], [0.0, 200.0, -300.0]):
         votes.begin()
         votes.add(rows, torch.tensor([logits]))

@@ -12,31 +12,31 @@ from torch import nn
 
 from podscale.config import RunConfig
 from podscale.engine.phase import untimed
-from podscale.engine.session import DIVERGED
+from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.engine.trainer import TrainResult
 from podscale.errors import InputError, PodscaleError, Preempted
-from podscale.pytorch.build import build_evaluator, build_placed_model, build_session
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer
+from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.session import Session
+from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
-from podscale.telemetry.events import read_records, undisturbed
+from podscale.telemetry.events import filter_replays, read_records
 from tests.support.engines import small as document
 from tests.support.engines import train_session
 from tests.support.refusals import refused
 
-Prepare = Callable[[Session], None]
+Prepare = Callable[[PyTorchTrainer], None]
 
 
 def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare = lambda s: None) -> TrainResult:
     """What `pytorch.rank` does with a stage, and a hook to disturb it."""
-    return train_session(build_session, config, world, shards, prepare)
+    return train_session(build_trainer, config, world, shards, prepare)
 
 
-def before_every_step(session: Session, act: Callable[[Any], None]) -> None:
+def before_every_step(session: PyTorchTrainer, act: Callable[[Any], None]) -> None:
     """`act(batch)` before each update."""
     step = session.step
 
@@ -53,7 +53,7 @@ def before_every_step(session: Session, act: Callable[[Any], None]) -> None:
 def stop_after(step: int, rank: int) -> Prepare:
     """One rank is asked to stop while it works on update `step`."""
 
-    def prepare(session: Session) -> None:
+    def prepare(session: PyTorchTrainer) -> None:
         def ask(batch: Any) -> None:
             if batch.source.step == step and session.world.rank == rank:
                 session.stop.requested = True
@@ -63,7 +63,7 @@ def stop_after(step: int, rank: int) -> Prepare:
     return prepare
 
 
-def keys_of(session: Session, found: dict[int, list[int]]) -> None:
+def keys_of(session: PyTorchTrainer, found: dict[int, list[int]]) -> None:
     """Records the sample keys of every update."""
     before_every_step(session, lambda batch: found.update({batch.source.step: batch.source.keys.tolist()}))
 
@@ -80,7 +80,7 @@ def losses_of(config: RunConfig) -> dict[int, float]:
 
 
 def records_of(config: RunConfig) -> list[dict[str, Any]]:
-    return undisturbed(read_records(RunDirectory.of(config).metrics))
+    return filter_replays(read_records(RunDirectory.of(config).metrics))
 
 
 def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     def body(world: World, config: RunConfig, prepare: Prepare) -> tuple[str, dict[int, list[int]]]:
         keys: dict[int, list[int]] = {}
 
-        def both(session: Session) -> None:
+        def both(session: PyTorchTrainer) -> None:
             prepare(session)
             keys_of(session, keys)
 
@@ -159,7 +159,7 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
 def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
     """One rank is asked to stop while the state after update `step` is being measured, early in the split."""
 
-    def prepare(session: Session) -> None:
+    def prepare(session: PyTorchTrainer) -> None:
         original = session.evaluation_loader.batches
 
         def batches(start: int, stop: int) -> Any:
@@ -221,7 +221,7 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
 def poison(steps: range, rank: int) -> Prepare:
     """One rank's images come out of normalisation as something that is not a number."""
 
-    def prepare(session: Session) -> None:
+    def prepare(session: PyTorchTrainer) -> None:
         step = -1
 
         def remember(batch: Any) -> None:
@@ -243,7 +243,7 @@ def test_a_nan_on_one_rank_masks_the_update_on_all(run_world: Any, make_shard_se
     config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20)
 
     def body(world: World) -> tuple[TrainResult, dict[str, Any]]:
-        live: list[Session] = []
+        live: list[PyTorchTrainer] = []
         result = run_training(config, shards, world, lambda s: (poison(range(4, 6), 1)(s), live.append(s))[0])
         return result, {name: tensor.clone() for name, tensor in live[0].state.tensors().items()}
 
@@ -268,7 +268,7 @@ def test_too_many_masked_updates_end_the_run(run_world: Any, make_shard_set: Any
             run_training(config, shards, world, poison(range(2, 12), 0))
         return refusal.text
 
-    assert all(DIVERGED in text for text in run_world(2, body))
+    assert all(NONFINITE_MESSAGE in text for text in run_world(2, body))
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -318,9 +318,9 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
 
     def body(world: World) -> Any:
         shard_set = ShardSet.open(shards)
-        model = build_placed_model(config, world, len(shard_set.classes))
+        model = build_model_on_device(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        feed = Feed(world)
+        feed = DevicePrefetcher(world)
         loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
         found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
         loader.close()
@@ -347,9 +347,11 @@ def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
 
     def body(world: World) -> Any:
         shard_set = ShardSet.open(shards)
-        model = build_placed_model(config, world, len(shard_set.classes))
+        model = build_model_on_device(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        loader, evaluator = build_evaluator(config, world, shard_set, Feed(world), Precision("fp32", world.device))
+        loader, evaluator = build_evaluator(
+            config, world, shard_set, DevicePrefetcher(world), Precision("fp32", world.device)
+        )
         found = evaluator.predict(model, untimed)
         normalise = Normalise(config.input, world, channels_last=True)
         losses = []

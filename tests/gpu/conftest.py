@@ -19,10 +19,10 @@ def world() -> Iterator[Any]:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from podscale.pytorch import world as worlds
+    from podscale.pytorch.world import join_world, leave_world
 
-    yield worlds.join(60.0, {})
-    worlds.leave()
+    yield join_world(60.0, {})
+    leave_world()
 
 
 @pytest.fixture
@@ -62,18 +62,18 @@ def train_here() -> TrainHere:
 def _train_here(
     world: Any, config: RunConfig, shards: Path, watch: Callable[[Any, int], None] = lambda session, step: None
 ) -> dict[str, Any]:
-    from podscale.engine.checkpoints import open_checkpoints
-    from podscale.engine.monitor import monitoring
+    from podscale.engine.checkpoints import open_checkpoint_store
+    from podscale.engine.monitor import open_training_logger
     from podscale.engine.stop import StopRequest
     from podscale.engine.trainer import train
-    from podscale.pytorch.build import build_session
+    from podscale.pytorch.build import build_trainer
     from podscale.rundir import RunDirectory
     from podscale.shards.shardset import ShardSet
 
     run, shard_set = RunDirectory.of(config).create(), ShardSet.open(shards)
-    with monitoring(config, world, run, run.path, None) as monitor:
-        checkpoints = open_checkpoints(config, run, shard_set, listener=monitor.checkpoint)
-        session = build_session(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+    with open_training_logger(config, world, run, run.path, None) as monitor:
+        checkpoints = open_checkpoint_store(config, run, shard_set, listener=monitor.checkpoint)
+        session = build_trainer(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         feed = session.feed
 
         def watched(batches: Any, phase: Any) -> Iterator[Any]:

@@ -99,7 +99,7 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
     import torch
 
     from podscale.pytorch.batchnorm import native
-    from podscale.pytorch.batchnorm.statistics import combine
+    from podscale.pytorch.batchnorm.statistics import combine_moments
 
     batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
     gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]
@@ -111,8 +111,8 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
     messages: list[Any] = []
     own = [(*native.moments(x), x.numel() // x.shape[1]) for x in xs]
     for mine in own:
-        combine(*mine, lambda m: messages.append(m.clone()) or m, torch.float32)
-    found = combine(*own[0], lambda m: torch.stack(messages).sum(0), torch.float32)
+        combine_moments(*mine, lambda m: messages.append(m.clone()) or m, torch.float32)
+    found = combine_moments(*own[0], lambda m: torch.stack(messages).sum(0), torch.float32)
     assert_close(found.mean, oracle.running_mean, 1e-6)
     assert_close(found.unbiased, oracle.running_var, 1e-4)
     invstd, one, zero = torch.rsqrt(found.var + 1e-5), torch.ones_like(found.mean), torch.zeros_like(found.mean)

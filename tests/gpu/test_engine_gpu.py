@@ -58,8 +58,8 @@ def test_gradients_are_those_of_the_cpu(world: Any) -> None:
     import torch
     from torch import nn
 
-    from podscale.pytorch.allreduce import Flat
-    from podscale.pytorch.reducer import FlatReducer
+    from podscale.pytorch.allreduce import FlatAllReduce
+    from podscale.pytorch.reducer import BucketedReducer
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).double()
@@ -69,7 +69,7 @@ def test_gradients_are_those_of_the_cpu(world: Any) -> None:
     model.zero_grad()
     on_gpu = model.float().to(world.device, memory_format=torch.channels_last)
     for overlap in (True, False):
-        reducer = FlatReducer(on_gpu, Flat(world), world, bucket_mb=0.002, overlap=overlap)
+        reducer = BucketedReducer(on_gpu, FlatAllReduce(world), world, bucket_mb=0.002, overlap=overlap)
         for _ in range(3):
             reducer.begin()
             loss = nn.functional.cross_entropy(on_gpu(images.to(world.device)), labels.to(world.device))
@@ -85,7 +85,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
 
     from podscale.config import InputSection
     from podscale.input.batch import Batch
-    from podscale.pytorch.feed import Feed
+    from podscale.pytorch.feed import DevicePrefetcher
     from podscale.pytorch.normalise import Normalise
 
     generator = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
     ]
     section = InputSection()
     normalise = Normalise(section, world, channels_last=True)
-    for item in Feed(world)(iter(batches), untimed):
+    for item in DevicePrefetcher(world)(iter(batches), untimed):
         want = (item.source.images / 255.0 - section.mean) / section.std
         np.testing.assert_allclose(normalise(item.images).permute(0, 2, 3, 1).cpu().numpy(), want, atol=1e-5)
 
@@ -109,16 +109,16 @@ def test_feed_copies_and_normalises(world: Any) -> None:
 def test_control_words_arrive_late_and_right(world: Any) -> None:
     import torch
 
-    from podscale.engine.word import LAG
-    from podscale.pytorch.control import Control
+    from podscale.engine.word import STATUS_LAG
+    from podscale.pytorch.control import StepSync
     from podscale.pytorch.step import StepResult
 
-    control, heard = Control(world), []
+    control, heard = StepSync(world), []
     for step in range(1, 50):
         loss = torch.full((), float(step), device=world.device)
         control.send(step, StepResult(loss, torch.isfinite(loss) & (loss != 7)), busy=0.001 * step, stop=step == 9)
         heard += control.due()
-        assert len(heard) == max(0, step - LAG)
+        assert len(heard) == max(0, step - STATUS_LAG)
     heard += control.drain()
     assert [word.loss for word in heard] == list(range(1, 50))
     assert [word.step for word in heard if not word.finite] == [7]

@@ -29,26 +29,26 @@ def test_bench_allreduce_over_nccl(ranks: int) -> None:
         "side": 64,
         "batch": 8,
     }
-    found = allreduce.measure(job, ranks, 300.0)
+    found = allreduce.run_link_benchmark(job, ranks, 300.0)
     assert (found["backend"], found["ranks"], found["rows"]) == ("nccl", ranks, [ranks, 1])
     assert all(one["error"] < 1e-6 for one in found["whole"])
     assert len(found["steps"]) == 3
-    assert allreduce.tables(found)
+    assert allreduce.format_tables(found)
 
 
 def test_auto_on_the_device(tmp_path: Path) -> None:
     """In this process, alone: the timing waits for the device, and what is chosen can be built."""
-    from podscale.pytorch import world as worlds
     from podscale.pytorch.allreduce import build_all_reduce
-    from podscale.pytorch.allreduce.auto import settle
+    from podscale.pytorch.allreduce.auto import resolve_algorithm
+    from podscale.pytorch.world import join_world, leave_world
 
     section = AllReduceSection(algorithm="auto")
-    world = worlds.join(60.0, {})
+    world = join_world(60.0, {})
     try:
-        settled = settle(section, world, 10**8, tmp_path / "all_reduce.json")
+        settled = resolve_algorithm(section, world, 10**8, tmp_path / "all_reduce.json")
         bucket = torch.ones(2**20, device=world.device)
         build_all_reduce(settled.section(section), world)(bucket)
         assert bucket.eq(1).all()
         assert settled.fabric.slice_bytes == 8 * 2**20
     finally:
-        worlds.leave()
+        leave_world()

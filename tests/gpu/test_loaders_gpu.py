@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from podscale.config.run_config import RunConfig
-from podscale.input import build_evaluation_loader, build_loader
-from podscale.input.build import dali_installed
-from podscale.order import build_order, evaluation_steps
+from podscale.input.build import build_evaluation_loader, build_loader, is_dali_installed
+from podscale.order import build_sampler, evaluation_steps
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import Sample, image_size, varied_samples
@@ -23,12 +22,12 @@ def loader(request: pytest.FixtureRequest) -> str:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    if request.param == "dali" and not dali_installed():
+    if request.param == "dali" and not is_dali_installed():
         pytest.skip("DALI is not installed")
     if request.param == "nvjpeg":
-        from podscale.input.loaders.nvjpeg import works_on
+        from podscale.input.loaders.nvjpeg import is_available_on
 
-        if not works_on(DEVICE):
+        if not is_available_on(DEVICE):
             pytest.skip("this torchvision does not decode on a GPU")
     return str(request.param)
 
@@ -46,7 +45,7 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
         made = build_loader(
             config,
             split,
-            build_order(config, split),
+            build_sampler(config, split),
             phases=image_phases(config, len(split)),
             ranks=range(1),
             world=1,

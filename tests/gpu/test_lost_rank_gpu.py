@@ -19,18 +19,20 @@ def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
     import torch
     from torch._C._distributed_c10d import HashStore
 
-    from podscale.engine.meeting import Meeting
-    from podscale.engine.notes import Whereabouts
-    from podscale.engine.pulse import Pulse
-    from podscale.pytorch.failure import watched
+    from podscale.engine.meeting import RankGroup
+    from podscale.engine.notes import ProgressTracker
+    from podscale.engine.pulse import RankHeartbeat
+    from podscale.pytorch.failure import watch_torch_peers
     from podscale.pytorch.meeting import TorchStore
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     store, ended = TorchStore(HashStore()), list[tuple[float, PodscaleError]]()
-    Pulse(Meeting(1, 2, store, 1.0), Whereabouts(), seconds=3600.0)
+    RankHeartbeat(RankGroup(1, 2, store, 1.0), ProgressTracker(), seconds=3600.0)
     torch.cuda._sleep(1)
-    with watched(Meeting(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), seconds=0.2) as whereabouts:
+    with watch_torch_peers(
+        RankGroup(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), seconds=0.2
+    ) as whereabouts:
         whereabouts.updated(1)
         torch.cuda._sleep(12_000_000_000)  # clock cycles: several seconds on any device
         torch.cuda.synchronize()

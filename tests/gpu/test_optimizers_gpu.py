@@ -25,11 +25,11 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
 
     pytest.importorskip("triton")
     from podscale.pytorch.optim.fused import FusedMomentum
-    from podscale.pytorch.optim.momentum import Momentum
+    from podscale.pytorch.optim.momentum import ForeachMomentum
     from tests.support.update_rules import RULES, updated
 
-    on_cpu = updated(RULES[name], Momentum, "cpu", shards=shards, compact=compact)
-    for mover in (Momentum, FusedMomentum):
+    on_cpu = updated(RULES[name], ForeachMomentum, "cpu", shards=shards, compact=compact)
+    for mover in (ForeachMomentum, FusedMomentum):
         found = updated(RULES[name], mover, "cuda", shards=shards, compact=compact)
         again = updated(RULES[name], mover, "cuda", shards=shards, compact=compact)
         for a, b, c in zip(found, again, on_cpu, strict=True):
@@ -44,19 +44,19 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
     import torch
 
     from podscale.config.optimizer import OptimizerSection
-    from podscale.pytorch.optim import Hyper, Segment, Share, build_optimizer
+    from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice, build_optimizer
 
     def build() -> Any:
         torch.manual_seed(0)
         weights, gradients = torch.randn(70_016, device="cuda"), torch.randn(70_016, device="cuda")
         segments = [
-            Segment("a", 0, 69_970, True, True),
-            Segment("b", 69_984, 32, False, False),
+            ParamSlice("a", 0, 69_970, True, True),
+            ParamSlice("b", 69_984, 32, False, False),
         ]  # aligned, as layouts are
-        share = Share(segments, [(0, 70_016)], weights, gradients)
+        share = ParamShard(segments, [(0, 70_016)], weights, gradients)
         return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share, 10.0)
 
-    row = Hyper(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device="cuda").unbind())
+    row = HyperParams(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device="cuda").unbind())
     flag = torch.tensor(finite, device="cuda")
     plain, source, gradients, rule = build()
     rule.step(row, flag)  # compiles the kernels
@@ -84,12 +84,14 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
 def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) -> None:
     import torch
 
-    from podscale.pytorch.optim import Hyper, Segment, Shampoo, Share
-    from podscale.pytorch.optim.peers import Peers
+    from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice, Shampoo
+    from podscale.pytorch.optim.peers import ReplicaGroup
 
     shapes, starts = ((40, 24, 3, 3), (64,), (10, 48)), (0, 8640, 8704)
     segments = [
-        Segment(str(n), start, torch.Size(shape).numel(), True, True, shape=shape, strides=torch.empty(shape).stride())
+        ParamSlice(
+            str(n), start, torch.Size(shape).numel(), True, True, shape=shape, strides=torch.empty(shape).stride()
+        )
         for n, (shape, start) in enumerate(zip(shapes, starts, strict=True))
     ]
     generator = torch.Generator().manual_seed(0)
@@ -97,9 +99,9 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
     found = {}
     for device in ("cpu", "cuda"):
         weights, gradients = drawn[0].to(device, copy=True), torch.zeros(9184, device=device)
-        share = Share(segments, [(0, 9184)], weights, gradients)
-        rule = Shampoo(share, Peers(), block=16, eps=1e-2, start=1, every=2, roots=roots)
-        row = Hyper(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device=device).unbind())
+        share = ParamShard(segments, [(0, 9184)], weights, gradients)
+        rule = Shampoo(share, ReplicaGroup(), block=16, eps=1e-2, start=1, every=2, roots=roots)
+        row = HyperParams(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device=device).unbind())
         flags = [torch.tensor(number != 4, device=device) for number in range(6)]
         given = [values.to(device) for values in drawn[1:]]
         for number in range(6):
@@ -120,7 +122,7 @@ def test_one_value_that_is_not_finite_is_found_and_masked(value: float) -> None:
     """Wherever it stands, in the large buffer or in the small one."""
     import torch
 
-    from podscale.pytorch.step import all_finite, zero_unless
+    from podscale.pytorch.step import all_finite, zero_nonfinite
 
     large, small = torch.randn(1_000_003, device="cuda"), torch.randn(33, device="cuda")
     assert bool(all_finite([large, small]))
@@ -131,6 +133,6 @@ def test_one_value_that_is_not_finite_is_found_and_masked(value: float) -> None:
             finite = all_finite([large, small])
             assert not bool(finite), (len(buffer), place)
             masked = [large.clone(), small.clone()]
-            zero_unless(finite, masked)
+            zero_nonfinite(finite, masked)
             assert not any(bool(tensor.any()) for tensor in masked)
             buffer[place] = before

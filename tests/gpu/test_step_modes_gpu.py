@@ -204,7 +204,7 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
 
     from podscale.input.batch import Batch
     from podscale.pytorch.feed import DeviceBatch
-    from podscale.pytorch.graph import GraphedStep
+    from podscale.pytorch.graph import CudaGraphStep
 
     class Nothing:
         def begin(self, step: int) -> None: ...
@@ -222,7 +222,7 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
 
     from contextlib import nullcontext
 
-    graphed = GraphedStep(Nothing(), world, sampled=lambda seconds: None)  # type: ignore[arg-type]
+    graphed = CudaGraphStep(Nothing(), world, sampled=lambda seconds: None)  # type: ignore[arg-type]
     results = [graphed(batch(2, step), lambda name: nullcontext()) for step in range(8)]
     assert [result.loss.item() for result in results] == [96 * step for step in range(8)]
     assert [bool(result.finite) for result in results] == [step > 0 for step in range(8)]
@@ -240,14 +240,16 @@ def test_the_benchmark_measures_a_graph(tmp_path: Path) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from podscale.bench.sweep import Settings, Variant, run_sweep
+    from podscale.bench.sweep import BenchVariant, SweepSettings, run_sweep
     from podscale.config import RunConfig, load
 
     def base(more: list[str]) -> RunConfig:
         return load(None, ["model.name=resnet18", "model.width=16", "input.image_size=64", *more])
 
-    variant = Variant("graph", {"train.cuda_graph": True, "train.precision": "bf16", "launch.processes": 1}, batch=16)
-    settings = Settings(warmup=8, steps=10, parts=3)
+    variant = BenchVariant(
+        "graph", {"train.cuda_graph": True, "train.precision": "bf16", "launch.processes": 1}, batch=16
+    )
+    settings = SweepSettings(warmup=8, steps=10, parts=3)
     (row,) = run_sweep(base, [variant], settings, tmp_path / "rows.json", lambda row, rows: None)
     assert row.found is not None, row.reason
     assert row.found["images_per_second"] > 0

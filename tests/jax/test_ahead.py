@@ -5,26 +5,26 @@ from collections import Counter
 import jax
 import numpy as np
 
-from podscale.jax.ahead.compiling import arguments, costs_of, memory_of
+from podscale.jax.ahead.compiling import cost_analysis, device_memory_bytes, step_arguments
 from podscale.jax.ahead.program import find_collectives
-from podscale.jax.mesh import mesh_of
-from podscale.jax.step import WORD, Call, build_step
+from podscale.jax.mesh import mesh_for_config
+from podscale.jax.step import STATUS_LENGTH, StepInputs, build_train_step
 from tests.jax.test_step import CLASSES, LARS, RESNET, SCHEDULE, SHARDED, UPDATES, batches, begin, document
 
 
 def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() -> None:
     """Of eight simulated devices: a sharded update in rows of four, batch norm over pairs."""
     config = document(RESNET, span=8, optimizer=LARS, **SHARDED)
-    step = build_step(config, mesh_of(config, jax.devices()), CLASSES)
-    compiled = step.updates.lower(*arguments(step, config, CLASSES, UPDATES)).compile()
+    step = build_train_step(config, mesh_for_config(config, jax.devices()), CLASSES)
+    compiled = step.updates.lower(*step_arguments(step, config, CLASSES, UPDATES)).compile()
 
     images, labels = batches(config.input.image_size)
-    call = Call(np.int32(1), np.zeros((8, WORD), np.int32))
+    call = StepInputs(np.int32(1), np.zeros((8, STATUS_LENGTH), np.int32))
     state, figures = compiled(begin(step, config), step.batches(images[:1], labels[:1]), SCHEDULE, call)
     assert figures.finite.tolist() == [True]
     assert int(state.number) == 1
 
-    memory, costs = memory_of(compiled), costs_of(compiled)
+    memory, costs = device_memory_bytes(compiled), cost_analysis(compiled)
     assert memory["aliased"] == sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state)), "donated"
     assert costs["flops"] > 1e6
     assert costs["bytes"] > memory["arguments"]

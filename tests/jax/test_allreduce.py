@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from podscale.config.train import AllReduceSection
 from podscale.jax.allreduce import build_all_reduce
-from podscale.jax.mesh import RANKS, arrange
+from podscale.jax.mesh import RANKS, arrange_devices
 from tests.support.refusals import refused
 
 DEVICES = 8
@@ -22,7 +22,7 @@ COLLECTIVE = re.compile(
 
 
 def mesh_of(shape: tuple[int, int, int]) -> Mesh:
-    return arrange(jax.devices(), np.arange(DEVICES).reshape(shape))
+    return arrange_devices(jax.devices(), np.arange(DEVICES).reshape(shape))
 
 
 def mapped(body: Any, mesh: Mesh, outputs: Any) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from podscale.engine.word import LAG, Word
-from podscale.jax.session import Session
+from podscale.engine.word import STATUS_LAG, StepStatus
+from podscale.jax.session import JaxTrainer
 from tests.support.engines import document, lines_of, train_in_jax
 from tests.support.shard_set import make_shard_set
 
@@ -34,7 +34,7 @@ class SlowDevices:
         self._drained = False
         self._changed = threading.Condition()
 
-    def slow_down(self, session: Session) -> None:
+    def slow_down(self, session: JaxTrainer) -> None:
         updates, drain = session.step.updates, session.control.drain
 
         @jax.jit
@@ -49,7 +49,7 @@ class SlowDevices:
                 self._changed.notify_all()
             return found
 
-        def drained() -> list[Word]:
+        def drained() -> list[StepStatus]:
             with self._changed:
                 self._drained = True
                 self._changed.notify_all()
@@ -61,7 +61,7 @@ class SlowDevices:
     def _hold(self, number: Any) -> None:
         call = int(number)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._drained or self.calls >= call + LAG, PATIENCE):
+            if not self._changed.wait_for(lambda: self._drained or self.calls >= call + STATUS_LAG, PATIENCE):
                 self.late.append(call)
 
 
@@ -92,10 +92,10 @@ def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
     )
     done: list[int] = []
 
-    def guard(session: Session) -> None:
+    def guard(session: JaxTrainer) -> None:
         updates = session.updates
 
-        def guarded() -> Iterator[list[Word]]:
+        def guarded() -> Iterator[list[StepStatus]]:
             going = updates()
             yield next(going)  # compiles
             while True:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from podscale.config.spans import Span
-from podscale.jax.batchnorm import BatchNorm, Statistics, span_groups
-from podscale.jax.mesh import RANKS, arrange
+from podscale.config.spans import BatchNormGroup
+from podscale.jax.batchnorm import BatchNorm, ChannelStatistics, assign_batch_norm_groups
+from podscale.jax.mesh import RANKS, arrange_devices
 
 DEVICES, CHANNELS, EPS, MOMENTUM = 8, 5, 1e-5, 0.1
 Values = np.ndarray[Any, Any]
@@ -46,10 +46,10 @@ def oracle(x: Values, dy: Values, weight: Values, bias: Values) -> dict[str, Val
 
 def distributed(norm: BatchNorm, group: int, x: Values, dy: Values, *arrays: Values) -> dict[str, Values]:
     """The same on eight devices: weight and bias gradients are summed over them, statistics are each device's."""
-    mesh = arrange(jax.devices(), np.arange(DEVICES).reshape(1, 2, 4), group)
+    mesh = arrange_devices(jax.devices(), np.arange(DEVICES).reshape(1, 2, 4), group)
 
     def body(x: Any, dy: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
-        running = Statistics(mean, var)
+        running = ChannelStatistics(mean, var)
         y, back, moved = jax.vjp(lambda *given: norm.train(*given, running), x, weight, bias, has_aux=True)
         dx, dw, db = back(dy)
         return y, dx, jax.lax.psum(dw, RANKS), jax.lax.psum(db, RANKS), moved.mean[None], moved.var[None]
@@ -86,7 +86,7 @@ def check(found: dict[str, Values], want: list[dict[str, Values]], running: tupl
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_a_group_is_normalised_as_its_full_batch(group: int) -> None:
     x, dy, weight, bias, *running = drawn(16)
-    norm = span_groups(BatchNorm(EPS, MOMENTUM), Span(group, 2))
+    norm = assign_batch_norm_groups(BatchNorm(EPS, MOMENTUM), BatchNormGroup(group, 2))
     found = distributed(norm, group, x, dy, weight, bias, *running)
     size = 16 // DEVICES * group
     want = [oracle(x[at : at + size], dy[at : at + size], weight, bias) for at in range(0, 16, size)]
@@ -96,7 +96,7 @@ def test_a_group_is_normalised_as_its_full_batch(group: int) -> None:
 def test_parts_of_a_batch_are_normalised_each_by_itself() -> None:
     """A span below a device's batch."""
     x, dy, weight, bias, *running = drawn(32)
-    norm = span_groups(BatchNorm(EPS, MOMENTUM), Span(1, 2))
+    norm = assign_batch_norm_groups(BatchNorm(EPS, MOMENTUM), BatchNormGroup(1, 2))
     found = distributed(norm, 1, x, dy, weight, bias, *running)
     want = [oracle(x[at : at + 2], dy[at : at + 2], weight, bias) for at in range(0, 32, 2)]
     check(found, want, tuple(running))
@@ -104,11 +104,11 @@ def test_parts_of_a_batch_are_normalised_each_by_itself() -> None:
 
 def test_one_message_each_way() -> None:
     """Two values a channel travel forward, two back, whatever the size of the group."""
-    mesh = arrange(jax.devices(), np.arange(DEVICES).reshape(1, 2, 4), 4)
-    norm = span_groups(BatchNorm(), Span(4, 2))
+    mesh = arrange_devices(jax.devices(), np.arange(DEVICES).reshape(1, 2, 4), 4)
+    norm = assign_batch_norm_groups(BatchNorm(), BatchNormGroup(4, 2))
 
     def body(x: Any, weight: Any) -> Any:
-        running = Statistics(weight, weight)
+        running = ChannelStatistics(weight, weight)
         return jax.grad(lambda x: (norm.train(x, weight, weight, running)[0] ** 2).sum())(x)
 
     specs = {"in_specs": (PartitionSpec(RANKS), PartitionSpec()), "out_specs": PartitionSpec(RANKS)}
@@ -124,7 +124,9 @@ def test_one_message_each_way() -> None:
 def test_a_mean_far_from_zero_costs_no_digits(mean: float, deviation: float) -> None:
     """Where the running mean is near, as after some updates. Plain sums would leave nothing of the second case."""
     x, _, weight, bias, near, var = drawn(16, mean=mean, deviation=deviation)
-    _, moved = BatchNorm(EPS, 1.0).train(jnp.asarray(x), weight, bias, Statistics(jnp.asarray(near), jnp.asarray(var)))
+    _, moved = BatchNorm(EPS, 1.0).train(
+        jnp.asarray(x), weight, bias, ChannelStatistics(jnp.asarray(near), jnp.asarray(var))
+    )
     want = oracle(x, x, weight, bias)
     np.testing.assert_allclose(moved.var, want["var"], rtol=3e-5)
     np.testing.assert_allclose(moved.mean, want["mean"], rtol=2e-7, atol=1e-6)
@@ -133,7 +135,7 @@ def test_a_mean_far_from_zero_costs_no_digits(mean: float, deviation: float) -> 
 def test_bf16_images_have_fp32_statistics() -> None:
     x, _, weight, bias, near, var = drawn(16)
     short = jnp.asarray(x, jnp.bfloat16)
-    y, moved = BatchNorm(EPS, 1.0).train(short, weight, bias, Statistics(jnp.asarray(near), jnp.asarray(var)))
+    y, moved = BatchNorm(EPS, 1.0).train(short, weight, bias, ChannelStatistics(jnp.asarray(near), jnp.asarray(var)))
     want = oracle(np.asarray(short, np.float64), x, weight, bias)
     assert y.dtype == jnp.bfloat16
     assert moved.mean.dtype == moved.var.dtype == jnp.float32

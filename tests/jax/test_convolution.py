@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 
 from podscale.config import ModelSection
 from podscale.jax import spatial
-from podscale.jax.mesh import mesh_of
+from podscale.jax.mesh import mesh_for_config
 from podscale.jax.models import build_model, initialise
-from podscale.jax.models.convolution import by_products, by_xla, convolution_on
+from podscale.jax.models.convolution import choose_convolution, matmul_convolution, xla_convolution
 from podscale.jax.models.stem import stem_convolution
 from podscale.jax.spatial import Tiles
-from podscale.jax.step import build_step
+from podscale.jax.step import build_train_step
 from podscale.models import Window
 from tests.jax.test_spatial import SPATIAL, TILED, WHOLE, after, cropped, drawn, laid_out, mapped
 from tests.jax.test_step import CLASSES, RESNET, SCHEDULE, batches, begin, document
@@ -52,7 +52,7 @@ def test_products_are_the_convolution_of_torch(name: str) -> None:
     outputs.backward(torch.from_numpy(dy))
 
     def convolve(x: Any, weight: Any) -> Any:
-        return by_products(x, weight, stride, kernel // 2, groups)
+        return matmul_convolution(x, weight, stride, kernel // 2, groups)
 
     def both_ways(x: Any, weight: Any, dy: Any) -> Any:
         y, back = jax.vjp(convolve, x, weight)
@@ -74,12 +74,12 @@ def test_products_of_tiles_are_those_of_the_whole_image(sides: tuple[int, int], 
     """Tiles have fewer pixels, so that a device may take products where whole images would not."""
     tiles = Tiles(sides, (4, 2))
     x, weight = drawn(2, *sides, 3), drawn(4, 3, window.kernel, window.kernel, seed=1)
-    want, back = jax.vjp(lambda x, weight: by_xla(x, weight, window.stride, window.padding), x, weight)
+    want, back = jax.vjp(lambda x, weight: xla_convolution(x, weight, window.stride, window.padding), x, weight)
     dy, outputs = drawn(*want.shape, seed=2), after(tiles, window)
 
     def of_tiles(x: Any, weight: Any) -> Any:
-        x, padding = spatial.surrounded(x, window, tiles)
-        return by_products(x, weight, window.stride, padding)
+        x, padding = spatial.exchange_halo(x, window, tiles)
+        return matmul_convolution(x, weight, window.stride, padding)
 
     def body(x: Any, weight: Any, dy: Any) -> Any:
         y, back = jax.vjp(of_tiles, x, weight)
@@ -96,8 +96,10 @@ def test_products_of_tiles_are_those_of_the_whole_image(sides: tuple[int, int], 
 
 def test_a_folded_stem_takes_products_too() -> None:
     x, weight = drawn(2, 32, 32, 3), drawn(4, 3, 7, 7, seed=1)
-    found = jax.jit(lambda x, weight: stem_convolution(x, weight, 2, 3, "space_to_depth", by_products))(x, weight)
-    np.testing.assert_allclose(found, by_xla(x, weight, 2, 3), rtol=1e-4, atol=1e-4)
+    found = jax.jit(lambda x, weight: stem_convolution(x, weight, 2, 3, "space_to_depth", matmul_convolution))(
+        x, weight
+    )
+    np.testing.assert_allclose(found, xla_convolution(x, weight, 2, 3), rtol=1e-4, atol=1e-4)
 
 
 def convolutions(lowered: Any) -> list[str]:
@@ -111,7 +113,7 @@ def test_accelerators_get_one_convolution_a_layer() -> None:
     parameters, statistics = initialise(model, CLASSES, seed=0)
 
     def lowered(on: Mesh) -> list[str]:
-        network = build_model(model, convolve=convolution_on(on))
+        network = build_model(model, convolve=choose_convolution(on))
         traced = jax.jit(lambda images: network(parameters, statistics, images, train=True)).trace(drawn(2, 16, 16, 3))
         return convolutions(traced.lower(lowering_platforms=("tpu",)))
 
@@ -122,7 +124,7 @@ def test_accelerators_get_one_convolution_a_layer() -> None:
 def test_a_step_on_cpus_takes_products() -> None:
     """Forward and backward: of the 13 convolutions that remain all but the first have three."""
     config = document(RESNET)
-    step = build_step(config, mesh_of(config, jax.devices()[:1]), CLASSES)
+    step = build_train_step(config, mesh_for_config(config, jax.devices()[:1]), CLASSES)
     images, labels = batches(config.input.image_size)
     lowered = step.updates.lower(begin(step, config), step.batches(images[:1], labels[:1]), SCHEDULE)
     assert len(convolutions(lowered)) == 3 * 13 - 1

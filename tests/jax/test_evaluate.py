@@ -14,13 +14,13 @@ from podscale.config import RunConfig
 from podscale.engine.phase import untimed
 from podscale.evaluate.predictions import Predictions
 from podscale.jax.build import build_evaluator
-from podscale.jax.evaluate import Evaluator, answers_of, build_answers
-from podscale.jax.gradients import Layout
-from podscale.jax.mesh import mesh_of
+from podscale.jax.evaluate import Evaluator, batch_predictions, build_eval_step
+from podscale.jax.gradients import ParamLayout
+from podscale.jax.mesh import mesh_for_config
 from podscale.jax.models import initialise
-from podscale.jax.placing import replicate
+from podscale.jax.placing import put_replicated
 from podscale.jax.step import build_layout
-from podscale.pytorch.evaluate import answers_of as torchs_answers
+from podscale.pytorch.evaluate import batch_predictions as torchs_answers
 from podscale.shards.shardset import ShardSet
 from tests.support.engines import document, jax_world
 from tests.support.shard_set import make_shard_set
@@ -33,12 +33,12 @@ class Evaluating:
 
     def __init__(self, config: RunConfig, shards: Path, devices: int) -> None:
         world, shard_set = jax_world(devices), ShardSet.open(shards)
-        mesh = mesh_of(config, world.devices)
+        mesh = mesh_for_config(config, world.devices)
         self.seen: list[int] = []
         layout, network = network_of(config, mesh, len(shard_set.classes))
         self.loader, evaluator = build_evaluator(config, world, mesh, layout, shard_set, self.seen.append)
         self.evaluator: Evaluator = evaluator
-        self.network: Any = replicate(network, mesh)
+        self.network: Any = put_replicated(network, mesh)
 
     def predict(self) -> Predictions:
         found = self.evaluator.predict(*self.network, untimed)
@@ -46,9 +46,9 @@ class Evaluating:
         return found.sorted_by_key()
 
 
-def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[Layout, Any]:
+def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[ParamLayout, Any]:
     """The layout of its weights' buckets, and buckets and running statistics, in memory of the host."""
-    layout = build_layout(config, mesh, models.spec(config.model, classes))
+    layout = build_layout(config, mesh, models.model_spec(config.model, classes))
     parameters, statistics = initialise(config.model, classes, seed=2)
     generator = np.random.default_rng(0)
     parameters["fc.weight"] = generator.standard_normal(parameters["fc.weight"].shape, np.float32)
@@ -58,9 +58,9 @@ def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[Layout, Any
 def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
     """The logits of an image and of its mirror image are averaged, so it does not matter which of them came."""
     config = document(tmp_path, evaluate__flip=True)
-    mesh = mesh_of(config, jax_world(1).devices)
+    mesh = mesh_for_config(config, jax_world(1).devices)
     layout, network = network_of(config, mesh, 3)
-    answers = build_answers(config, mesh, layout)
+    answers = build_eval_step(config, mesh, layout)
     images = np.random.default_rng(1).integers(0, 256, (1, 4, 16, 16, 3), dtype=np.uint8)
     labels, quiet = np.array([[0, 1, 2, 0]]), np.zeros(1, np.int32)
     found, mirrored = (
@@ -104,7 +104,7 @@ def test_answers_are_those_of_the_other_engine() -> None:
     for classes in (3, 40):
         logits = generator.integers(-3, 4, (64, classes)).astype(np.float32)  # full of equals
         labels = generator.integers(0, classes, 64)
-        topk, confidences, losses = answers_of(jnp.asarray(logits), jnp.asarray(labels))
+        topk, confidences, losses = batch_predictions(jnp.asarray(logits), jnp.asarray(labels))
         wanted = torchs_answers(torch.from_numpy(logits), torch.from_numpy(labels))
         np.testing.assert_array_equal(topk, wanted.topk)
         np.testing.assert_allclose(confidences, wanted.confidences, rtol=1e-5)

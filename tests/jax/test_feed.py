@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from podscale.engine.phase import untimed
-from podscale.engine.word import LAG, Word
+from podscale.engine.word import STATUS_LAG, StepStatus
 from podscale.input.batch import Batch
-from podscale.jax.control import Control
-from podscale.jax.feed import Feed
+from podscale.jax.control import StepSync
+from podscale.jax.feed import DevicePrefetcher
 from podscale.jax.mesh import RANKS, build_mesh
-from podscale.jax.step import SHARDED_WORDS, Figures
+from podscale.jax.step import STATUS_SPEC, StepResults
 
 SIDE, EACH = 4, 3
 
@@ -32,7 +32,7 @@ def test_every_device_gets_the_part_of_its_place_in_the_mesh(group: int) -> None
     mesh = build_mesh(jax.devices(), group=group)
     wanted = list(batches(4, mesh.size))
     counts = iter([3, 4, 4])
-    found = list(Feed(mesh, 4)(iter(wanted), untimed, lambda: next(counts)))
+    found = list(DevicePrefetcher(mesh, 4)(iter(wanted), untimed, lambda: next(counts)))
     assert [[source.step for source in moved.sources] for moved in found] == [[0, 1, 2], [3]]
     for moved in found:
         images, labels = moved.on_devices
@@ -46,19 +46,19 @@ def test_every_device_gets_the_part_of_its_place_in_the_mesh(group: int) -> None
             np.testing.assert_array_equal(shards[device].data[0], moved.sources[0].labels[mine])
 
 
-def figures(losses: list[float], finite: list[bool], word: Any, norm: bool = True) -> Figures:
+def figures(losses: list[float], finite: list[bool], word: Any, norm: bool = True) -> StepResults:
     values = jax.numpy.asarray(losses)
-    return Figures(values, jax.numpy.asarray(finite), values * 10 if norm else None, word)
+    return StepResults(values, jax.numpy.asarray(finite), values * 10 if norm else None, word)
 
 
 def test_words_are_agreed_and_handed_out_late() -> None:
     mesh = build_mesh(jax.devices())
-    control = Control(mesh, rank=5, held=mesh.size)
+    control = StepSync(mesh, rank=5, held=mesh.size)
     agree = jax.jit(
         jax.shard_map(
             lambda words: jax.lax.pmax(words[0], RANKS),
             mesh=mesh,
-            in_specs=SHARDED_WORDS,
+            in_specs=STATUS_SPEC,
             out_specs=jax.sharding.PartitionSpec(),
         )
     )
@@ -66,30 +66,30 @@ def test_words_are_agreed_and_handed_out_late() -> None:
     assert control.word(stop=True, busy=0.125) is asked
     control.sent(0, 2, figures([1.5, 2.5, 0.0], [True, False, False], agree(calm)))
     assert control.due() == []
-    for call in range(LAG):
+    for call in range(STATUS_LAG):
         control.sent(2 + call, 1, figures([3.5], [True], agree(asked), norm=False))
     assert control.due() == [
-        Word(1, False, True, 1.5, 5, 250, 250, grad_norm=15.0),
-        Word(2, False, False, 2.5, 5, 250, 250, grad_norm=25.0),
+        StepStatus(1, False, True, 1.5, 5, 250, 250, grad_norm=15.0),
+        StepStatus(2, False, False, 2.5, 5, 250, 250, grad_norm=25.0),
     ]
     assert control.due() == []
-    assert control.drain() == [Word(step, True, True, 3.5, 5, 125, 125) for step in (3, 4)]
+    assert control.drain() == [StepStatus(step, True, True, 3.5, 5, 125, 125) for step in (3, 4)]
 
 
 def test_the_word_names_the_slowest_and_anybody_may_ask_for_a_stop() -> None:
     """Two processes with four devices each, told apart by what they say."""
     mesh = build_mesh(jax.devices())
     words = [
-        np.asarray(Control(mesh, rank, held=mesh.size).word(stop=rank == 1, busy=busy))
+        np.asarray(StepSync(mesh, rank, held=mesh.size).word(stop=rank == 1, busy=busy))
         for rank, busy in ((0, 0.04), (1, 0.02))
     ]
-    control = Control(mesh, 0, held=mesh.size)
+    control = StepSync(mesh, 0, held=mesh.size)
     agreed = np.max([words[place // 4][place] for place in range(8)], axis=0)
     control.sent(7, 1, figures([1.0], [True], jax.numpy.asarray(agreed)))
-    assert control.drain() == [Word(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
+    assert control.drain() == [StepStatus(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
 
 
 def test_no_batch_is_lost_where_more_are_asked_for_than_a_program_takes() -> None:
     mesh = build_mesh(jax.devices())
     with pytest.raises(AssertionError, match="2 batches for a program of 1"):
-        next(Feed(mesh)(batches(2, mesh.size), untimed, lambda: 2))
+        next(DevicePrefetcher(mesh)(batches(2, mesh.size), untimed, lambda: 2))

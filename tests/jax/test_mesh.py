@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from podscale.engine.seat import Seat
+from podscale.engine.seat import RankEnv
 from podscale.jax.mesh import (
     DEVICES,
     GROUP,
-    Place,
-    arrange,
+    DevicePosition,
+    arrange_devices,
+    axis_size,
     build_mesh,
-    place_of,
+    device_position,
     plan_grid,
     plan_partition,
     plan_tile,
-    size_of,
 )
 from podscale.jax.world import _check_slice
 from tests.support.refusals import refused
 
 
-def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> list[Place]:
+def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> list[DevicePosition]:
     """The places of a machine, in an order that has nothing to do with them."""
     places = [
-        Place(s, i, j, k, c)
+        DevicePosition(s, i, j, k, c)
         for s in range(slices)
         for k in range(z)
         for j in range(y)
@@ -39,7 +39,7 @@ def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> lis
     return [places[number] for number in np.random.default_rng(0).permutation(len(places))]
 
 
-def placed(places: list[Place], row: int | None = None) -> list[list[list[tuple[int, ...]]]]:
+def placed(places: list[DevicePosition], row: int | None = None) -> list[list[list[tuple[int, ...]]]]:
     return [[[tuple(places[n]) for n in row] for row in part] for part in plan_grid(places, row).tolist()]
 
 
@@ -64,15 +64,17 @@ def test_slices_are_an_axis_of_their_own() -> None:
 
 def test_without_a_torus_rows_are_nodes() -> None:
     devices = [SimpleNamespace(process_index=node) for node in (0, 0, 1, 1)]
-    assert [place_of(device, n % 2) for n, device in enumerate(devices)] == [
+    assert [device_position(device, n % 2) for n, device in enumerate(devices)] == [
         (0, 0, 0, 0, 0),
         (0, 1, 0, 0, 0),
         (0, 0, 1, 0, 0),
         (0, 1, 1, 0, 0),
     ]
-    assert plan_grid([place_of(device, n % 2) for n, device in enumerate(devices)]).tolist() == [[[0, 1], [2, 3]]]
+    assert plan_grid([device_position(device, n % 2) for n, device in enumerate(devices)]).tolist() == [
+        [[0, 1], [2, 3]]
+    ]
     tpu = SimpleNamespace(process_index=7, coords=[1, 2, 0], core_on_chip=1, slice_index=3)
-    assert place_of(tpu, 0) == Place(3, 1, 2, 0, 1)
+    assert device_position(tpu, 0) == DevicePosition(3, 1, 2, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +99,12 @@ def test_groups_are_tiles_of_neighbours(columns: int, row: int, group: int, tile
 
 def test_the_members_of_a_group_are_consecutive_ranks() -> None:
     places = torus(2, 4, cores=2)
-    mesh = arrange(jax.devices()[:8] * 2, plan_grid(places), 8)
+    mesh = arrange_devices(jax.devices()[:8] * 2, plan_grid(places), 8)
     assert shape(mesh) == {"column": 2, "group_column": 2, "group_row": 4}
     tiles = np.array(plan_grid(places)).reshape(1, 2, 2, 1, 4).transpose(0, 1, 3, 2, 4).reshape(2, 8)
     for members in tiles:
         assert {places[member].y // 2 for member in members} in ({0}, {1})
-    assert size_of(mesh, GROUP) == 8
+    assert axis_size(mesh, GROUP) == 8
     assert mesh.axis_names == DEVICES
 
 
@@ -138,7 +140,7 @@ def test_devices_that_share_images_are_neighbours(
 
 def test_parts_of_an_image_lie_on_the_torus_as_in_the_image() -> None:
     places = torus(4, 4)
-    mesh = arrange(list(range(16)), plan_grid(places), 2, (4, 2))  # type: ignore[arg-type]
+    mesh = arrange_devices(list(range(16)), plan_grid(places), 2, (4, 2))  # type: ignore[arg-type]
     assert shape(mesh) == {"group_column": 2, "height": 4, "width": 2}
     for sharers in mesh.devices.reshape(2, 4, 2):
         for down, across in ((1, 0), (0, 1)):
@@ -159,15 +161,15 @@ class Elsewhere:
 
 
 def test_what_makes_no_mesh_is_refused() -> None:
-    eight = [Place(0, x, 0) for x in range(8)]
+    eight = [DevicePosition(0, x, 0) for x in range(8)]
     with refused("8 devices", "divisor of 8", field="train.all_reduce.row", got=3):
         plan_grid(eight, 3)
-    uneven = [Place(0, 0, 0), Place(0, 1, 0), Place(0, 0, 1)]
+    uneven = [DevicePosition(0, 0, 0), DevicePosition(0, 1, 0), DevicePosition(0, 0, 1)]
     with refused("(0: 2, 1: 1)", field="train.all_reduce.row", got=None):
         plan_grid(uneven)
     assert plan_grid(uneven, 3).shape == (1, 1, 3)
     with refused(field="launch.cluster.slices"):
-        plan_grid([*eight, Place(1, 0, 0)])
+        plan_grid([*eight, DevicePosition(1, 0, 0)])
     with refused("4 x 4 ranks", "such as 4", field="model.batch_norm", got=3):
         plan_tile(4, 4, 3)
     with refused("3 x 3 devices", field="train.spatial_partitions", got=2):
@@ -180,8 +182,8 @@ def test_what_makes_no_mesh_is_refused() -> None:
 def test_tpus_that_do_not_know_their_slice_are_refused() -> None:
     """Where Google's own variables are missing, each slice would train by itself."""
     tpus = tuple(SimpleNamespace(platform="tpu", slice_index=slice_) for slice_ in (0, 1, None))
-    _check_slice(Seat(slice_=1, slices=2), (tpus[1],))  # type: ignore[arg-type]
-    _check_slice(Seat(), (tpus[2],))  # type: ignore[arg-type]
+    _check_slice(RankEnv(slice_=1, slices=2), (tpus[1],))  # type: ignore[arg-type]
+    _check_slice(RankEnv(), (tpus[2],))  # type: ignore[arg-type]
     for lost in (tpus[0], tpus[2]):
         with refused("slice 1 of 2", "MEGASCALE_NUM_SLICES", field="MEGASCALE_SLICE_ID", got=0):
-            _check_slice(Seat(slice_=1, slices=2), (lost,))
+            _check_slice(RankEnv(slice_=1, slices=2), (lost,))

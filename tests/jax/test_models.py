@@ -12,15 +12,15 @@ import torch
 from safetensors.numpy import save_file
 
 from podscale import models
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import ModelSection, RunConfig
-from podscale.engine.export import Trained, export
-from podscale.engine.progress import Progress
-from podscale.jax.modelfile import load_weights
+from podscale.engine.export import TrainedModel, export_model
+from podscale.engine.progress import RunProgress
+from podscale.jax.modelfile import load_weights_file
 from podscale.jax.models import build_model, initialise
-from podscale.pytorch.modelfile import load_weights as load_into_torch
+from podscale.pytorch.modelfile import load_weights_file as load_into_torch
 from podscale.pytorch.models import build_model as build_torch_model
-from podscale.pytorch.models import choose_stem
+from podscale.pytorch.models import set_stem_compute
 from tests.support.refusals import refused
 
 CLASSES = 7
@@ -56,8 +56,8 @@ def images(side: int, count: int = 6) -> np.ndarray[Any, Any]:
 
 def save_torch(network: torch.nn.Module, directory: Path) -> Path:
     arrays = {name: t.detach().numpy() for name, t in (*network.named_parameters(), *network.named_buffers())}
-    save_file(arrays, directory / WEIGHTS)
-    return directory / WEIGHTS
+    save_file(arrays, directory / WEIGHTS_FILE)
+    return directory / WEIGHTS_FILE
 
 
 def compare_outputs(
@@ -87,8 +87,8 @@ def compare_outputs(
 def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side: int, tmp_path: Path) -> None:
     """Outputs in fp32; gradients and running statistics in fp64, where rounding does not hide a difference."""
     network = torch_network(model)
-    spec = models.spec(model, CLASSES)
-    parameters, statistics = load_weights(spec, save_torch(network, tmp_path))
+    spec = models.model_spec(model, CLASSES)
+    parameters, statistics = load_weights_file(spec, save_torch(network, tmp_path))
     batch = images(side, 2 if side > 100 else 6)
     compare_outputs(network, model, (parameters, statistics), batch, ways=(False, True))
 
@@ -118,22 +118,24 @@ def test_deep_networks_give_both_engines_the_same_outputs(name: str, tmp_path: P
     """The others for ImageNet, as they are evaluated; they differ from those above in the number of blocks alone."""
     model = section(name)
     network = torch_network(model)
-    arrays = load_weights(models.spec(model, CLASSES), save_torch(network, tmp_path))
+    arrays = load_weights_file(models.model_spec(model, CLASSES), save_torch(network, tmp_path))
     compare_outputs(network, model, arrays, images(32, 4), ways=(False,))
 
 
 def test_what_jax_writes_torch_reads(tmp_path: Path) -> None:
     model = section("resnet18", stem="small")
     parameters, statistics = initialise(model, CLASSES, seed=4)
-    export({**parameters, **statistics}, Trained(RunConfig(model=model), ["?"] * CLASSES, Progress()), tmp_path)
+    export_model(
+        {**parameters, **statistics}, TrainedModel(RunConfig(model=model), ["?"] * CLASSES, RunProgress()), tmp_path
+    )
     network = build_torch_model(model, CLASSES)
-    load_into_torch(network, tmp_path / WEIGHTS)
+    load_into_torch(network, tmp_path / WEIGHTS_FILE)
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         np.testing.assert_array_equal({**parameters, **statistics}[name], tensor.detach(), err_msg=name)
-    with refused("architecture", field=tmp_path / WEIGHTS):
-        load_weights(models.spec(section("resnet34"), CLASSES), tmp_path / WEIGHTS)
+    with refused("architecture", field=tmp_path / WEIGHTS_FILE):
+        load_weights_file(models.model_spec(section("resnet34"), CLASSES), tmp_path / WEIGHTS_FILE)
     with refused("`podscale train`", field=tmp_path / "elsewhere"):
-        load_weights(models.spec(model, CLASSES), tmp_path / "elsewhere")
+        load_weights_file(models.model_spec(model, CLASSES), tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_parameter_counts(name: str, count: int) -> None:
     model = ModelSection(name=name)
     parameters, statistics = initialise(model, 1000, seed=0)
     assert sum(array.size for array in parameters.values()) == count
-    spec = models.spec(model, 1000)
+    spec = models.model_spec(model, 1000)
     assert {name: array.shape for name, array in parameters.items()} == {p.name: p.shape for p in spec.parameters}
     assert {name: array.shape for name, array in statistics.items()} == {b.name: b.shape for b in spec.buffers}
 
@@ -211,7 +213,7 @@ def test_a_folded_stem_has_no_stride() -> None:
 def test_a_network_with_a_folded_stem_is_that_of_torch() -> None:
     model = section("resnet18")
     network = torch_network(model).eval()
-    choose_stem(network, "space_to_depth")
+    set_stem_compute(network, "space_to_depth")
     arrays = {
         name: jnp.asarray(t.detach().numpy()) for name, t in (*network.named_parameters(), *network.named_buffers())
     }

@@ -14,27 +14,27 @@ from jax.sharding import PartitionSpec
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.config.optimizer import OF_JAX, RULES, OptimizerSection
+from podscale.config.optimizer import JAX_OPTIMIZERS, OPTIMIZER_NAMES, OptimizerSection
 from podscale.config.train import AllReduceSection
-from podscale.decay import Treatment
+from podscale.decay import ParamOptions
 from podscale.jax.allreduce import build_all_reduce
-from podscale.jax.gradients import ROW, Layout
-from podscale.jax.mesh import RANKS, arrange
+from podscale.jax.gradients import ROW_ELEMENTS, ParamLayout
+from podscale.jax.mesh import RANKS, arrange_devices
 from podscale.jax.optim import (
-    Hyper,
-    Kept,
-    Share,
+    HyperParams,
+    OptState,
+    ParamShard,
     adam,
     build_optimizer,
-    build_share,
+    build_param_shard,
+    initial_moments,
     lamb,
     lars,
     rmsprop,
-    scalars,
+    scalar_names,
     sgd,
-    slots,
 )
-from podscale.jax.optim.moments import corrections
+from podscale.jax.optim.moments import bias_corrections
 from tests.support.refusals import refused
 from tests.support.updates import (
     DECAYS,
@@ -57,8 +57,8 @@ LAMB = partial(lamb, beta2=0.99)
 BETA, DECAY = 0.9, 1e-2
 
 
-def treated(decays: dict[str, bool], adapts: dict[str, bool]) -> dict[str, Treatment]:
-    return {name: Treatment(decays[name], adapts[name]) for name in SHAPES}
+def treated(decays: dict[str, bool], adapts: dict[str, bool]) -> dict[str, ParamOptions]:
+    return {name: ParamOptions(decays[name], adapts[name]) for name in SHAPES}
 
 
 def schedule(decay: float, beta: float | None = None) -> np.ndarray[Any, Any]:
@@ -66,12 +66,15 @@ def schedule(decay: float, beta: float | None = None) -> np.ndarray[Any, Any]:
     return np.array([[rate(step), beta or momentum(step), decay] for step in range(STEPS)], np.float32)
 
 
-def begun(weights: Any, rule: Any, **begins: float) -> Kept:
+def begun(weights: Any, rule: Any, **begins: float) -> OptState:
     """What a rule has kept before the first update. begins: values that a moment begins with, by its name."""
     section = OptimizerSection(name=(rule.func if isinstance(rule, partial) else rule).__name__)
-    moments = {name: jax.tree.map(partial(jnp.full_like, fill_value=v), weights) for name, v in slots(section).items()}
+    moments = {
+        name: jax.tree.map(partial(jnp.full_like, fill_value=v), weights)
+        for name, v in initial_moments(section).items()
+    }
     moments |= {name: jax.tree.map(partial(jnp.full_like, fill_value=v), weights) for name, v in begins.items()}
-    return Kept(moments, {name: jnp.zeros(()) for name in scalars(section)})
+    return OptState(moments, {name: jnp.zeros(()) for name in scalar_names(section)})
 
 
 def all_gradients() -> Values:
@@ -79,12 +82,12 @@ def all_gradients() -> Values:
     return {name: np.stack([step[name] for step in steps]) for name in SHAPES}
 
 
-def scanned(rule: Any, share: Share, weights: Any, kept: Kept, pushes: Any, table: Any) -> Any:
+def scanned(rule: Any, share: ParamShard, weights: Any, kept: OptState, pushes: Any, table: Any) -> Any:
     """The weights after all steps, in the buckets of the share. pushes: bucket by bucket [steps, elements]."""
 
     def step(carried: Any, given: Any) -> Any:
         row, push = given
-        moved = rule(share, carried[0], push, carried[1], Hyper(*row), jnp.array(True))
+        moved = rule(share, carried[0], push, carried[1], HyperParams(*row), jnp.array(True))
         return (moved.weights, moved.kept), moved.finite
 
     (weights, _), finite = jax.lax.scan(step, (weights, kept), (table, pushes))
@@ -92,14 +95,14 @@ def scanned(rule: Any, share: Share, weights: Any, kept: Kept, pushes: Any, tabl
 
 
 def trained(
-    rule: Any, decay: float, treatments: dict[str, Treatment], beta: float | None = None, **begins: float
+    rule: Any, decay: float, treatments: dict[str, ParamOptions], beta: float | None = None, **begins: float
 ) -> Values:
     """On one device that updates everything."""
-    layout = Layout(SHAPES, bucket_elements=30_000)
+    layout = ParamLayout(SHAPES, bucket_elements=30_000)
 
     @jax.jit
     def run(weights: Any, pushes: Any, table: Any) -> Any:
-        share = Share(layout, treatments)
+        share = ParamShard(layout, treatments)
         packed = layout.pack(weights)
         kept = begun(packed, rule, **begins)
         moved, finite = scanned(rule, share, packed, kept, jax.vmap(layout.pack)(pushes), table)
@@ -111,18 +114,18 @@ def trained(
 
 
 def test_the_layout_takes_every_array_there_and_back() -> None:
-    layout = Layout(SHAPES, bucket_elements=30_000, shards=4)
+    layout = ParamLayout(SHAPES, bucket_elements=30_000, shards=4)
     buckets = layout.pack(start())
     assert [len(bucket) for bucket in buckets] == list(layout.lengths)
     assert len(layout.lengths) == 2  # the large array is one of its own
-    assert all(length % (4 * ROW) == 0 for length in layout.lengths)
+    assert all(length % (4 * ROW_ELEMENTS) == 0 for length in layout.lengths)
     for name, array in layout.unpack(buckets).items():
         np.testing.assert_array_equal(array, start()[name])
     for rows, bucket in zip(layout.rows(), buckets, strict=True):
-        assert len(rows) * ROW == len(bucket)
+        assert len(rows) * ROW_ELEMENTS == len(bucket)
     marked = layout.pack({name: np.full(shape, number + 1) for number, (name, shape) in enumerate(SHAPES.items())})
     for rows, bucket in zip(layout.rows(), marked, strict=True):
-        of_rows = np.asarray(bucket).reshape(-1, ROW).max(1)
+        of_rows = np.asarray(bucket).reshape(-1, ROW_ELEMENTS).max(1)
         assert set((rows + 1)[of_rows > 0] - of_rows[of_rows > 0]) == {0}
 
 
@@ -175,7 +178,7 @@ def test_lamb_follows_its_oracle(
 def test_corrections_keep_their_digits(beta: float) -> None:
     """In fp32, 1 - 0.999 is 3e-5 from what it should be; before the first update they count as after it."""
     counts = np.array([0, 1, 2, 1000, 10**6])
-    first, second = corrections(jnp.float32(counts), jnp.float32(beta), beta)
+    first, second = bias_corrections(jnp.float32(counts), jnp.float32(beta), beta)
     exact = 1 / (1 - beta ** np.maximum(counts, 1))
     np.testing.assert_allclose(second, np.sqrt(exact), rtol=1e-6)
     if beta != 0.999:  # the scheduled one comes in fp32
@@ -237,13 +240,13 @@ def test_a_sharded_update_is_the_whole_one(
     rule: Any, algorithm: Any, shards: int, norms: list[int], tolerance: float
 ) -> None:
     """Each device holds its shard alone; the norms travel in small messages, so many for each array and step."""
-    mesh = arrange(jax.devices(), np.arange(8).reshape(1, 2, 4))
+    mesh = arrange_devices(jax.devices(), np.arange(8).reshape(1, 2, 4))
     reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
-    layout = Layout(SHAPES, bucket_elements=30_000, shards=shards)
+    layout = ParamLayout(SHAPES, bucket_elements=30_000, shards=shards)
     treatments = treated(DECAYS, DECAYS)
 
     def body(weights: Any, pushes: Any, table: Any) -> Any:
-        share = Share(layout, treatments, reduce.axes, reduce.shards)
+        share = ParamShard(layout, treatments, reduce.axes, reduce.shards)
         moved, finite = scanned(rule, share, weights, begun(weights, rule), pushes, table)
         return moved, finite[None]
 
@@ -269,18 +272,18 @@ def test_a_sharded_update_is_the_whole_one(
 
 def test_an_update_that_is_not_finite_anywhere_changes_nothing() -> None:
     """One device sees a NaN in its shard; all of them keep weights and moments, to the bit."""
-    mesh = arrange(jax.devices(), np.arange(8).reshape(1, 2, 4))
+    mesh = arrange_devices(jax.devices(), np.arange(8).reshape(1, 2, 4))
     reduce = build_all_reduce(AllReduceSection(algorithm="flat"), mesh)
-    layout = Layout(SHAPES, bucket_elements=30_000, shards=8)
+    layout = ParamLayout(SHAPES, bucket_elements=30_000, shards=8)
 
     @partial(jax.jit, static_argnums=0)
     def after(rule: Any, bad: Any, weights: Any, push: Any) -> Any:
         def body(bad: Any, weights: Any, push: Any) -> Any:
-            share = Share(layout, treated(DECAYS, DECAYS), reduce.axes, reduce.shards)
-            hyper = Hyper(jnp.array(0.1), jnp.array(0.9), jnp.array(1e-2))
+            share = ParamShard(layout, treated(DECAYS, DECAYS), reduce.axes, reduce.shards)
+            hyper = HyperParams(jnp.array(0.1), jnp.array(0.9), jnp.array(1e-2))
             push = tuple(jnp.where(bad[0], jnp.nan, bucket) for bucket in push)
             moments = {name: jax.tree.map(jnp.abs, weights) for name in begun(weights, rule).moments}
-            kept = Kept(moments, {name: jnp.float32(3) for name in begun(weights, rule).scalars})
+            kept = OptState(moments, {name: jnp.float32(3) for name in begun(weights, rule).scalars})
             moved = rule(share, weights, push, kept, hyper, ~bad[0])
             told = [scalar[None] for scalar in moved.kept.scalars.values()]
             return moved.weights, moved.kept.moments, told, moved.finite[None]
@@ -303,8 +306,8 @@ def test_an_update_that_is_not_finite_anywhere_changes_nothing() -> None:
 
 def test_the_document_chooses_the_rule_and_what_it_skips() -> None:
     section = ModelSection(name="resnet18", width=4, stem="small")
-    spec = models.spec(section, 10)
-    layout = Layout({p.name: p.shape for p in spec.parameters}, bucket_elements=10**6)
+    spec = models.model_spec(section, 10)
+    layout = ParamLayout({p.name: p.shape for p in spec.parameters}, bucket_elements=10**6)
     chosen = OptimizerSection(name="lars", trust_coefficient=0.02, nesterov=True, skip=("fc.*",), adapt_all=True)
     rule = build_optimizer(chosen)
     assert rule.func is lars
@@ -316,27 +319,27 @@ def test_the_document_chooses_the_rule_and_what_it_skips() -> None:
         "form": "unscaled",
         "clip": False,
     }
-    share = build_share(chosen, layout, spec)
+    share = build_param_shard(chosen, layout, spec)
     names = [p.name for p in spec.parameters]
     assert {name for name, decays in zip(names, share.decays, strict=True) if decays} == {
         p.name for p in spec.parameters if p.role == "weight" and p.name != "fc.weight"
     }
     assert {name for name, adapts in zip(names, share.adapts, strict=True) if not adapts} == {"fc.weight", "fc.bias"}
     with refused("resnet18", field="train.optimizer.skip", got="head.*"):
-        build_share(OptimizerSection(skip=("head.*",)), layout, spec)
+        build_param_shard(OptimizerSection(skip=("head.*",)), layout, spec)
     lamb_rule = build_optimizer(OptimizerSection(name="lamb", beta2=0.9, clip_norm=0, trust_clip=True))
     assert lamb_rule.keywords == {"beta2": 0.9, "eps": 1e-6, "clip_norm": 0, "clip": True}
     adam_rule = build_optimizer(OptimizerSection(name="adam", adam={"decoupled": True}))
     assert adam_rule.keywords == {"beta2": 0.999, "eps": 1e-8, "decoupled": True}
     tensorflows = OptimizerSection(name="rmsprop", rmsprop={"variant": "tensorflow"})
-    assert slots(tensorflows) == {"momentum": 0.0, "variance": 1.0}
+    assert initial_moments(tensorflows) == {"momentum": 0.0, "variance": 1.0}
     assert build_optimizer(tensorflows).keywords["variant"] == "tensorflow"
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_the_rules_of_this_engine_are_those_that_documents_may_name(name: Any) -> None:
     section = OptimizerSection(name=name)
-    if name in OF_JAX:
+    if name in JAX_OPTIMIZERS:
         assert build_optimizer(section).func.__name__ == name
     else:
         with refused("sgd", "rmsprop", field="train.optimizer.name", got=name):

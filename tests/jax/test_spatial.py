@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec
 
 from podscale.config import ModelSection
 from podscale.jax import spatial
-from podscale.jax.batchnorm import BatchNorm, Statistics
-from podscale.jax.mesh import DEVICES, GROUP, RANKS, SPATIAL, arrange
+from podscale.jax.batchnorm import BatchNorm, ChannelStatistics
+from podscale.jax.mesh import DEVICES, GROUP, RANKS, SPATIAL, arrange_devices
 from podscale.jax.models import build_model, initialise
 from podscale.jax.models.convolution import NHWC_OIHW
 from podscale.jax.models.stem import stem_convolution
 from podscale.jax.spatial import Parts, Tiles
-from podscale.jax.spatial.tiles import plan_reach
+from podscale.jax.spatial.tiles import plan_halo
 from podscale.models import Window
 
 pytestmark = pytest.mark.timeout(900)  # compiling whole networks, on machines that are busy
@@ -39,7 +39,7 @@ def whole_numbers(*shape: int, seed: int = 0) -> Values:
 def mapped(body: Any, parts: Parts, in_specs: Any, out_specs: Any, ranks: int = 1) -> Any:
     """`body` on as many devices as ranks and parts ask for; all ranks are one group of batch norm."""
     count = ranks * prod(parts)
-    mesh = arrange(jax.devices()[:count], np.arange(count).reshape(1, 1, count), ranks, parts)
+    mesh = arrange_devices(jax.devices()[:count], np.arange(count).reshape(1, 1, count), ranks, parts)
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
 
 
@@ -65,7 +65,7 @@ def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None
     """Against the definition, for every side and number of parts; and for no more where tiles are aligned."""
     for parts in range(1, 6):
         for side in range(max(1, window.kernel - 2 * window.padding), 40):
-            reach = plan_reach(side, parts, window)
+            reach = plan_halo(side, parts, window)
             own, outputs = -(-side // parts), window.side(side)
             of_outputs = -(-outputs // parts)
             for place in range(parts):
@@ -114,7 +114,7 @@ def test_a_convolution_is_that_of_the_whole_image(sides: tuple[int, int], parts:
         return y, dx, lax.psum(dw, SPATIAL)
 
     def of_tiles(x: Any, weight: Any) -> Any:
-        x, padding = spatial.surrounded(x, window, tiles)
+        x, padding = spatial.exchange_halo(x, window, tiles)
         return convolve(x, weight, padding)
 
     run = mapped(body, parts, (TILED, WHOLE, TILED), (TILED, TILED, WHOLE))
@@ -137,7 +137,7 @@ def test_pooling_is_that_of_the_whole_image(sides: tuple[int, int], parts: Parts
     def body(x: Any, dy: Any) -> Any:
         y, back = jax.vjp(lambda x: spatial.max_pool(x, window, tiles), x)
         (dx,) = back(jnp.where(outputs.inside(), dy, 0.0))
-        return y, dx, spatial.average(x, tiles), spatial.whole(x, tiles)
+        return y, dx, spatial.global_average_pool(x, tiles), spatial.gather_tiles(x, tiles)
 
     run = mapped(body, parts, (TILED, TILED), (TILED, TILED, WHOLE, WHOLE))
     y, dx, mean, gathered = run(laid_out(x, tiles), laid_out(dy, outputs))
@@ -154,7 +154,7 @@ def test_the_stem_may_be_computed_in_other_ways_of_tiles_too(compute: Any) -> No
     x, weight = drawn(2, 28, 20, 3), drawn(4, 3, 7, 7, seed=1)
 
     def body(x: Any, weight: Any) -> Any:
-        x, padding = spatial.surrounded(x, window, tiles)
+        x, padding = spatial.exchange_halo(x, window, tiles)
         return stem_convolution(x, weight, window.stride, padding, compute)
 
     found = mapped(body, tiles.parts, (TILED, WHOLE), TILED)(x, weight)
@@ -168,7 +168,7 @@ def test_batch_norm_takes_its_statistics_over_whole_images(part: int | None) -> 
     tiles = Tiles((7, 5), (4, 2))
     x, dy = drawn(4, 7, 5, 3) * 2 + 1, drawn(4, 7, 5, 3, seed=1)
     weight, bias = drawn(3, seed=2), drawn(3, seed=3)
-    running = Statistics(np.zeros(3, np.float32), np.ones(3, np.float32))
+    running = ChannelStatistics(np.zeros(3, np.float32), np.ones(3, np.float32))
     norm = BatchNorm(part=part)
 
     def along(cut: Tiles | None, x: Any, dy: Any) -> Any:

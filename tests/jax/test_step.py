@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.jax.mesh import RANKS, mesh_of, size_of
+from podscale.jax.mesh import RANKS, axis_size, mesh_for_config
 from podscale.jax.models import initialise
-from podscale.jax.step import WORD, Call, State, Step, build_step
+from podscale.jax.step import STATUS_LENGTH, DeviceState, StepInputs, TrainStep, build_train_step
 from podscale.pytorch.models import build_model as build_torch_model
 from tests.support.refusals import refused
 
@@ -46,7 +46,7 @@ def batches(side: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return images, generator.integers(0, CLASSES, (UPDATES, BATCH))
 
 
-def begin(step: Step, config: RunConfig) -> State:
+def begin(step: TrainStep, config: RunConfig) -> DeviceState:
     return step.begin(*initialise(config.model, CLASSES, seed=1))
 
 
@@ -55,15 +55,15 @@ class Trained(NamedTuple):
 
     arrays: dict[str, dict[str, np.ndarray[Any, Any]]]
     losses: np.ndarray[Any, Any]
-    step: Step
+    step: TrainStep
     program: str
 
 
 def trained(config: RunConfig, devices: int) -> Trained:
     """After all updates in one program, through which every device learns the largest of what the ranks say."""
-    step = build_step(config, mesh_of(config, jax.devices()[:devices]), CLASSES)
-    said = np.random.default_rng(0).integers(0, 1000, (size_of(step.mesh, RANKS), WORD), np.int32)
-    given = begin(step, config), step.batches(*batches(config.input.image_size)), SCHEDULE, Call(UPDATES, said)
+    step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
+    said = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
+    given = begin(step, config), step.batches(*batches(config.input.image_size)), SCHEDULE, StepInputs(UPDATES, said)
     compiled = step.updates.lower(*given).compile()
     state, figures = compiled(*given)
     assert np.asarray(figures.finite).all()
@@ -87,7 +87,7 @@ def trained_by_torch(config: RunConfig) -> tuple[dict[str, dict[str, Any]], list
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     network = build_torch_model(config.model, CLASSES).train()
     network.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in {**parameters, **statistics}.items()})
-    roles = {p.name: p.role for p in models.spec(config.model, CLASSES).parameters}
+    roles = {p.name: p.role for p in models.model_spec(config.model, CLASSES).parameters}
     named = dict(network.named_parameters())
     groups = [{"params": [p], "weight_decay": 1e-3 * (roles[name] == "weight")} for name, p in named.items()]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
@@ -181,7 +181,7 @@ def check_collectives(sharded: Trained) -> None:
     }
 
 
-def check_that_an_update_that_is_not_finite_is_masked(step: Step, config: RunConfig) -> None:
+def check_that_an_update_that_is_not_finite_is_masked(step: TrainStep, config: RunConfig) -> None:
     """Everything stays to the bit, but for the number of the update."""
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
@@ -239,7 +239,7 @@ def halos(config: RunConfig, images: int) -> Counter[str]:
 
     sent((3, 2), side, 3, times=1)
     sent((1,), side // 2, model.width)
-    layers = models.spec(model, CLASSES).layers
+    layers = models.model_spec(model, CLASSES).layers
     for before, layer in pairwise(layers):
         if layer.kernel == (3, 3):
             strided = len(layer.path) > max(len(before.path), 2)  # the first two halvings: stem and max pool
@@ -257,7 +257,7 @@ def permuted(program: str) -> Counter[str]:
 def test_what_this_engine_does_not_have() -> None:
     def build(devices: int = 8, **document_of: Any) -> None:
         config = document(RESNET, **document_of)
-        build_step(config, mesh_of(config, jax.devices()[:devices]), CLASSES)
+        build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
 
     with refused("fp32 and bf16", field="train.precision", got="fp16"):
         build(precision="fp16")

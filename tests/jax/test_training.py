@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from podscale.config import RunConfig
-from podscale.engine.session import DIVERGED
+from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.errors import PodscaleError, Preempted
-from podscale.jax.session import Session
+from podscale.jax.session import JaxTrainer
 from podscale.rundir import RunDirectory
 from tests.support.engines import (
     document,
@@ -77,10 +77,10 @@ def test_either_engine_continues_what_the_other_has_begun(tmp_path: Path, train:
     np.testing.assert_allclose(evaluations, evaluations[0], rtol=1e-3)
 
 
-def stop_before(step: int) -> Callable[[Session], None]:
+def stop_before(step: int) -> Callable[[JaxTrainer], None]:
     """The process is asked to stop before the call that begins with update `step`, counted from 0."""
 
-    def prepare(session: Session) -> None:
+    def prepare(session: JaxTrainer) -> None:
         count = session.next_count
 
         def asked() -> int:
@@ -129,7 +129,7 @@ def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     lengths: list[int] = []
 
-    def watch(session: Session) -> None:
+    def watch(session: JaxTrainer) -> None:
         count = session.next_count
 
         def counted() -> int:
@@ -139,7 +139,7 @@ def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
         session.next_count = counted  # type: ignore[method-assign]
         watched.append(session)
 
-    watched: list[Session] = []
+    watched: list[JaxTrainer] = []
     settings: dict[str, Any] = {"train__epochs": 5, "telemetry__log_every": 7, "evaluate__every_epochs": 2}
     one = document(tmp_path, "one", **settings)
     four = document(
@@ -163,7 +163,7 @@ def test_too_many_updates_that_are_not_finite_end_the_run(tmp_path: Path) -> Non
     shards = make_shard_set(tmp_path / "shards")
     config = document(tmp_path, train__max_nonfinite=2)
 
-    def poison(session: Session) -> None:
+    def poison(session: JaxTrainer) -> None:
         begin = session.step.begin
 
         def begun(parameters: Any, *rest: Any) -> Any:
@@ -171,7 +171,7 @@ def test_too_many_updates_that_are_not_finite_end_the_run(tmp_path: Path) -> Non
 
         object.__setattr__(session.step, "begin", begun)
 
-    with refused("3 steps", "step 3)", DIVERGED, field="train.max_nonfinite", kind=PodscaleError):
+    with refused("3 steps", "step 3)", NONFINITE_MESSAGE, field="train.max_nonfinite", kind=PodscaleError):
         train_in_jax(config, shards, 2, poison)
     assert [line["step"] for line in lines_of(config, "event") if line["event"] == "skipped_update"] == [1, 2, 3]
 
@@ -183,13 +183,13 @@ SHORT = (
 """As the TPU compiler says it."""
 
 
-def failing(program: str, message: str) -> Callable[[Session], None]:
+def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
     """Has the updates or the evaluations of a training fail to compile."""
 
     def fail(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)
 
-    def prepare(session: Session) -> None:
+    def prepare(session: JaxTrainer) -> None:
         if program == "update":
             object.__setattr__(session.step, "updates", fail)
         else:
@@ -241,7 +241,7 @@ def test_programs_are_kept_and_damaged_ones_cost_time_alone(tmp_path: Path) -> N
     from jax._src import monitoring
     from jax.experimental.compilation_cache import compilation_cache
 
-    from podscale.jax.compilation import keep_programs
+    from podscale.jax.compilation import enable_program_cache
 
     shards = make_shard_set(tmp_path / "shards")
     hits: list[str] = []
@@ -255,7 +255,7 @@ def test_programs_are_kept_and_damaged_ones_cost_time_alone(tmp_path: Path) -> N
             compilation_cache.reset_cache()
             if number == 1:  # what is kept must not know where it lies
                 shutil.copytree(tmp_path / "programs", tmp_path / "moved")
-            directory = keep_programs(tmp_path / ("programs" if number == 0 else "moved"))
+            directory = enable_program_cache(tmp_path / ("programs" if number == 0 else "moved"))
             hits.clear()
             results.append(train_in_jax(document(tmp_path, f"run{number}", train__epochs=2), shards, 2))
             counts.append(len(hits))

@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from podscale.jax.world import _await_service
+from podscale.jax.world import _wait_for_service
 
 
 def test_the_service_is_asked_once_it_listens() -> None:
@@ -11,8 +11,8 @@ def test_the_service_is_asked_once_it_listens() -> None:
     with socket.socket() as service:
         service.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{service.getsockname()[1]}"
-        _await_service(address, seconds=0.05)
-        waiting = threading.Thread(target=_await_service, args=(address, 60.0))
+        _wait_for_service(address, seconds=0.05)
+        waiting = threading.Thread(target=_wait_for_service, args=(address, 60.0))
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()

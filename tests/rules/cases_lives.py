@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from podscale.telemetry.catalogue import RESTART_CAUSES, STATES
+from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
 from tests.rules.cases import DIGITS, Case, Line, Series, of, who
 
 STALE, FAILING = "PodscaleCheckpointStale", "PodscaleCheckpointFailing"
@@ -244,7 +244,7 @@ def ledger(
     begin = start or {}
     shares["idle"] = 1 - sum(shares.values())
     found = []
-    for state in STATES:
+    for state in GOODPUT_STATES:
         line = Line(begin.get(state, 0), after=after).rise(minutes, by=60 * shares.get(state, 0))
         found.append(of("train_wall_seconds", line.end() if ends else line, state=state, life=life, **(where or {})))
     return tuple(found)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.monitoring.groups import ALERTS, RECORDINGS
-from podscale.monitoring.render import Settings, rule_file
-from podscale.monitoring.rule import Alert, Recording
+from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
+from podscale.monitoring.render import RuleSettings, rule_file
+from podscale.monitoring.rule import AlertRule, RecordingRule
 from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress, cases_speed
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
 from tests.rules.recorded import RECORDED
@@ -26,22 +26,22 @@ TEXTS = yaml.safe_load((Path(__file__).parent / "texts.yaml").read_text(encoding
 ONE_GROUP = "under-test"
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_alerts_fire_when_they_should_and_only_then(alert: Alert, tmp_path: Path, tool: Promtool) -> None:
+@pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
+def test_alerts_fire_when_they_should_and_only_then(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
     groups = [_alert_group(case, alert) for case in CASES if case.alert == alert.name]
     assert groups
     tool.test(_needed_for(alert), groups, tmp_path)
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
-def test_recordings_are_what_they_say(recording: Recording, tmp_path: Path, tool: Promtool) -> None:
+@pytest.mark.parametrize("recording", RECORDING_RULES, ids=lambda recording: recording.name)
+def test_recordings_are_what_they_say(recording: RecordingRule, tmp_path: Path, tool: Promtool) -> None:
     groups = [_recording_group(case) for case in RECORDED if case.record == recording.name]
     assert groups
     tool.test(_needed_for(recording), groups, tmp_path)
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
+@pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
+def test_every_alert_has_cases_of_both_kinds(alert: AlertRule) -> None:
     cases = [case for case in CASES if case.alert == alert.name]
     assert any(case.fires for case in cases)
     assert any(case.silent and not case.fires for case in cases)
@@ -51,8 +51,8 @@ def test_every_alert_has_cases_of_both_kinds(alert: Alert) -> None:
     assert {"sick"} <= who | where, "of two runs, or of two namespaces, one is sick"
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path, tool: Promtool) -> None:
+@pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
+def test_alerts_tell_what_is_wrong_in_numbers(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
     """The texts of its first case, as people get them."""
     case = next(case for case in CASES if case.alert == alert.name and case.fires)
     minute, firing = next(iter(case.fires.items()))
@@ -64,15 +64,17 @@ def test_alerts_tell_what_is_wrong_in_numbers(alert: Alert, tmp_path: Path, tool
     tool.test(_needed_for(alert), [group], tmp_path)
 
 
-def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
+def _needed_for(rule: AlertRule | RecordingRule) -> dict[str, Any]:
     """A rule file with this rule, after the rules that it reads. (All of them take twenty times as long.)"""
     rules = {
-        one.get("alert", one.get("record")): one for group in rule_file(Settings())["groups"] for one in group["rules"]
+        one.get("alert", one.get("record")): one
+        for group in rule_file(RuleSettings())["groups"]
+        for one in group["rules"]
     }
     chosen: list[str] = []
 
     def add(name: str) -> None:
-        for recording in RECORDINGS:
+        for recording in RECORDING_RULES:
             if recording.name != name and recording.name in rules[name]["expr"] and recording.name not in chosen:
                 add(recording.name)
         chosen.append(name)
@@ -81,7 +83,7 @@ def _needed_for(rule: Alert | Recording) -> dict[str, Any]:
     return {"groups": [{"name": ONE_GROUP, "rules": [rules[name] for name in chosen]}]}
 
 
-def _alert_group(case: Case, alert: Alert) -> dict[str, Any]:
+def _alert_group(case: Case, alert: AlertRule) -> dict[str, Any]:
     expected: dict[int, tuple[Labels, ...]] = {**dict.fromkeys(case.silent, ()), **case.fires}
     shown = {"alertname": alert.name, "alertstate": "firing", "severity": alert.severity}
     query = selector("ALERTS", {"alertname": alert.name, "alertstate": "firing"})

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from podscale.monitoring.groups import ALERTS, GROUPS, RECORDINGS
-from podscale.monitoring.render import Settings, number_text, rule_file
-from podscale.monitoring.rule import Alert, Recording, tokens
-from podscale.monitoring.thresholds import DEFAULTS, THRESHOLDS
-from podscale.telemetry.catalogue import ENTRIES, Entry
+from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES, RULE_GROUPS
+from podscale.monitoring.render import RuleSettings, format_number, rule_file
+from podscale.monitoring.rule import AlertRule, RecordingRule, find_tokens
+from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS, THRESHOLDS
+from podscale.telemetry.catalogue import METRICS, MetricSpec
 from tests.rules.cases import FOREIGN
 from tests.support.promtool import Promtool
 
-RULES = (*RECORDINGS, *ALERTS)
+RULES = (*RECORDING_RULES, *ALERT_RULES)
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
-SERIES: dict[str, Entry] = {entry.series: entry for entry in ENTRIES}
+SERIES: dict[str, MetricSpec] = {entry.series: entry for entry in METRICS}
 OF_PROMQL = set(
     re.findall(
         r"\w+",
@@ -40,10 +40,10 @@ def series_of(expr: str) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_rules_are_of_series_that_exist(rule: Alert | Recording) -> None:
+def test_rules_are_of_series_that_exist(rule: AlertRule | RecordingRule) -> None:
     found = series_of(rule.expr)
     assert found
-    unknown = found - SERIES.keys() - FOREIGN - {recording.name for recording in RECORDINGS}
+    unknown = found - SERIES.keys() - FOREIGN - {recording.name for recording in RECORDING_RULES}
     assert not unknown, "name them in podscale/telemetry/catalogue.py, or in FOREIGN where they are not ours"
 
 
@@ -52,7 +52,7 @@ def test_no_series_of_others_is_listed_in_vain() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_matchers_name_labels_and_values_that_exist(rule: Alert | Recording) -> None:
+def test_matchers_name_labels_and_values_that_exist(rule: AlertRule | RecordingRule) -> None:
     for name, matchers in re.findall(r"([\w:]+)\{([^}]*)\}", rule.expr):
         for label, values in re.findall(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"', matchers):
             if name in FOREIGN or label in OF_TARGETS:
@@ -65,7 +65,7 @@ STATES_OF_RECORDED = {"state": SERIES["podscale_train_wall_seconds_total"].more[
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_runs_and_namespaces_never_mix(rule: Alert | Recording) -> None:
+def test_runs_and_namespaces_never_mix(rule: AlertRule | RecordingRule) -> None:
     """Every aggregation and every join keeps the namespace; the run too, unless it is about targets and pods."""
     for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", rule.expr):
         names = set(re.split(r",\s*", labels))
@@ -76,23 +76,23 @@ def test_runs_and_namespaces_never_mix(rule: Alert | Recording) -> None:
 def test_names_are_unique_and_say_what_they_are() -> None:
     names = [rule.name for rule in RULES]
     assert len(set(names)) == len(names)
-    assert len({group.name for group in GROUPS}) == len(GROUPS)
-    assert all(re.fullmatch(r"[a-z_]+:podscale_[a-z_]+:[a-z0-9_]+", recording.name) for recording in RECORDINGS)
-    assert all(re.fullmatch(r"Podscale[A-Z][A-Za-z]+", alert.name) for alert in ALERTS)
-    assert all(recording.meaning.endswith(".") for recording in RECORDINGS)
+    assert len({group.name for group in RULE_GROUPS}) == len(RULE_GROUPS)
+    assert all(re.fullmatch(r"[a-z_]+:podscale_[a-z_]+:[a-z0-9_]+", recording.name) for recording in RECORDING_RULES)
+    assert all(re.fullmatch(r"Podscale[A-Z][A-Za-z]+", alert.name) for alert in ALERT_RULES)
+    assert all(recording.meaning.endswith(".") for recording in RECORDING_RULES)
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
-def test_the_level_of_a_recording_is_the_labels_it_keeps(recording: Recording) -> None:
+@pytest.mark.parametrize("recording", RECORDING_RULES, ids=lambda recording: recording.name)
+def test_the_level_of_a_recording_is_the_labels_it_keeps(recording: RecordingRule) -> None:
     level = set(recording.name.partition(":")[0].split("_"))
     assert level <= {"run", "rank", "phase", "state", "cause", "volume", "gpu", "pod"}
     assert any(
         level <= set(re.split(r",\s*", labels)) for labels in re.findall(r"\bby\s*\(([^)]*)\)", recording.expr)
-    ) or any(other.name in recording.expr for other in RECORDINGS if other is not recording)
+    ) or any(other.name in recording.expr for other in RECORDING_RULES if other is not recording)
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_alerts_tell_the_run_and_the_numbers(alert: Alert) -> None:
+@pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
+def test_alerts_tell_the_run_and_the_numbers(alert: AlertRule) -> None:
     assert "$labels.run" in alert.summary + alert.description
     assert "$value" in alert.summary + alert.description
     assert alert.summary.endswith(".")
@@ -102,35 +102,35 @@ def test_alerts_tell_the_run_and_the_numbers(alert: Alert) -> None:
 
 def test_thresholds_are_used_by_the_alert_that_they_name() -> None:
     for threshold in THRESHOLDS:
-        using = {rule.name for rule in RULES if threshold.name in tokens(rule.expr)}
+        using = {rule.name for rule in RULES if threshold.name in find_tokens(rule.expr)}
         assert using == {threshold.meaning.partition(":")[0]}
     for rule in RULES:
-        texts = [rule.expr, *([rule.summary, rule.description] if isinstance(rule, Alert) else [])]
-        assert set().union(*map(tokens, texts)) <= DEFAULTS.keys()
+        texts = [rule.expr, *([rule.summary, rule.description] if isinstance(rule, AlertRule) else [])]
+        assert set().union(*map(find_tokens, texts)) <= DEFAULT_THRESHOLDS.keys()
 
 
 def test_promtool_accepts_the_rules_with_other_numbers_too(tmp_path: Path, tool: Promtool) -> None:
-    odd = Settings(thresholds={**DEFAULTS, "seriesPerTarget": 2_000_000, "dataWaitShare": 0.0000125})
-    for number, settings in enumerate((Settings(), odd)):
+    odd = RuleSettings(thresholds={**DEFAULT_THRESHOLDS, "seriesPerTarget": 2_000_000, "dataWaitShare": 0.0000125})
+    for number, settings in enumerate((RuleSettings(), odd)):
         path = tmp_path / f"rules-{number}.yaml"
         path.write_text(yaml.safe_dump(rule_file(settings)), encoding="utf-8")
         tool.check("rules", path)
-    assert (number_text(2.0), number_text(0.001), number_text(2_000_000)) == ("2", "0.001", "2000000")
+    assert (format_number(2.0), format_number(0.001), format_number(2_000_000)) == ("2", "0.001", "2000000")
 
 
 SECTIONS = ["Confirm", "Likely causes", "What to do", "Silence"]
 
 
 def test_each_alert_has_a_page_and_each_page_an_alert() -> None:
-    assert {path.name for path in RUNBOOKS.glob("*.md")} == {"README.md", *(alert.runbook for alert in ALERTS)}
+    assert {path.name for path in RUNBOOKS.glob("*.md")} == {"README.md", *(alert.runbook for alert in ALERT_RULES)}
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_pages_say_what_to_do(alert: Alert) -> None:
+@pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
+def test_pages_say_what_to_do(alert: AlertRule) -> None:
     page = (RUNBOOKS / alert.runbook).read_text(encoding="utf-8")
     assert page.startswith(f"# {alert.name}\n")
     assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS
-    assert {name for name in DEFAULTS if f"metrics.thresholds.{name}" in page} == tokens(alert.expr)
+    assert {name for name in DEFAULT_THRESHOLDS if f"metrics.thresholds.{name}" in page} == find_tokens(alert.expr)
     assert f"alertname={alert.name} " in page
     for linked in re.findall(r"\]\(([^)]+)\)", page):
         assert (RUNBOOKS / linked.partition("#")[0]).exists(), linked
@@ -139,12 +139,12 @@ def test_pages_say_what_to_do(alert: Alert) -> None:
 def test_queries_of_the_pages_are_of_series_that_exist(tmp_path: Path, tool: Promtool) -> None:
     queries = [
         query.replace("RANK", "0")
-        for alert in ALERTS
+        for alert in ALERT_RULES
         for block in re.findall(r"```promql\n(.*?)```", (RUNBOOKS / alert.runbook).read_text(), re.DOTALL)
         for query in block.splitlines()
     ]
-    assert len(queries) > len(ALERTS)
-    known = SERIES.keys() | FOREIGN | {recording.name for recording in RECORDINGS} | {"__name__"}
+    assert len(queries) > len(ALERT_RULES)
+    known = SERIES.keys() | FOREIGN | {recording.name for recording in RECORDING_RULES} | {"__name__"}
     for query in queries:
         assert series_of(query) <= known, query
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]

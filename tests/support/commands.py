@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from podscale.rundir import programs_directory
-from podscale.telemetry.events import read_records, undisturbed
-from podscale.worker_exit import registered_ranks
+from podscale.telemetry.events import filter_replays, read_records
+from podscale.worker_exit import registered_workers
 from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"
@@ -109,7 +109,7 @@ class Command:
         for pid in self.members():
             for entry in environment(pid):
                 if entry.startswith(b"PODSCALE_RANK_DIR="):
-                    return registered_ranks(Path(os.fsdecode(entry.partition(b"=")[2])))
+                    return registered_workers(Path(os.fsdecode(entry.partition(b"=")[2])))
         return {}
 
     def stage(self) -> int:
@@ -146,7 +146,7 @@ def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The bits that a run ends with: its final weights and the loss of every update."""
     losses = {
         line["step"]: line["loss"]
-        for line in undisturbed(read_records(run / "metrics.jsonl"))
+        for line in filter_replays(read_records(run / "metrics.jsonl"))
         if line["kind"] == "step"
     }
     assert list(losses) == list(range(1, len(losses) + 1))

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from podscale.config import RunConfig, dumps, loads
 from podscale.evaluate import predictions
 from podscale.evaluate.evaluation import evaluate_run
-from podscale.rundir import Outcome, write_outcome
+from podscale.rundir import StageOutcome, write_outcome
 from podscale.shards.shardset import ShardSet
 from podscale.shards.sources.digits import load as load_digits
 from podscale.telemetry.events import EventLog
@@ -95,20 +95,20 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
     held_x, held_y = _features(shards, "validation")
     started = time.monotonic()
     weights = _train(config, x, y, held_x, held_y, run / "metrics.jsonl")
-    write_outcome(run / "outcome.json", Outcome("shard", 0, "", 0.4, "2026-01-01T00:00:00+00:00"))
-    write_outcome(run / "outcome.json", Outcome("train", 0, "", time.monotonic() - started, ""))
+    write_outcome(run / "outcome.json", StageOutcome("shard", 0, "", 0.4, "2026-01-01T00:00:00+00:00"))
+    write_outcome(run / "outcome.json", StageOutcome("train", 0, "", time.monotonic() - started, ""))
     save_file({"classifier.weight": weights.astype(np.float32)}, run / "model" / "model.safetensors")
     (run / "model" / "model.json").write_text(
         json.dumps({"architecture": "softmax", "classes": classes, "preprocessing": {"image_size": 8}})
     )
     started = time.monotonic()
     found = _predict(weights, held_x, held_y, shards.split("validation").keys)
-    predictions.write(run / "predictions.safetensors", found)
+    predictions.write_predictions(run / "predictions.safetensors", found)
     seconds = time.monotonic() - started
     with EventLog(run / "metrics.jsonl") as events:
         events.event("evaluated", images=len(found), seconds=seconds, processes=1)
     evaluate_run(run, config, shards)
-    write_outcome(run / "outcome.json", Outcome("evaluate", 0, "", seconds, ""))
+    write_outcome(run / "outcome.json", StageOutcome("evaluate", 0, "", seconds, ""))
     return DigitsRun(run, root / "shards", config)
 
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.config import RunConfig
-from podscale.engine.checkpoints import open_checkpoints
-from podscale.engine.monitor import monitoring
-from podscale.engine.session import Session
+from podscale.engine.checkpoints import open_checkpoint_store
+from podscale.engine.monitor import open_training_logger
+from podscale.engine.session import Trainer
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult, train
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
-from podscale.telemetry.events import read_records, undisturbed
+from podscale.telemetry.events import filter_replays, read_records
 
 Prepare = Callable[[Any], None]
 
@@ -56,43 +56,43 @@ def document(workspace: Path, run: str = "tiny", **changes: Any) -> RunConfig:
 
 def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare = lambda s: None) -> TrainResult:
     """What `jax.stage` does with a training, in a world of one process with so many devices."""
-    from podscale.jax.build import build_session
+    from podscale.jax.build import build_trainer
 
     as_jax = config.model_copy(update={"train": config.train.model_copy(update={"engine": "jax"})})
-    return train_session(build_session, as_jax, jax_world(devices), shards, prepare)
+    return train_session(build_trainer, as_jax, jax_world(devices), shards, prepare)
 
 
 def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s: None) -> TrainResult:
     """What `pytorch.rank` does with a training, in a world of one rank."""
-    from podscale.pytorch import world as worlds
-    from podscale.pytorch.build import build_session
+    from podscale.pytorch.build import build_trainer
+    from podscale.pytorch.world import join_world, leave_world
 
     try:
-        return train_session(build_session, config, worlds.join(60.0, {}), shards, prepare)
+        return train_session(build_trainer, config, join_world(60.0, {}), shards, prepare)
     finally:
-        worlds.leave()
+        leave_world()
 
 
 def jax_world(devices: int) -> Any:
     import jax
 
-    from podscale.engine.meeting import meet
-    from podscale.engine.seat import Seat
+    from podscale.engine.meeting import join_rank_group
+    from podscale.engine.seat import RankEnv
     from podscale.jax.world import World
 
     chosen = tuple(jax.devices()[:devices])
-    return World(0, 1, chosen, chosen, 60.0, meet(Seat(), 60.0))
+    return World(0, 1, chosen, chosen, 60.0, join_rank_group(RankEnv(), 60.0))
 
 
 def train_session(
-    build: Callable[..., Session], config: RunConfig, world: Any, shards: Path, prepare: Prepare
+    build: Callable[..., Trainer], config: RunConfig, world: Any, shards: Path, prepare: Prepare
 ) -> TrainResult:
     """What both engines do with the stage, and a hook to disturb the session."""
     shard_set, run = ShardSet.open(shards), RunDirectory.of(config)
     rank_directory = run.path / "ranks"
     rank_directory.mkdir(parents=True, exist_ok=True)
-    with monitoring(config, world, run, rank_directory, None) as monitor:
-        checkpoints = open_checkpoints(config, run, shard_set, None, monitor.checkpoint)
+    with open_training_logger(config, world, run, rank_directory, None) as monitor:
+        checkpoints = open_checkpoint_store(config, run, shard_set, None, monitor.checkpoint)
         session = build(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         prepare(session)
         try:
@@ -109,7 +109,7 @@ def state_after(config: RunConfig, step: int) -> dict[str, np.ndarray[Any, Any]]
 
 def lines_of(config: RunConfig, kind: str) -> list[dict[str, Any]]:
     """The log's lines of one kind: `step`, `evaluation`, `event`."""
-    return [line for line in undisturbed(read_records(RunDirectory.of(config).metrics)) if line["kind"] == kind]
+    return [line for line in filter_replays(read_records(RunDirectory.of(config).metrics)) if line["kind"] == kind]
 
 
 def losses_of(config: RunConfig) -> dict[int, float]:

@@ -7,7 +7,7 @@ import urllib.request
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from podscale.telemetry.catalogue import CATALOGUE, PREFIX, Entry
+from podscale.telemetry.catalogue import CATALOGUE, PREFIX, MetricSpec
 from tests.support.commands import Command
 
 
@@ -50,7 +50,7 @@ def names(text: str) -> set[str]:
     return {family.name.removeprefix(PREFIX) for family in families(text) if family.samples}
 
 
-def _allowed(entry: Entry, labels: dict[str, str]) -> bool:
+def _allowed(entry: MetricSpec, labels: dict[str, str]) -> bool:
     common = set(entry.labels) - set(entry.more)
     if not common <= set(labels):
         return False

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.layout import ALIGNMENT, plan_layout
-from podscale.pytorch.optim import Hyper, Optimizer, Periodic, Segment, Share
+from podscale.layout import ALIGNMENT_ELEMENTS, plan_buckets
+from podscale.pytorch.optim import HyperParams, Optimizer, ParamShard, ParamSlice, StepAware
 from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
 
 
@@ -26,23 +26,27 @@ class FlatArrays:
         adapts: Mapping[str, bool] | None = None,
         norms: Collection[str] = (),
     ) -> None:
-        layout = plan_layout([w.size for w in weights.values()], 10**9, 1)
+        layout = plan_buckets([w.size for w in weights.values()], 10**9, 1)
         self.segments = [
-            Segment(name, start, w.size, decays[name], (adapts or decays)[name], name in norms, w.shape, strides_of(w))
+            ParamSlice(
+                name, start, w.size, decays[name], (adapts or decays)[name], name in norms, w.shape, strides_of(w)
+            )
             for (name, w), start in zip(weights.items(), layout.starts, strict=True)
         ]
         self.shapes = {name: w.shape for name, w in weights.items()}
         self.weights, self.gradients = torch.zeros(layout.length), torch.zeros(layout.length)
         self.put(self.weights, weights)
 
-    def share(self, owned: Sequence[tuple[int, int]] = (), exchange: Callable[[Tensor], Tensor] | None = None) -> Share:
+    def share(
+        self, owned: Sequence[tuple[int, int]] = (), exchange: Callable[[Tensor], Tensor] | None = None
+    ) -> ParamShard:
         whole = [(0, len(self.weights))]
-        return Share(self.segments, owned or whole, self.weights, self.gradients, exchange)
+        return ParamShard(self.segments, owned or whole, self.weights, self.gradients, exchange)
 
-    def shares(self, ranks: int) -> list[Share]:
+    def shares(self, ranks: int) -> list[ParamShard]:
         """Those of so many ranks that each update an equal part of the same weights, to be stepped `in_turns`."""
         length = len(self.weights)
-        bounds = [rank * length // ranks // ALIGNMENT * ALIGNMENT for rank in range(ranks)] + [length]
+        bounds = [rank * length // ranks // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS for rank in range(ranks)] + [length]
         meeting = Meeting(ranks)
         return [
             self.share([(start, stop)], partial(meeting.add, rank) if ranks > 1 else None)
@@ -59,10 +63,10 @@ class FlatArrays:
         }
 
     def step(
-        self, optimizer: Optimizer, gradients: Arrays, hyper: Hyper, *, finite: bool = True, number: int = 0
+        self, optimizer: Optimizer, gradients: Arrays, hyper: HyperParams, *, finite: bool = True, number: int = 0
     ) -> bool:
         self.put(self.gradients, gradients)
-        if isinstance(optimizer, Periodic):
+        if isinstance(optimizer, StepAware):
             optimizer.begin(number)
         return bool(optimizer.step(hyper, torch.tensor(finite)))
 
@@ -107,5 +111,5 @@ def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
 
 
-def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> Hyper:
-    return Hyper(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay, loss)))
+def hyper(rate: float, momentum: float = 0.9, decay: float = 1e-2, loss: float = 2.0) -> HyperParams:
+    return HyperParams(*(torch.tensor(value, dtype=torch.float32) for value in (rate, momentum, decay, loss)))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from podscale.telemetry.catalogue import ENTRIES, FIRST, PHASE, STATES, Entry
+from podscale.telemetry.catalogue import FIRST_LAUNCH, GOODPUT_STATES, METRICS, PHASE_LABEL, MetricSpec
 
 RUN = "imaginary"
 EVERY = 15.0
@@ -52,7 +52,7 @@ def history() -> History:
     step = 0
     while (at := step * EVERY) <= LENGTH:
         if not KILLED <= at < BACK:
-            for entry in ENTRIES:
+            for entry in METRICS:
                 for labels in _labels(entry):
                     if entry.name != "train_launch_timestamp_seconds" or labels["cause"] == _cause(at):
                         _podscale(found, entry, labels, at)
@@ -63,11 +63,13 @@ def history() -> History:
     return found
 
 
-def _labels(entry: Entry) -> Iterator[dict[str, str]]:
+def _labels(entry: MetricSpec) -> Iterator[dict[str, str]]:
     ranks = range(RANKS) if entry.exporter == "every rank" else range(1)
     own: list[dict[str, str]] = [{}]
     for name, values in entry.more.items():
-        values = values or {"phase": PHASE["phase"], "reason": ("too_large", "not_an_image"), "gpu": ("0", "1")}[name]
+        values = (
+            values or {"phase": PHASE_LABEL["phase"], "reason": ("too_large", "not_an_image"), "gpu": ("0", "1")}[name]
+        )
         own = [{**known, name: value} for known in own for value in values]
     for rank in ranks:
         common = {"run": RUN, **({"rank": str(rank)} if "rank" in entry.labels else {})}
@@ -76,10 +78,10 @@ def _labels(entry: Entry) -> Iterator[dict[str, str]]:
 
 def _cause(at: float) -> str:
     """Of the launch that is alive."""
-    return "lost_rank" if at >= BACK else FIRST
+    return "lost_rank" if at >= BACK else FIRST_LAUNCH
 
 
-def _podscale(found: History, entry: Entry, labels: dict[str, str], at: float) -> None:
+def _podscale(found: History, entry: MetricSpec, labels: dict[str, str], at: float) -> None:
     life = at - BACK if at >= BACK else at  # counters of processes begin anew
     life -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and stand still while nothing moves
     family = entry.series.removesuffix("_total")
@@ -105,9 +107,9 @@ def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
     if name == "train_busy_seconds":
         return 0.7 * life + (0.35 * min(max(at - 200, 0), 200) if labels["rank"] == "1" and at < KILLED else 0)
     if name in ("train_phase_seconds", "train_sampled_phase_seconds"):
-        return life * 0.1 * (1 + _place(labels["phase"], PHASE["phase"]) / 10)
+        return life * 0.1 * (1 + _place(labels["phase"], PHASE_LABEL["phase"]) / 10)
     if name == "train_wall_seconds":
-        return at * (0.7 if labels["state"] == "productive" else 0.3 / (len(STATES) - 1))
+        return at * (0.7 if labels["state"] == "productive" else 0.3 / (len(GOODPUT_STATES) - 1))
     if name == "train_restarts":
         return float(at >= BACK and labels["cause"] == "lost_rank")
     if name == "train_launch_timestamp_seconds":

@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.config import RunConfig
-from podscale.engine.notes import Whereabouts
+from podscale.engine.notes import ProgressTracker
 from podscale.engine.phase import untimed
 from podscale.jax.build import build_training_loader
-from podscale.jax.compilation import begun_together, keep_programs
-from podscale.jax.feed import Feed
-from podscale.jax.mesh import mesh_of
+from podscale.jax.compilation import enable_program_cache, synchronize_first_call
+from podscale.jax.feed import DevicePrefetcher
+from podscale.jax.mesh import mesh_for_config
 from podscale.jax.world import World
 from podscale.shards.shardset import ShardSet
 
@@ -27,7 +27,7 @@ READ = 9
 """Updates that `reads` reads for."""
 
 
-def meets(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
+def meets(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     """Who everybody is, by every way of asking."""
     world.barrier("the first barrier")
     told = world.broadcast({"seed": 7} if world.first else None)
@@ -67,7 +67,7 @@ class Program:
 def _begin(world: World) -> bool:
     """Whether no process began a program before the last one had compiled it, once; process 0 is the fastest."""
     program = Program(0.4 * world.rank)
-    call = begun_together(program, world, "a program")
+    call = synchronize_first_call(program, world, "a program")
     call(1.0)
     call(2.0)
     told = world.gather([program.compiled, program.begun])
@@ -76,32 +76,34 @@ def _begin(world: World) -> bool:
     )
 
 
-def keeps(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
+def keeps(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     """How often this process found a program that was kept, and what it computes; the last one keeps its own
     elsewhere, as on a machine of another kind."""
     from jax._src import monitoring
 
     hits: list[str] = []
     monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None)
-    keep_programs(Path(os.environ["PODSCALE_RANK_DIR"]) / ("other" if world.rank == world.size - 1 else "programs"))
+    enable_program_cache(
+        Path(os.environ["PODSCALE_RANK_DIR"]) / ("other" if world.rank == world.size - 1 else "programs")
+    )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     mesh = Mesh(np.array(world.devices), ("ranks",))
     split, whole = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
-    call = begun_together(jax.jit(jnp.sum, out_shardings=whole), world, "a program")
+    call = synchronize_first_call(jax.jit(jnp.sum, out_shardings=whole), world, "a program")
     mine = np.full(len(world.local_devices), world.rank + 1, np.float32)
     total = call(jax.make_array_from_process_local_data(split, mine))
     return {"hits": len(hits), "sum": float(total)}
 
 
-def reads(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
+def reads(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     """They meet, and read for a training: sample ids, digests of what each device is given, shards that were opened."""
     met = meets(world, whereabouts)
     config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
     split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
-    mesh = mesh_of(config, world.devices)
+    mesh = mesh_for_config(config, world.devices)
     loader = build_training_loader(config, world, mesh, split)
     keys, pixels = [], []
-    for batch in Feed(mesh)(loader.batches(0, READ), untimed):
+    for batch in DevicePrefetcher(mesh)(loader.batches(0, READ), untimed):
         keys.append(batch.sources[0].keys.tolist())
         parts = sorted(batch.on_devices.images.addressable_shards, key=lambda part: part.index[1].start or 0)
         pixels.append([hashlib.sha256(np.asarray(part.data).tobytes()).hexdigest() for part in parts])
@@ -110,7 +112,7 @@ def reads(world: World, whereabouts: Whereabouts) -> dict[str, Any]:
     return {"met": met, "keys": keys, "pixels": pixels, "opened": sorted({path.name for path in opened})}
 
 
-def loses(world: World, whereabouts: Whereabouts) -> None:
+def loses(world: World, whereabouts: ProgressTracker) -> None:
     """Updates with one collective each, in one of which PODSCALE_TEST_VICTIM is hit by PODSCALE_TEST_SIGNAL."""
     victim, number = int(os.environ["PODSCALE_TEST_VICTIM"]), int(os.environ["PODSCALE_TEST_SIGNAL"])
     directory, add = Path(os.environ["PODSCALE_RANK_DIR"]), _sum(world)
@@ -124,7 +126,7 @@ def loses(world: World, whereabouts: Whereabouts) -> None:
         whereabouts.updated(step + 1)
 
 
-def stays_away(world: World, whereabouts: Whereabouts) -> None:
+def stays_away(world: World, whereabouts: ProgressTracker) -> None:
     """One process does not come to a barrier, before which all were together."""
     world.barrier("the first barrier")
     if world.rank == 1:

@@ -9,31 +9,31 @@ import json
 import os
 from pathlib import Path
 
-from podscale.engine.meeting import meet
-from podscale.engine.seat import read_seat
+from podscale.engine.meeting import join_rank_group
+from podscale.engine.seat import read_rank_env
 from podscale.errors import PodscaleError
-from podscale.jax.failure import watched
-from podscale.worker_exit import RankOutcome, end_process
+from podscale.jax.failure import watch_jax_peers
+from podscale.worker_exit import WorkerReport, report_and_exit
 
 BODY, TIMEOUT = "PODSCALE_TEST_BODY", "PODSCALE_TEST_TIMEOUT"
 BEAT = 0.25
 
 
 def main() -> None:
-    seat, directory = read_seat(), Path(os.environ["PODSCALE_RANK_DIR"])
+    seat, directory = read_rank_env(), Path(os.environ["PODSCALE_RANK_DIR"])
     module, _, name = os.environ[BODY].partition(":")
 
     def end(error: PodscaleError) -> None:
-        end_process(directory, seat.rank, RankOutcome(int(error.exit_code), str(error)))
+        report_and_exit(directory, seat.rank, WorkerReport(int(error.exit_code), str(error)))
 
-    meeting = meet(seat, float(os.environ[TIMEOUT]))
-    with watched(meeting, end, seconds=BEAT, stacks=directory / "hang") as whereabouts:
-        from podscale.jax import world as worlds
+    meeting = join_rank_group(seat, float(os.environ[TIMEOUT]))
+    with watch_jax_peers(meeting, end, seconds=BEAT, stacks=directory / "hang") as whereabouts:
+        from podscale.jax.world import join_world, leave_world
 
-        world = worlds.join(meeting)
+        world = join_world(meeting)
         answer = getattr(importlib.import_module(module), name)(world, whereabouts)
         (directory / f"answer-{seat.rank}.json").write_text(json.dumps(answer))
-        worlds.leave(world)
+        leave_world(world)
 
 
 if __name__ == "__main__":

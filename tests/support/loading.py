@@ -9,14 +9,13 @@ import pytest
 from PIL import Image
 
 from podscale.config.run_config import RunConfig
-from podscale.input import build_evaluation_loader, build_loader
-from podscale.input.build import dali_installed
-from podscale.order import build_order, evaluation_steps
+from podscale.input.build import build_evaluation_loader, build_loader, is_dali_installed
+from podscale.order import build_sampler, evaluation_steps
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import encode_image, smooth_pixels
 
-needs_dali = pytest.mark.skipif(not dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
+needs_dali = pytest.mark.skipif(not is_dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
 loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
 
 
@@ -35,7 +34,7 @@ def train(
     loader = build_loader(
         config,
         split,
-        build_order(config, split),
+        build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=ranks,
         world=world,

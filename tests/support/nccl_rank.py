@@ -17,16 +17,15 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
-from podscale.engine.phase import Phase, untimed
+from podscale.engine.phase import PhaseTimer, untimed
 from podscale.input.batch import Batch
 from podscale.pytorch import hooks
-from podscale.pytorch import world as worlds
-from podscale.pytorch.allreduce import AllReduce, HalvedAllReduce, build_all_reduce, collectives, pipeline
+from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce, collectives, pipeline
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.graph import GraphedStep
-from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.graph import CudaGraphStep
+from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.step import StepResult
-from podscale.pytorch.world import World
+from podscale.pytorch.world import World, join_world, leave_world
 
 REFUSED = 3
 LENGTHS = (1, 13, 4096, 100_003)
@@ -53,7 +52,7 @@ def family(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
             for mean in means:
                 all_reduce(mean)
             yield f"{section} {length}", (means[0].cpu(), means[1].cpu())
-        if isinstance(all_reduce, HalvedAllReduce):
+        if isinstance(all_reduce, ShardedAllReduce):
             bucket = contribution(world.rank, 4096).to(world.device)
             gathered = torch.empty_like(bucket)
             all_reduce.all_gather(all_reduce.reduce_scatter(bucket), gathered)
@@ -72,7 +71,7 @@ def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         section = AllReduceSection(algorithm=name, row=None if name in ("flat", "ring", "tree") else 2)
         found = []
         for overlap in (True, False):
-            reducer = FlatReducer(
+            reducer = BucketedReducer(
                 network(world), build_all_reduce(section, world), world, bucket_mb=0.02, overlap=overlap
             )
             reducer.begin()
@@ -100,7 +99,7 @@ class Averaging:
 
     def begin(self, step: int) -> None: ...
 
-    def carry_out(self, batch: DeviceBatch, phase: Phase) -> StepResult:
+    def carry_out(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         mean = batch.images.float().mean().view(1)
         self._all_reduce(mean)
         return StepResult(mean[0], mean[0] >= 0)
@@ -112,7 +111,7 @@ def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     for name in ("flat", "ring", "torus2d"):
         section = AllReduceSection(algorithm=name, row=2 if name == "torus2d" else None)
         step: Any = Averaging(build_all_reduce(section, world))
-        graphed, found = GraphedStep(step, world, sampled=lambda seconds: None), []
+        graphed, found = CudaGraphStep(step, world, sampled=lambda seconds: None), []
         for number in steps:
             images = torch.full((1, 1, 1, 3), number + world.rank, dtype=torch.uint8, device=world.device)
             labels, keys = torch.zeros(1, dtype=torch.int64, device=world.device), np.zeros(1, np.uint64)
@@ -123,18 +122,21 @@ def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
 
 
 def main() -> None:
-    world = worlds.join(90.0)
+    world = join_world(90.0)
     try:
         world.barrier()
     except RuntimeError as error:
         print(str(error).strip().splitlines()[-1])
         sys.stdout.flush()
         raise SystemExit(REFUSED) from None
-    for table in (pipeline.SLICE, collectives.SEGMENT):  # several of each in a bucket, so that all axes are at work
+    for table in (
+        pipeline.SLICE_ELEMENTS,
+        collectives.SEGMENT_ELEMENTS,
+    ):  # several of each in a bucket, so that all axes are at work
         table.update(dict.fromkeys(table, 16_384))
     torch.save(dict(family(world)) | dict(training(world)) | dict(graphs(world)), Path(sys.argv[1]))
     dist.barrier()
-    worlds.leave()
+    leave_world()
 
 
 if __name__ == "__main__":

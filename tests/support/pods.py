@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.launch.render import Manifests
+from podscale.launch.render import JobManifests
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Pods:
         return found
 
 
-def pods_of(manifests: Manifests) -> Pods:
+def pods_of(manifests: JobManifests) -> Pods:
     """The pods of the job."""
     job = manifests.job
     return READERS[job["kind"]](manifests)
 
 
-def _replicas(manifests: Manifests, field: str) -> Pods:
+def _replicas(manifests: JobManifests, field: str) -> Pods:
     spec = manifests.job["spec"]
     (worker,) = spec[field].values()
     processes = int(spec["nprocPerNode"]) if "nprocPerNode" in spec else None
@@ -52,12 +52,12 @@ def _set(spec: dict[str, Any], pods: int | None, processes: int | None) -> Pods:
     return Pods(count, processes, job["template"]["metadata"], job["template"]["spec"])
 
 
-def _jobset(manifests: Manifests) -> Pods:
+def _jobset(manifests: JobManifests) -> Pods:
     found = _set(manifests.job["spec"], None, None)
     return Pods(found.count, int(found.environment["PET_NPROC_PER_NODE"]), found.metadata, found.spec)
 
 
-def _trainjob(manifests: Manifests) -> Pods:
+def _trainjob(manifests: JobManifests) -> Pods:
     """As Trainer does it: the runtime's template, the trainer's fields over it, then the patches."""
     job = manifests.job["spec"]
     (runtime,) = (one for one in manifests.companions if one["kind"] == "TrainingRuntime")
@@ -81,7 +81,7 @@ def _trainjob(manifests: Manifests) -> Pods:
     return Pods(found.count, found.processes, found.metadata, spec)
 
 
-def _job(manifests: Manifests) -> Pods:
+def _job(manifests: JobManifests) -> Pods:
     spec = manifests.job["spec"]
     return Pods(spec["completions"], None, spec["template"]["metadata"], spec["template"]["spec"])
 

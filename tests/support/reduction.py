@@ -8,9 +8,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.order import mirrored, ring_chain, row_chain, spans, tree_children, tree_parent
-from podscale.pytorch.allreduce.pipeline import slices_of
-from podscale.pytorch.allreduce.torus2d import sliced
+from podscale.pytorch.allreduce.order import (
+    equal_spans,
+    mirror_position,
+    ring_chain,
+    row_chain,
+    tree_children,
+    tree_parent,
+)
+from podscale.pytorch.allreduce.pipeline import slice_count
+from podscale.pytorch.allreduce.torus2d import slice_spans
 
 Sum = Callable[[Sequence[Tensor]], Tensor]
 """The sum of one contribution a place."""
@@ -31,7 +38,7 @@ def chain(values: Sequence[Tensor], places: Sequence[int], wire: torch.dtype) ->
 def ring_shards(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
     """A ring reduce-scatter: every place's part, one after the other."""
     size = len(values)
-    parts = enumerate(spans(len(values[0]), size))
+    parts = enumerate(equal_spans(len(values[0]), size))
     return torch.cat([chain([v[a:b] for v in values], ring_chain(part, size), wire) for part, (a, b) in parts])
 
 
@@ -54,8 +61,8 @@ def tree(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
 
 
 def double_tree(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
-    (a, b), (c, d) = spans(len(values[0]), 2)
-    order = sorted(range(len(values)), key=lambda place: mirrored(place, len(values)))
+    (a, b), (c, d) = equal_spans(len(values[0]), 2)
+    order = sorted(range(len(values)), key=lambda place: mirror_position(place, len(values)))
     return torch.cat([tree([v[a:b] for v in values], wire), tree([values[p][c:d] for p in order], wire)])
 
 
@@ -63,7 +70,7 @@ def torus2d(values: Sequence[Tensor], row: int, wire_row: torch.dtype, column: S
     """`values` by rank, rows of consecutive ranks; `column` adds along a column."""
     result = torch.empty_like(values[0])
     rows = [values[start : start + row] for start in range(0, len(values), row)]
-    for cut in sliced(len(result), row, slices_of(len(result), (len(rows), row), "cpu")):
+    for cut in slice_spans(len(result), row, slice_count(len(result), (len(rows), row), "cpu")):
         for part, (a, b) in enumerate(cut):
             shards = [chain([v[a:b] for v in one], ring_chain(part, row), wire_row) for one in rows]
             total = column(shards)
@@ -74,7 +81,7 @@ def torus2d(values: Sequence[Tensor], row: int, wire_row: torch.dtype, column: S
 def hierarchical(values: Sequence[Tensor], row: int, wire_row: torch.dtype, column: Sum) -> Tensor:
     result = torch.empty_like(values[0])
     rows = [values[start : start + row] for start in range(0, len(values), row)]
-    for a, b in spans(len(result), slices_of(len(result), (len(rows), row), "cpu")):
+    for a, b in equal_spans(len(result), slice_count(len(result), (len(rows), row), "cpu")):
         total = column([chain([v[a:b] for v in one], row_chain(row), wire_row) for one in rows])
         result[a:b] = total if row == 1 else on_wire(total, wire_row)
     return result

@@ -1,8 +1,8 @@
 """Jobs for tests: a preset with a volume, rendered."""
 
 from podscale.config import RunConfig, load
-from podscale.launch.jobspec import JobSpec, Stage, job_spec
-from podscale.launch.render import Manifests, render
+from podscale.launch.jobspec import JobSpec, StageName, build_job_spec
+from podscale.launch.render import JobManifests, render_job
 from podscale.pipelines import presets
 from tests.support.pods import Pods, pods_of
 
@@ -11,17 +11,17 @@ TWO = ("launch.nodes=2", "launch.processes=1")
 
 
 def document(preset: str, *changes: str) -> RunConfig:
-    return load(presets.resolve(preset), [*VOLUME, *changes])
+    return load(presets.resolve_preset(preset), [*VOLUME, *changes])
 
 
-def spec(*changes: str, preset: str = "digits", stage: Stage = "train") -> JobSpec:
+def spec(*changes: str, preset: str = "digits", stage: StageName = "train") -> JobSpec:
     """The job of a preset on a volume, with changed options."""
-    return job_spec(document(preset, *changes), stage)
+    return build_job_spec(document(preset, *changes), stage)
 
 
-def rendered(backend: str, *changes: str, preset: str = "digits", stage: Stage = "train") -> Manifests:
-    return render(spec(*changes, preset=preset, stage=stage), backend)
+def rendered(backend: str, *changes: str, preset: str = "digits", stage: StageName = "train") -> JobManifests:
+    return render_job(spec(*changes, preset=preset, stage=stage), backend)
 
 
-def pods(backend: str, *changes: str, preset: str = "digits", stage: Stage = "train") -> Pods:
+def pods(backend: str, *changes: str, preset: str = "digits", stage: StageName = "train") -> Pods:
     return pods_of(rendered(backend, *changes, preset=preset, stage=stage))

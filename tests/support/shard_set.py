@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from podscale.shards import index
-from podscale.shards.manifest import SCHEMA_VERSION, Manifest, Shard, SplitSummary, classes_sha256
+from podscale.shards.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def smooth_pixels(seed: int, height: int, width: int, channels: int = 3) -> np.n
 
 def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards: int, first_key: int) -> SplitSummary:
     directory.mkdir(parents=True)
-    rows: dict[str, list[int]] = {name: [] for name in index.COLUMNS}
+    rows: dict[str, list[int]] = {name: [] for name in index.INDEX_COLUMNS}
     sources = []
     described = []
     for shard in range(shards):
@@ -73,12 +73,12 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
                 height, width = sample.size or image_size(sample.image)
                 values = (key, offset, len(sample.image), shard, sample.label, height, width)
                 values += (index.PNG if png else index.JPEG, 0)
-                for column, value in zip(index.COLUMNS, values, strict=True):
+                for column, value in zip(index.INDEX_COLUMNS, values, strict=True):
                     rows[column].append(value)
         content = (directory / name).read_bytes()
         described.append(Shard(name, len(chosen), len(content), hashlib.sha256(content).hexdigest()))
-    index.write(directory / "index", rows)
-    (directory / "sources").write_bytes(index.Sources.encode(sources))
+    index.write_index(directory / "index", rows)
+    (directory / "sources").write_bytes(index.SourceNames.encode(sources))
     return SplitSummary(
         count=len(samples),
         bytes=sum(shard.bytes for shard in described),
@@ -104,7 +104,7 @@ def finish(
     options = {"source": source} if source else {}
     counts = dict(Counter(reason for _, reason in rejects))
     checksum = classes_sha256(classes)
-    Manifest(
+    ShardSetManifest(
         SCHEMA_VERSION, "d" * 16, "e" * 16, options, checksum, summaries, rejects=counts, duplicates=duplicates or {}
     ).write(directory)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podscale.shards.remote import Patience
+from podscale.shards.remote import ReadRetryPolicy
 
-QUICK = Patience(deadline=2.0, attempts=4, pause=0.01, block=16_384)
+QUICK = ReadRetryPolicy(deadline=2.0, attempts=4, pause=0.01, block=16_384)
 
 
 @dataclass

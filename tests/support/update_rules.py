@@ -8,16 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.layout import plan_layout
-from podscale.pytorch.optim import Hyper, Lars, Optimizer, Segment, Sgd, Share
-from podscale.pytorch.optim import lars as lars_module
-from podscale.pytorch.optim import sgd as sgd_module
-from podscale.pytorch.optim.momentum import Momentum
+from podscale.layout import plan_buckets
+from podscale.pytorch.optim import HyperParams, Lars, Optimizer, ParamShard, ParamSlice, Sgd, lars, sgd
+from podscale.pytorch.optim.momentum import ForeachMomentum
 
 SIZES = (40_000, 7, 165, 70_000, 64)
 DECAYS = (True, False, True, True, False)
 
-RULES: dict[str, Callable[[Share], Optimizer]] = {
+RULES: dict[str, Callable[[ParamShard], Optimizer]] = {
     "sgd": lambda share: Sgd(share, nesterov=True),
     "lars": lambda share: Lars(share, nesterov=False, trust_coefficient=0.02),
     "lars, norm of sum": lambda share: Lars(
@@ -27,7 +25,7 @@ RULES: dict[str, Callable[[Share], Optimizer]] = {
 
 
 def updated(
-    rule: Callable[[Share], Optimizer],
+    rule: Callable[[ParamShard], Optimizer],
     mover: Callable[..., Any],
     device: str,
     *,
@@ -35,9 +33,9 @@ def updated(
     compact: bool = False,
 ) -> list[Tensor]:
     """Weights and momentum after four updates of random gradients, one of them masked; of the first of `shards`."""
-    layout = plan_layout(SIZES, 50_000, 32 * shards)
+    layout = plan_buckets(SIZES, 50_000, 32 * shards)
     segments = [
-        Segment(str(i), start, size, decays, decays)
+        ParamSlice(str(i), start, size, decays, decays)
         for i, (start, size, decays) in enumerate(zip(layout.starts, SIZES, DECAYS, strict=True))
     ]
     generator = np.random.default_rng(0)
@@ -47,12 +45,12 @@ def updated(
     owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
     if compact:
         weights = torch.cat([weights[start:stop] for start, stop in owned])
-    before = lars_module.build_mover, sgd_module.build_mover
-    lars_module.build_mover = sgd_module.build_mover = mover  # type: ignore[assignment]
+    before = lars.build_mover, sgd.build_mover
+    lars.build_mover = sgd.build_mover = mover  # type: ignore[assignment]
     try:
-        optimizer = rule(Share(segments, owned, weights, gradients))
+        optimizer = rule(ParamShard(segments, owned, weights, gradients))
     finally:
-        lars_module.build_mover, sgd_module.build_mover = before
+        lars.build_mover, sgd.build_mover = before
     for step in range(4):
         gradients.zero_()
         if step != 2:
@@ -60,7 +58,7 @@ def updated(
                 drawn = generator.normal(size=s.size).astype(np.float32)
                 gradients[s.start : s.start + s.size] = torch.from_numpy(drawn)
         row = torch.tensor([0.1 + 0.1 * step, 0.9, 1e-2, 2.0], device=device)
-        assert optimizer.step(Hyper(*row.unbind()), torch.tensor(step != 2, device=device)) == (step != 2)
+        assert optimizer.step(HyperParams(*row.unbind()), torch.tensor(step != 2, device=device)) == (step != 2)
     return [weights, *optimizer.moments.values()]
 
 
@@ -72,7 +70,8 @@ def main() -> None:
     cases = [(name, 1, False) for name in RULES] + [("lars", 3, False), ("lars", 3, True)]
     for name, shards, compact in cases:
         listed, fused = (
-            updated(RULES[name], mover, "cpu", shards=shards, compact=compact) for mover in (Momentum, FusedMomentum)
+            updated(RULES[name], mover, "cpu", shards=shards, compact=compact)
+            for mover in (ForeachMomentum, FusedMomentum)
         )
         assert all(tensor.abs().max() > 0.05 for tensor in listed)
         found[f"{name}, {shards} shards, compact {compact}"] = max(

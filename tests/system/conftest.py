@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.processes import held
+from podscale.processes import hold_lock_file
 from tests.support.commands import SMALL_DIGITS, podscale
 from tests.support.supervised import Launch, launching
 
@@ -19,7 +19,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     place = folder / "digits"
-    with held(folder / "digits.lock"):
+    with hold_lock_file(folder / "digits.lock"):
         if not (place / "calm.err").exists():
             shutil.rmtree(place, ignore_errors=True)  # of an attempt that failed
             (place / "tmp").mkdir(parents=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from podscale.bench import sweep
-from podscale.bench.sweep import Row, Settings, Variant, read_rows, run_sweep
-from podscale.bench.train_report import report
-from podscale.bench.variants import CPU, GPU, grid, named_sweep
+from podscale.bench.sweep import BenchVariant, SweepRow, SweepSettings, read_rows, run_sweep
+from podscale.bench.train_report import format_report
+from podscale.bench.variants import CPU_VARIANTS, GPU_VARIANTS, named_sweep, variant_grid
 from podscale.commands.bench_train import RESNET50
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
@@ -25,8 +25,8 @@ def base(more: list[str]) -> RunConfig:
     return load(None, [*TINY, *more])
 
 
-def measure(variants: list[Variant], place: Path, **settings: float) -> list[Row]:
-    chosen = Settings(warmup=2, steps=3, parts=2, **settings)  # type: ignore[arg-type]
+def measure(variants: list[BenchVariant], place: Path, **settings: float) -> list[SweepRow]:
+    chosen = SweepSettings(warmup=2, steps=3, parts=2, **settings)  # type: ignore[arg-type]
     return run_sweep(base, variants, chosen, place / "rows.json", lambda row, rows: None)
 
 
@@ -57,20 +57,20 @@ def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) 
 
 
 def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path, monkeypatch) -> None:
-    two = Variant("two", {"launch.processes": 2, "launch.threads": 1}, batch=4)
+    two = BenchVariant("two", {"launch.processes": 2, "launch.threads": 1}, batch=4)
     (row,) = measure([two], tmp_path)
     assert row.found is not None, row.reason
     assert (row.found["ranks"], row.found["batch"]) == (2, 4)
     rate = row.found["images_per_second"]
-    monkeypatch.setattr(sweep, "CHILD", "podscale.no_such_module")  # nothing can be measured any more
-    again, other = measure([two, Variant("other", batch=6)], tmp_path)
+    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # nothing can be measured any more
+    again, other = measure([two, BenchVariant("other", batch=6)], tmp_path)
     assert again.found is not None
     assert again.found["images_per_second"] == rate
     assert other.reason.startswith("ended without a result: ")
     monkeypatch.undo()
-    (late,) = measure([Variant("late", batch=8)], tmp_path, time_limit=0.3)
+    (late,) = measure([BenchVariant("late", batch=8)], tmp_path, time_limit=0.3)
     assert late.reason == "ran past its limit of 0 s"
-    (never,) = measure([Variant("never", batch=8)], tmp_path, budget=1)
+    (never,) = measure([BenchVariant("never", batch=8)], tmp_path, budget=1)
     assert never.reason == "not measured: the time of the sweep was over"
     kept = read_rows(tmp_path / "rows.json")
     assert rate in [row.found["images_per_second"] for row in kept if row.found], "other sweeps' rows are not lost"
@@ -78,7 +78,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
 
 def test_real_images(make_shard_set, tmp_path: Path) -> None:
     shards = make_shard_set()
-    variant = Variant("real", batch=4, real=True)
+    variant = BenchVariant("real", batch=4, real=True)
     with refused(field="--shard-set"):
         measure([variant], tmp_path)
     (row,) = measure([variant], tmp_path, shard_set=str(shards))  # type: ignore[arg-type]
@@ -88,11 +88,11 @@ def test_real_images(make_shard_set, tmp_path: Path) -> None:
     assert "data_wait" in row.found["host_seconds"]
 
 
-@pytest.mark.parametrize("variants", [GPU, CPU])
-def test_every_named_variant_is_a_valid_document_of_its_own(variants: list[Variant]) -> None:
-    settings = Settings(shard_set="somewhere")
+@pytest.mark.parametrize("variants", [GPU_VARIANTS, CPU_VARIANTS])
+def test_every_named_variant_is_a_valid_document_of_its_own(variants: list[BenchVariant]) -> None:
+    settings = SweepSettings(shard_set="somewhere")
     documents = [
-        sweep.document(lambda more: load(None, [*RESNET50, "launch.processes=1", *more]), variant, settings)
+        sweep.variant_document(lambda more: load(None, [*RESNET50, "launch.processes=1", *more]), variant, settings)
         for variant in variants
     ]
     keys = [json.dumps(sweep.row_key(d, v, settings)) for d, v in zip(documents, variants, strict=True)]
@@ -100,13 +100,13 @@ def test_every_named_variant_is_a_valid_document_of_its_own(variants: list[Varia
 
 
 def test_grids_and_names() -> None:
-    names = [variant.name for variant in grid(["train.compile=off,default", "batch=2,4"], real=False)]
+    names = [variant.name for variant in variant_grid(["train.compile=off,default", "batch=2,4"], real=False)]
     assert names == [f"compile={mode}, batch={batch}" for mode in ("off", "default") for batch in (2, 4)]
-    assert grid([], real=False) == [Variant("as the document says")]
-    assert [v.changes for v in grid(["train.cuda_graph=true"], real=True)] == [{"train.cuda_graph": True}]
+    assert variant_grid([], real=False) == [BenchVariant("as the document says")]
+    assert [v.changes for v in variant_grid(["train.cuda_graph=true"], real=True)] == [{"train.cuda_graph": True}]
     for wrong in ("train.compile", "batch=few"):
         with pytest.raises(InputError) as caught:
-            grid([wrong], real=False)
+            variant_grid([wrong], real=False)
         assert caught.value.field.startswith("--vary")
     with refused("gpu, cpu", field="--sweep", got="tpu"):
         named_sweep("tpu", real=False)
@@ -114,7 +114,7 @@ def test_grids_and_names() -> None:
 
 
 def test_what_rows_say_together() -> None:
-    def row(name: str, rate: float, images: str = "synthetic", **options: str) -> Row:
+    def row(name: str, rate: float, images: str = "synthetic", **options: str) -> SweepRow:
         found = {
             "device": "NVIDIA H200", "versions": {"torch": "2"}, "ranks": 1, "batch": 400, "images_per_second": rate,
             "step_median_seconds": 0.05, "step_p95_seconds": 0.051, "host_seconds": {"data_wait": 0.001},
@@ -123,15 +123,15 @@ def test_what_rows_say_together() -> None:
         }  # fmt: skip
         known = {"model.name": "resnet50", "input.image_size": "224", "input.loader": "synthetic"}
         chosen = {name.replace("__", "."): value for name, value in options.items()}
-        return Row(name, {"images": images, "options": {**known, **chosen}}, found)
+        return SweepRow(name, {"images": images, "options": {**known, **chosen}}, found)
 
     rows = [
         row("fast", 7000.0, train__precision="bf16"),
         row("slow", 2000.0, train__precision="fp32"),
         row("photos", 6930.0, "real", train__precision="bf16", input__loader="auto", input__workers="8"),
-        Row("broken", {"images": "synthetic", "options": {}}, None, "out of memory: CUDA | tried"),
+        SweepRow("broken", {"images": "synthetic", "options": {}}, None, "out of memory: CUDA | tried"),
     ]
-    text = "\n".join(report("podscale bench train", rows))
+    text = "\n".join(format_report("podscale bench train", rows))
     assert "| fast | synthetic | 400 | 7,000 | 17.2% | 50.0, 51.0 | 10.0 | 30.0 |" in text  # 7000 x 24.3e9 / 989.4e12
     assert "That is 0.88 of the best published rate per H200 (7,960" in text
     assert "passed 5500, 6500." in text

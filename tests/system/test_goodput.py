@@ -13,8 +13,8 @@ import pytest
 from podscale.checkpoint.layout import steps_on_disk
 from podscale.errors import ExitCode
 from podscale.telemetry.events import newest_step, read_records
-from podscale.telemetry.goodput import Book
-from podscale.telemetry.heartbeat import read_book
+from podscale.telemetry.goodput import GoodputState
+from podscale.telemetry.heartbeat import read_goodput_state
 from tests.support.commands import Command
 
 RUN = "ledger"
@@ -33,9 +33,9 @@ def start(calm: Path) -> Iterator[Callable[[], Command]]:
         command.kill()
 
 
-def book_of(run: Path) -> Book:
+def book_of(run: Path) -> GoodputState:
     """The heartbeat, once it adds up: the sum of the states is the calendar's time since the first launch."""
-    book = read_book(run / ".heartbeat")
+    book = read_goodput_state(run / ".heartbeat")
     assert book is not None
     assert min(book.seconds.values()) >= 0
     assert book.wall == pytest.approx(book.time - book.began, abs=0.3, rel=0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import ExitCode
-from podscale.telemetry.heartbeat import read_book
+from podscale.telemetry.heartbeat import read_goodput_state
 from tests.support.commands import Command
 
 TROUBLES = Path(__file__).parent / "troubles"
@@ -47,6 +47,6 @@ def test_a_rank_that_sleeps_in_its_loader_is_named(stuck: Command, calm: Path) -
     assert "reducer.py" in stacks[0]  # where it waits
     recorded = json.loads((run / "hang" / "rank-0.flight.json").read_text())
     assert recorded["gloo"]["entries"]
-    book = read_book(run / ".heartbeat")
+    book = read_goodput_state(run / ".heartbeat")
     assert book is not None
     assert book.ended == "hang"

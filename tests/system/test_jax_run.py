@@ -77,13 +77,13 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, pla
 
 def check_that_the_other_engine_says_the_same_of_the_model(place: Path, run: Path) -> None:
     """On one process instead of four, whose evaluations have counted every image once."""
-    found = predictions.read(run / "predictions.safetensors")
+    found = predictions.read_predictions(run / "predictions.safetensors")
     evaluations = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "evaluation"]
     assert len(found) == len(np.unique(found.keys)) == IMAGES
     assert (evaluations[-1]["top1"], evaluations[-1]["top5"]) == found.accuracies()
     ended = podscale(place, "evaluate", "run.yaml", "--set", "launch.processes=1", "--set", "train.engine=pytorch")
     assert ended.code == ExitCode.DONE, ended.err
-    wanted = predictions.read(run / "predictions.safetensors")
+    wanted = predictions.read_predictions(run / "predictions.safetensors")
     np.testing.assert_array_equal(found.keys, wanted.keys)
     np.testing.assert_array_equal(found.labels, wanted.labels)
     np.testing.assert_allclose(found.losses, wanted.losses, atol=1e-4)

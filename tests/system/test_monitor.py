@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.monitoring.groups import ALERTS
+from podscale.monitoring.groups import ALERT_RULES
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.server import MetricsServer
 from podscale.telemetry.stage import StageTelemetry
@@ -51,7 +51,7 @@ def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
         url = command.process.stdout.readline().split()[2].rstrip(",")
         until(lambda: ask(url, "query", query="podscale_train_nonfinite_steps_total")["result"], PATIENCE)
         loaded = {rule["name"] for group in ask(url, "rules")["groups"] for rule in group["rules"]}
-        assert {alert.name for alert in ALERTS} <= loaded
+        assert {alert.name for alert in ALERT_RULES} <= loaded
         (runs / "r" / "metrics.url").unlink()  # the run has ended
         until(lambda: not ask(url, "targets", state="active")["activeTargets"], PATIENCE)
         command.process.send_signal(signal.SIGTERM)  # a shell's background jobs ignore SIGINT

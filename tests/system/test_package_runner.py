@@ -21,11 +21,11 @@ import pytest
 from podscale.components import work
 from podscale.config import load
 from podscale.errors import ExitCode
-from podscale.launch.jobspec import identity
+from podscale.launch.jobspec import job_identity
 from podscale.pipelines import presets
-from podscale.pipelines.package import compiled
-from podscale.pipelines.training import Options, training_pipeline
-from podscale.rundir import Lease, Outcome, dataset_directory, read_outcomes, write_outcome
+from podscale.pipelines.package import compile_to_yaml
+from podscale.pipelines.training import PipelineOptions, training_pipeline
+from podscale.rundir import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
 from tests.support.cluster_objects import condition, job, stored
 from tests.support.commands import PATIENCE
 from tests.support.fake_cluster import FakeCluster
@@ -88,13 +88,13 @@ def start(tmp_path: Path, cluster: FakeCluster) -> Start:
     kubeconfig = cluster.kubeconfig(tmp_path / "kubeconfig")
 
     def begin(*changes: str, parts: int = 1, retries: int = 0, **how: str) -> PackageRunner:
-        config = load(presets.resolve(None), [f"run.workspace={tmp_path}/ws", *changes])
+        config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", *changes])
 
         def place(task: Any, role: str) -> None:
             if retries and role != "summary":
                 task.set_retry(retries)
 
-        package = compiled(training_pipeline(config, Options(place, parts)))
+        package = compile_to_yaml(training_pipeline(config, PipelineOptions(place, parts)))
         variables = {f"STANDIN_{name.upper()}": value for name, value in how.items()}
         variables |= {"STANDIN_PIDS": str(tmp_path / "pids"), "KUBECONFIG": str(kubeconfig)}
         host = Processes(tmp_path / "artifacts", variables)
@@ -149,7 +149,7 @@ def test_a_run_id_that_cannot_be_one_is_told(start, tmp_path):
 
 
 def test_an_image_of_another_version_is_told(capsys):
-    document = json.loads(load(presets.resolve(None)).model_dump_json())
+    document = json.loads(load(presets.resolve_preset(None)).model_dump_json())
     document["input"]["of_tomorrow"] = 1
     with pytest.raises(SystemExit) as ended:
         work.train(json.dumps(document), "", None, None)
@@ -217,7 +217,7 @@ def test_a_pod_that_is_still_ending_does_not_hide_why_its_job_failed(start, tmp_
         thread = in_background(runner.run)
         runner.wait_for("train")
         time.sleep(8)
-        write_outcome(run / "outcome.json", Outcome("train", 75, "stopped on request"))
+        write_outcome(run / "outcome.json", StageOutcome("train", 75, "stopped on request"))
     thread.join(60)
     told = read_outcomes(run / "outcome.json")["train"]
     assert (told.exit_code, told.error) == (1, "rank 0: the loss is not finite")
@@ -243,10 +243,10 @@ def cancelled(runner: PackageRunner, tmp_path: Path) -> None:
 def trained_by(tmp_path: Path, name: str = "digits", *, stage: str = "train", **changes: Any) -> dict[str, Any]:
     """A job of the run `digits` as the cluster has it; changes: of its document."""
     options = [f"run.workspace={tmp_path}/ws", "launch.backend=pytorchjob"]
-    config = load(presets.resolve(None), [*options, *(f"{key}={value}" for key, value in changes.items())])
+    config = load(presets.resolve_preset(None), [*options, *(f"{key}={value}" for key, value in changes.items())])
     shard_set = dataset_directory(config.run.workspace, config.data)
     labels = {"podscale.dev/run": "digits", "podscale.dev/stage": stage}
-    return stored(job("PyTorchJob", name, identity(config, "train", shard_set), labels=labels))
+    return stored(job("PyTorchJob", name, job_identity(config, "train", shard_set), labels=labels))
 
 
 def test_a_cancelled_run_has_its_job_stopped_and_its_summary(start, tmp_path, cluster):
@@ -324,9 +324,9 @@ def test_a_local_run_asks_no_cluster(start, tmp_path, cluster):
 
 @pytest.mark.parametrize(("state", "title"), [("COMPLETE", "SUCCEEDED"), ("RUNNING", "RUNNING")])
 def test_success_has_one_name_whatever_the_backend_calls_it(tmp_path, state, title):
-    config = load(presets.resolve(None), [f"run.workspace={tmp_path}", "launch.backend=pytorchjob"])
+    config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}", "launch.backend=pytorchjob"])
     page = SimpleNamespace(path=str(tmp_path / "page.md"))
-    if state in work.SUCCEEDED:  # no cluster is asked
+    if state in work.SUCCEEDED_STATES:  # no cluster is asked
         work.summarize(config.model_dump_json(), "", SimpleNamespace(state=state), page)
         assert f"# Run digits: {title}" in (tmp_path / "page.md").read_text()
-    assert work.summary(config, state).startswith(f"# Run digits: {title}")
+    assert work.summary_markdown(config, state).startswith(f"# Run digits: {title}")

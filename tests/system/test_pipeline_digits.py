@@ -16,7 +16,7 @@ from podscale.checkpoint.layout import complete_entries, replace_manifest
 from podscale.config import load
 from podscale.evaluate import predictions
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import read_records, undisturbed
+from podscale.telemetry.events import filter_replays, read_records
 from tests.support.commands import Command, different, podscale, result
 from tests.support.outcomes import assert_error, reused_stages
 
@@ -66,7 +66,7 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     run = RunDirectory(calm / "runs" / "calm")
     evaluation = json.loads(run.evaluation.read_text())
     jsonschema.validate(evaluation, json.loads((ROOT / "podscale/evaluate/evaluation.schema.json").read_text()))
-    figures, answers = evaluation["figures"], predictions.read(run.predictions)
+    figures, answers = evaluation["figures"], predictions.read_predictions(run.predictions)
     assert figures["samples"] == len(answers) == len(set(answers.keys.tolist())) == 359
     assert figures["top1"] == np.mean(answers.topk[:, 0] == answers.labels) > 0.3  # chance is 0.1
     assert figures["loss"] == pytest.approx(answers.losses.mean(), rel=1e-5)
@@ -75,7 +75,7 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     # The evaluation stage loads the exported model and agrees with the training's own last evaluation.
     trained = json.loads((run.model / "model.json").read_text())["training"]["evaluation"]
     assert trained["top1"] == pytest.approx(figures["top1"])
-    lines = undisturbed(read_records(run.metrics))
+    lines = filter_replays(read_records(run.metrics))
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
     assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
     card = (run.model / "README.md").read_text()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from podscale.config import load
-from podscale.pipelines.presets import resolve
+from podscale.pipelines.presets import resolve_preset
 
 STANDINS = Path(__file__).parent / "standins"
 PATIENCE = 60.0
-PRESET = load(resolve("digits"))
+PRESET = load(resolve_preset("digits"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from podscale.checkpoint.layout import complete_entries
 from podscale.config import load
 from podscale.errors import ExitCode
-from podscale.pipelines.containers import LABEL, Containers
+from podscale.pipelines.containers import LEASE_LABEL, ContainerRunner
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, different, podscale, result
 from tests.support.containers import Engine, find_engine
@@ -52,7 +52,7 @@ def start(folder: Path, host: str, image: str, *arguments: str) -> Command:
 def left(engine: Engine, folder: Path) -> list[str]:
     """Containers of the run that are still there, in whatever state."""
     lease = folder / "runs" / "small" / ".lease"
-    return engine("ps", "--all", "--quiet", f"--filter=label={LABEL}={lease}").stdout.split()
+    return engine("ps", "--all", "--quiet", f"--filter=label={LEASE_LABEL}={lease}").stdout.split()
 
 
 def test_no_engine_to_be_found(folder: Path):
@@ -136,7 +136,7 @@ def test_kfp_learns_how_a_container_ended(
     scratch, root = folder / "scratch", folder / "root"
     scratch.mkdir()
     root.mkdir()
-    containers = Containers(load(folder / "run.yaml", [f"launch.image={image}"]))
+    containers = ContainerRunner(load(folder / "run.yaml", [f"launch.image={image}"]))
     with containers.prepared({}, scratch):
         local.init(containers.kfp(), pipeline_root=str(root), raise_on_error=True)
         with pytest.raises(RuntimeError, match="FAILURE") if failed else contextlib.nullcontext():

@@ -14,10 +14,10 @@ from PIL import Image
 from podscale.config.data import DataSection
 from podscale.errors import InputError
 from podscale.shards.build import build_shard_set
-from podscale.shards.convert import Rules
-from podscale.shards.manifest import NAME
-from podscale.shards.pack import Packer, Task
-from podscale.shards.plan import make_plan
+from podscale.shards.convert import ImageRules
+from podscale.shards.manifest import MANIFEST_FILE
+from podscale.shards.pack import Packer, PackTask
+from podscale.shards.plan import plan_shards
 from podscale.shards.sources import open_source
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -70,14 +70,14 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
     out = tmp_path / "small" / "set"
     data = DataSection(source=str(folder), shard_bytes=2**20)
     source = open_source(data)
-    plan = make_plan(source, data)
+    plan = plan_shards(source, data)
     for name in ("train", "records/train"):
         (out / name).mkdir(parents=True)
-    packer = Packer(out, data, Rules.of(data))
+    packer = Packer(out, data, ImageRules.of(data))
 
     def pack_until_full() -> None:
         for shard in range(plan.shards("train")):
-            packer.pack(plan, source, Task("train", shard), lambda progress: None)
+            packer.pack(plan, source, PackTask("train", shard), lambda progress: None)
 
     with pytest.raises(InputError, match="No space left on device"):
         pack_until_full()
@@ -110,4 +110,4 @@ def test_a_file_in_the_way(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").write_text("not a directory")
     with pytest.raises(InputError, match=re.escape(str(tmp_path / "set"))):
         build_shard_set(DataSection(source=str(folder)), tmp_path / "set", workers=1)
-    assert not (tmp_path / "set" / NAME).exists()
+    assert not (tmp_path / "set" / MANIFEST_FILE).exists()

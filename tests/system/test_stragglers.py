@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import ExitCode
-from podscale.telemetry.events import Record, read_records
+from podscale.telemetry.events import EventRecord, read_records
 from tests.support.commands import Command
 
 TROUBLES = Path(__file__).parent / "troubles"
@@ -30,7 +30,7 @@ def slowed(calm: Path) -> Iterator[Command]:
 def test_a_slow_rank_is_named(slowed: Command, calm: Path) -> None:
     run = calm / "runs" / "straggler"
 
-    def named() -> list[Record]:
+    def named() -> list[EventRecord]:
         return [r for r in read_records(run / "metrics.jsonl") if r.get("event") == "straggler"]
 
     slowed.wait_for(named)

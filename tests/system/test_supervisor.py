@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podscale.rundir import Lease
-from podscale.telemetry.heartbeat import read_book
+from podscale.telemetry.heartbeat import read_goodput_state
 from tests.support.ports import free_port
 from tests.support.supervised import Launch
 
@@ -74,7 +74,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["cause"] for event in events if event.get("event") == "restart"] == ["lost_rank"]
     assert "restarting (0 more)" in err
-    book = read_book(run.place / ".heartbeat")
+    book = read_goodput_state(run.place / ".heartbeat")
     assert book is not None
     assert (book.life, book.ended) == (2, "done")
     assert {cause: count for cause, count in book.restarts.items() if count} == {"lost_rank": 1}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from podscale.hardware import TPU_CHIPS, find_topology
-from podscale.jax.ahead.request import ENVIRONMENT
+from podscale.jax.ahead.request import COMPILER_ENVIRONMENT
 
 pytestmark = [
     pytest.mark.slow,
@@ -132,7 +132,7 @@ def test_each_generation_leaves_a_program_the_memory_that_the_table_says() -> No
     names = [f"{chip.name}:{chip.shapes.split(', ')[1]}" for chip in TPU_CHIPS]
     ended = subprocess.run(
         [sys.executable, "-c", LARGER, *names],
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **COMPILER_ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=600,

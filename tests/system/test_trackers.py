@@ -12,7 +12,7 @@ import pytest
 
 from podscale.checkpoint.layout import complete_entries
 from podscale.errors import ExitCode
-from podscale.telemetry.events import newest_step, read_records, undisturbed
+from podscale.telemetry.events import filter_replays, newest_step, read_records
 from tests.support.commands import SMALL_DIGITS, Command, cmdline, podscale
 from tests.support.supervised import Launch, Run
 from tests.support.tensorboard import curves
@@ -175,7 +175,7 @@ def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Com
     lines = list(read_records(run / "metrics.jsonl"))
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert len(steps) > len(set(steps)), "nothing was done again"
-    calm = undisturbed(lines)
+    calm = filter_replays(lines)
     found = curves(run / "tensorboard")
     for tag, kind, name in (
         ("train/loss", "step", "loss"),

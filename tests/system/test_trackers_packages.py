@@ -19,8 +19,8 @@ import pytest
 
 from podscale.config import RunConfig, loads
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import EventLog, Record, read_records
-from podscale.telemetry.trackers.tracker import FAILED, Ended
+from podscale.telemetry.events import EventLog, EventRecord, read_records
+from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit
 from tests.support import wandb_file
 from tests.support.polling import until
 
@@ -49,7 +49,7 @@ class Launch:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
-    def end(self, ended: Ended) -> str:
+    def end(self, ended: LaunchExit) -> str:
         """Tells how the launch ended; returns what the tracker said."""
         out, _ = self._process.communicate(ended.line(), timeout=SECONDS)
         assert self._process.returncode == 0, (out, self.log.read_text())
@@ -101,7 +101,7 @@ def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Calla
     until(lambda: arrived(6), SECONDS)
     first.kill()
     write(run, 4, 10)
-    said = track(name, config).end(Ended(0))
+    said = track(name, config).end(LaunchExit(0))
     assert said.startswith(f"{name}: ")
     return said
 
@@ -112,7 +112,7 @@ def sent(config: RunConfig, name: str) -> dict[str, Any]:
     return found
 
 
-def losses(config: RunConfig) -> list[Record]:
+def losses(config: RunConfig) -> list[EventRecord]:
     """The first line of each update."""
     lines = [line for line in read_records(RunDirectory.of(config).metrics) if line["kind"] == "step"]
     return [next(line for line in lines if line["step"] == step) for step in range(1, 11)]
@@ -151,7 +151,7 @@ def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int
     run = RunDirectory.of(config).create()
     launch = track("mlflow", config)
     write(run, 0, 1)
-    launch.end(Ended(code, "why"))
+    launch.end(LaunchExit(code, "why"))
     found = MlflowClient(uri).get_run(sent(config, "mlflow")["id"])
     assert (found.info.status, found.data.tags["error"]) == (status, "why")
 
@@ -175,7 +175,7 @@ def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
     assert len(warnings) == 1
     assert sent(config, "mlflow")["newest"] == {}
     tracker._client = client
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     assert sent(config, "mlflow")["newest"] == {"step": 3, "evaluation": 2}
 
 
@@ -213,9 +213,9 @@ def test_wandb_without_a_key_fails_with_its_own_words(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     config = document(tmp_path, "telemetry.trackers=[wandb]")
     launch = track("wandb", config)
-    out, _ = launch._process.communicate(Ended(0).line(), timeout=SECONDS)
+    out, _ = launch._process.communicate(LaunchExit(0).line(), timeout=SECONDS)
     assert launch._process.returncode == 1
-    (line,) = [line for line in out.decode().splitlines() if line.startswith(FAILED)]
+    (line,) = [line for line in out.decode().splitlines() if line.startswith(FAILURE_PREFIX)]
     assert "key" in line
 
 

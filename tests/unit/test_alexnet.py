@@ -31,22 +31,22 @@ def section(width: int = 64, **options: object) -> ModelSection:
     ],
 )
 def test_parameter_counts(options: dict[str, object], count: int) -> None:
-    spec = models.spec(section(**options), 1000)
+    spec = models.model_spec(section(**options), 1000)
     assert spec.size == count
     assert spec.size * 4 / 1e6 == pytest.approx(244 if options.get("groups") == 2 else 249.5, abs=0.2)
 
 
 def test_flops_of_one_image() -> None:
     """0.72 GMAC with two groups (the figure that AlexNet is known for), 1.14 without."""
-    assert models.spec(section(groups=2), 1000).flops(224) / 2e9 == pytest.approx(0.715, abs=0.01)
-    assert models.spec(section(groups=1), 1000).flops(224) / 2e9 == pytest.approx(1.136, abs=0.01)
+    assert models.model_spec(section(groups=2), 1000).flops(224) / 2e9 == pytest.approx(0.715, abs=0.01)
+    assert models.model_spec(section(groups=1), 1000).flops(224) / 2e9 == pytest.approx(1.136, abs=0.01)
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, PLAIN, {"pool5_norm": False}, {"convolution_norm": False}])
 def test_the_catalogue_names_and_counts_what_the_network_has(options: dict[str, object]) -> None:
     model = section(8, **options)
     with torch.device("meta"):
-        network, spec = build_model(model, 7), models.spec(model, 7)
+        network, spec = build_model(model, 7), models.model_spec(model, 7)
         images = torch.empty(1, 3, 224, 224)
     assert [(p.name, p.shape) for p in spec.parameters] == [(n, tuple(p.shape)) for n, p in network.named_parameters()]
     assert [(b.name, b.shape) for b in spec.buffers] == [(n, tuple(b.shape)) for n, b in network.named_buffers()]
@@ -62,7 +62,7 @@ def test_the_catalogue_names_and_counts_what_the_network_has(options: dict[str, 
 
 
 def test_only_weights_decay() -> None:
-    roles = {p.name: p.role for p in models.spec(section(convolution_norm=False), 10).parameters}
+    roles = {p.name: p.role for p in models.model_spec(section(convolution_norm=False), 10).parameters}
     assert {name for name, role in roles.items() if role == "weight"} == {
         f"{layer}.weight" for layer in ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
     }

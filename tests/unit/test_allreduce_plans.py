@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.order import mirrored, ring_chain, ring_part, spans, tree_children, tree_parent
+from podscale.pytorch.allreduce.order import (
+    equal_spans,
+    mirror_position,
+    ring_chain,
+    ring_part,
+    tree_children,
+    tree_parent,
+)
 from podscale.pytorch.allreduce.plan import (
-    Plan,
+    MessagePlan,
     chain_broadcast,
     chain_reduce,
     double_tree,
@@ -23,7 +30,7 @@ SIZES = range(1, 10)
 CASES = [(length, segment) for length in (1, 2, 7, 40, 101) for segment in (3, 16, 1000)]
 
 
-def carry_out(plans: list[Plan], buffers: list[Tensor], *, eager: bool) -> None:
+def carry_out(plans: list[MessagePlan], buffers: list[Tensor], *, eager: bool) -> None:
     """All places in lockstep; eager: every send leaves as many rounds early as its plan allows."""
     count = len(plans[0].rounds)
     assert all(len(plan.rounds) == count for plan in plans)
@@ -50,7 +57,7 @@ def contributions(size: int, length: int) -> list[Tensor]:
     return [torch.randn(length, generator=torch.Generator().manual_seed(place)) for place in range(size)]
 
 
-Planner = Callable[[int], Plan]
+Planner = Callable[[int], MessagePlan]
 
 
 def outcome(size: int, length: int, planners: list[Planner], *, eager: bool) -> list[Tensor]:
@@ -64,7 +71,7 @@ def outcome(size: int, length: int, planners: list[Planner], *, eager: bool) -> 
 @pytest.mark.parametrize(("length", "segment"), CASES)
 def test_plans_add_in_the_stated_order(length: int, segment: int, eager: bool) -> None:
     for size in SIZES:
-        parts, values = tuple(spans(length, size)), contributions(size, length)
+        parts, values = tuple(equal_spans(length, size)), contributions(size, length)
         scatter: Planner = partial(ring_reduce_scatter, parts=parts, segment=segment)
         gather: Planner = partial(ring_all_gather, parts=parts, segment=segment)
         shape = {"size": size, "length": length, "segment": segment}
@@ -101,16 +108,16 @@ def test_rings_and_trees_are_what_they_are_called(size: int) -> None:
         while (above := parents[place]) is not None:
             place, steps = above, steps + 1
         assert steps <= size.bit_length() - 1
-    assert sorted(mirrored(place, size) for place in range(size)) == list(range(size))
+    assert sorted(mirror_position(place, size) for place in range(size)) == list(range(size))
     inner = {parent for parent in parents if parent is not None}
-    twice = sum(mirrored(place, size) in inner and place in inner for place in range(size))
+    twice = sum(mirror_position(place, size) in inner and place in inner for place in range(size))
     assert twice <= 1, "a place that is an inner node of both trees carries more than the others"
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_every_link_carries_what_the_bound_says(size: int) -> None:
     length, segment = 64 * size, 8
-    parts = tuple(spans(length, size))
+    parts = tuple(equal_spans(length, size))
     for place in range(size):
         plans = [ring_reduce_scatter(place, parts, segment), ring_all_gather(place, parts, segment)]
         assert sum(volume(plan) for plan in plans) == 2 * (size - 1) * length // size
@@ -118,6 +125,6 @@ def test_every_link_carries_what_the_bound_says(size: int) -> None:
         assert volume(chain_reduce(place, size, length, segment)) <= length
 
 
-def volume(plan: Plan) -> int:
+def volume(plan: MessagePlan) -> int:
     """Elements sent."""
     return sum(stop - start for one in plan.rounds for _, start, stop in one.sends)

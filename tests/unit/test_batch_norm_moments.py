@@ -13,7 +13,7 @@ from podscale.pytorch.batchnorm import native, traced
 def test_moments_are_those_of_float64(
     monkeypatch: pytest.MonkeyPatch, channels_last: bool, block: int, mean: float, deviation: float
 ) -> None:
-    monkeypatch.setattr(native, "BLOCK", block)
+    monkeypatch.setattr(native, "MOMENT_BLOCK_VALUES", block)
     x = torch.randn(11, 3, 19, 17, generator=torch.Generator().manual_seed(1)) * deviation + mean
     x[:, 1] *= 0.5  # channels differ
     x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.conflict import refusal
-from podscale.config.spans import Span, batch_norm_span
+from podscale.config.spans import BatchNormGroup, batch_norm_group
 
 
 def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:
@@ -19,22 +19,26 @@ def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("config", "ranks", "want"),
     [
-        (document(256), 4, Span(1, 64)),
-        (document(256, group=2), 4, Span(2, 64)),
-        (document(256, accumulation=2, group=4), 4, Span(4, 32)),
-        (document(256, span=64), 4, Span(1, 64)),
-        (document(256, span=64), 1, Span(1, 64)),
-        (document(256, span=64), 16, Span(4, 16)),
-        (document(256, span=64), 256, Span(64, 1)),
-        (document(256, accumulation=4, span=64), 4, Span(4, 16)),
-        (document(256, span=256), 8, Span(8, 32)),
-        (document(32768, span=128), 2048, Span(8, 16)),  # Google, MLPerf v0.6 on 2048 cores: groups of 8 x 16 images
-        (document(32768, span=64), 8192, Span(16, 4)),
-        (document(32768, span=32), 64, Span(1, 32)),
+        (document(256), 4, BatchNormGroup(1, 64)),
+        (document(256, group=2), 4, BatchNormGroup(2, 64)),
+        (document(256, accumulation=2, group=4), 4, BatchNormGroup(4, 32)),
+        (document(256, span=64), 4, BatchNormGroup(1, 64)),
+        (document(256, span=64), 1, BatchNormGroup(1, 64)),
+        (document(256, span=64), 16, BatchNormGroup(4, 16)),
+        (document(256, span=64), 256, BatchNormGroup(64, 1)),
+        (document(256, accumulation=4, span=64), 4, BatchNormGroup(4, 16)),
+        (document(256, span=256), 8, BatchNormGroup(8, 32)),
+        (
+            document(32768, span=128),
+            2048,
+            BatchNormGroup(8, 16),
+        ),  # Google, MLPerf v0.6 on 2048 cores: groups of 8 x 16 images
+        (document(32768, span=64), 8192, BatchNormGroup(16, 4)),
+        (document(32768, span=32), 64, BatchNormGroup(1, 32)),
     ],
 )
-def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: Span):
-    found = batch_norm_span(config, ranks)
+def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: BatchNormGroup):
+    found = batch_norm_group(config, ranks)
     assert found == want
     if config.model.batch_norm.span is not None:
         assert found.total == config.model.batch_norm.span
@@ -50,7 +54,7 @@ def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: Span
 )
 def test_a_span_that_does_not_fit_is_refused(config: RunConfig, ranks: int, key: str, got: int, limit: str):
     with pytest.raises(PydanticCustomError) as caught:
-        batch_norm_span(config, ranks)
+        batch_norm_group(config, ranks)
     error = refusal(caught.value)
     assert (error.field, error.got) == (f"model.batch_norm.{key}", got)
     assert limit in error.problem

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from podscale.bench import allreduce
-from podscale.commands.bench_allreduce import Options, run
+from podscale.commands.bench_allreduce import AllReduceBenchOptions, run_bench_allreduce
 from tests.support.refusals import refused
 
 FOUND = {
@@ -29,7 +29,7 @@ def row(lines: list[str], start: str) -> list[str]:
 
 
 def test_bandwidths_as_nccl_tests_define_them() -> None:
-    lines = allreduce.tables(FOUND)
+    lines = allreduce.format_tables(FOUND)
     # 8 MB in 3 ms: 2.667 GB/s; times 2 * 3/4 for an all-reduce over 4 ranks
     assert row(lines, "ring") == ["ring", "8,000,000", "3.000", "4.000", "2.667", "4.000", "5.0e-08"]
     assert row(lines, "row of 2")[-2:] == ["4.000", "2.000"]  # reduce-scatter: times 1/2
@@ -50,7 +50,7 @@ def test_sizes() -> None:
             allreduce.parse_sizes(wrong)
 
 
-def options(out: Path | None = None, **changes: object) -> Options:
+def options(out: Path | None = None, **changes: object) -> AllReduceBenchOptions:
     values = {
         "ranks": 2,
         "algorithms": "flat,torus2d",
@@ -66,7 +66,7 @@ def options(out: Path | None = None, **changes: object) -> Options:
         "out": out,
         "json": True,
     }
-    return Options(**(values | changes))  # type: ignore[arg-type]
+    return AllReduceBenchOptions(**(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def options(out: Path | None = None, **changes: object) -> Options:
 )
 def test_wrong_options_start_nothing(changes: dict[str, object], field: str, got: object) -> None:
     with refused(field=field, got=got):
-        run(options(**changes))  # type: ignore[arg-type]
+        run_bench_allreduce(options(**changes))  # type: ignore[arg-type]
 
 
 def test_two_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(options(tmp_path))
+    run_bench_allreduce(options(tmp_path))
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "allreduce.json").read_text())
     assert found["rows"] == [2, 1]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from podscale import devices
 from podscale.bench import ranks
-from podscale.bench.ranks import environment, run_ranks
+from podscale.bench.ranks import run_workers, worker_environment
 
 PROGRAM = """import os, sys, time
 rank = os.environ["RANK"]
@@ -20,28 +21,28 @@ sys.exit(5 if sys.argv[3:] == [rank] else 0)
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "measured_rank.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(ranks, "FAREWELL", 0.1)
+    monkeypatch.setattr(ranks, "EXIT_GRACE_SECONDS", 0.1)
     return "measured_rank"
 
 
 def test_all_end_by_themselves(program: str, tmp_path: Path) -> None:
-    assert run_ranks(program, ["0", "0"], 2, 30.0, log=tmp_path / "log") == [0, 0]
+    assert run_workers(program, ["0", "0"], 2, 30.0, log=tmp_path / "log") == [0, 0]
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["0 2", "1 2"]
 
 
 def test_one_that_fails_ends_the_others(program: str, tmp_path: Path) -> None:
     began = time.monotonic()
-    assert run_ranks(program, ["60", "0", "1"], 2, 50.0, log=tmp_path / "log") == [None, 5]
+    assert run_workers(program, ["60", "0", "1"], 2, 50.0, log=tmp_path / "log") == [None, 5]
     assert time.monotonic() - began < 40
 
 
 def test_time_is_limited(program: str, tmp_path: Path) -> None:
-    assert run_ranks(program, ["60", "60"], 2, 0.5, log=tmp_path / "log") == [None, None]
+    assert run_workers(program, ["60", "60"], 2, 0.5, log=tmp_path / "log") == [None, None]
 
 
 def test_ranks_that_share_a_gpu_pass_for_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks.devices, "visible_gpus", lambda: 2)
-    found = [environment(rank, 4, 1234) for rank in range(4)]
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
+    found = [worker_environment(rank, 4, 1234) for rank in range(4)]
     assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0", "1"]
     assert len({one["NCCL_HOSTID"] for one in found}) == 4
-    assert "NCCL_HOSTID" not in environment(0, 2, 1234)
+    assert "NCCL_HOSTID" not in worker_environment(0, 2, 1234)

@@ -14,12 +14,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from podscale.checkpoint import Checkpoints, Failed, Identity, Passed, Report, Restored, Saved, Snapshot
+from podscale.checkpoint import (
+    CheckpointReport,
+    CheckpointStore,
+    Failed,
+    Restored,
+    RunIdentity,
+    Saved,
+    Skipped,
+    Snapshot,
+)
 from podscale.checkpoint.arrayfile import write_arrays
 from podscale.errors import PodscaleError
 from tests.support.refusals import refused
 
-IDENTITY = Identity({"train.global_batch": 256, "run.seed": 1}, "c" * 64, "f" * 16)
+IDENTITY = RunIdentity({"train.global_batch": 256, "run.seed": 1}, "c" * 64, "f" * 16)
 
 
 def snapshot(step: int, value: float = 1.0) -> Snapshot:
@@ -31,9 +40,9 @@ def snapshot(step: int, value: float = 1.0) -> Snapshot:
     return Snapshot(step, arrays, {"position": step, "loss_scale": 65536.0})
 
 
-def checkpoints(directory: Path, identity: Identity = IDENTITY, **options: object) -> Checkpoints:
+def checkpoints(directory: Path, identity: RunIdentity = IDENTITY, **options: object) -> CheckpointStore:
     settings = {"keep_last": 2, "keep_best": 1, "asynchronous": False, "fence": None, **options}
-    return Checkpoints(directory, identity, **settings)  # type: ignore[arg-type]
+    return CheckpointStore(directory, identity, **settings)  # type: ignore[arg-type]
 
 
 def steps(directory: Path) -> list[int]:
@@ -180,13 +189,13 @@ def test_falls_back_past_a_damaged_checkpoint_and_says_so(
     for step in (1, 2):
         store.save(snapshot(step), top1=step / 10)
     damage(tmp_path / "step-2")  # type: ignore[operator]
-    events: list[Report] = []
+    events: list[CheckpointReport] = []
     again = checkpoints(tmp_path, keep_last=1, keep_best=1, listener=events.append)
     found = again.restore("auto")
     assert found is not None
     assert_same(found, snapshot(1))
     passed, read = events
-    assert isinstance(passed, Passed)
+    assert isinstance(passed, Skipped)
     assert said in passed.reason
     assert isinstance(read, Restored)
     assert read.step == 1
@@ -217,7 +226,7 @@ def test_saving_the_same_step_again_only_adds_the_score(tmp_path: Path) -> None:
 
 def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) -> None:
     checkpoints(tmp_path).save(snapshot(1))
-    other = Identity({"train.global_batch": 512, "run.seed": 1}, "d" * 64, "e" * 16)
+    other = RunIdentity({"train.global_batch": 512, "run.seed": 1}, "d" * 64, "e" * 16)
     with refused("train.global_batch: was 256, is 512", "class map", "data fingerprint") as refusal:
         checkpoints(tmp_path, other).restore("auto")
     assert "run.seed" not in refusal.text
@@ -277,7 +286,7 @@ def test_a_refused_fence_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
-    events: list[Report] = []
+    events: list[CheckpointReport] = []
     checkpoints(tmp_path, listener=events.append).save(snapshot(4), top1=0.25)
     (saved,) = events
     assert isinstance(saved, Saved)
@@ -289,7 +298,7 @@ def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     """The limit on file size stands in for the full disk where no tmpfs can be mounted: a real error of the kernel."""
-    events: list[Report] = []
+    events: list[CheckpointReport] = []
     store = checkpoints(tmp_path, asynchronous=True, listener=events.append)
     store.save(snapshot(1))
     store.wait()
@@ -335,7 +344,7 @@ def test_killed_at_any_moment_the_newest_complete_one_is_whole(tmp_path: Path, s
     process.kill()
     process.wait()
     process.stdout.close()
-    found = checkpoints(tmp_path, Identity({}, "c", "f")).restore("auto")
+    found = checkpoints(tmp_path, RunIdentity({}, "c", "f")).restore("auto")
     assert found is not None
     assert found.step >= 1 + seed  # at least the one before the save in flight
     assert found.meta == {"step": found.step}

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from podscale.config import InputSection, ModelSection
-from podscale.models.resnet import BASIC, ResNetPlan
-from podscale.pytorch.allreduce import Flat
+from podscale.models.resnet import BASIC, ResNetSpec
+from podscale.pytorch.allreduce import FlatAllReduce
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.compilation import build_forward
 from podscale.pytorch.models import ResNet, Stem, build_model
 from podscale.pytorch.normalise import Normalise
-from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.statistics import RunningStatistics
-from podscale.pytorch.world import World, join, leave
+from podscale.pytorch.world import World, join_world, leave_world
 
 torch.set_num_threads(1)
 
@@ -29,7 +29,7 @@ def norm(channels: int) -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    return ResNet(ResNetPlan(BASIC, (1, 1, 1, 1), 4, True, "projection", False), 5, norm)
+    return ResNet(ResNetSpec(BASIC, (1, 1, 1, 1), 4, True, "projection", False), 5, norm)
 
 
 def small() -> nn.Module:
@@ -38,8 +38,8 @@ def small() -> nn.Module:
 
 @pytest.fixture
 def world() -> Any:
-    yield join(60.0, {})
-    leave()
+    yield join_world(60.0, {})
+    leave_world()
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def updates(
     torch.manual_seed(3)
     model = network().to(memory_format=torch.channels_last).train()
     statistics = RunningStatistics(model)
-    reducer = FlatReducer(model, Flat(world), world, bucket_mb=0.01)
+    reducer = BucketedReducer(model, FlatAllReduce(world), world, bucket_mb=0.01)
     normalise = Normalise(InputSection(), world, channels_last=True)
     forward = build_forward(normalise, reducer.module, mode, ranks=ranks, backend=backend)
     generator, losses = np.random.default_rng(0), []

@@ -8,15 +8,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-import podscale.config
-from podscale.commands.documents import schema_text
-from podscale.config import RunConfig, dumps, json_schema, loads, options, result_values
+from podscale.commands.documents import json_schema_text
+from podscale.config import RunConfig, __file__, dumps, json_schema, loads, option_names, result_values
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
-from podscale.config.identity import data_fingerprint, differences, fingerprint, values_of
+from podscale.config.identity import data_fingerprint, differences, field_values, fingerprint
 
 OPTIONS = Path(__file__).parent / "test_config_options.txt"
-SCHEMA = Path(podscale.config.__file__).parent / "schema.json"
+SCHEMA = Path(__file__).parent / "schema.json"
 
 
 def fields(model: type[BaseModel], prefix: str = ""):
@@ -30,7 +29,7 @@ def fields(model: type[BaseModel], prefix: str = ""):
 def test_the_set_of_options_is_frozen():
     """A new option is a decision: add it to test_config_options.txt, to the schema and to the documentation."""
     classed = {name: info.json_schema_extra["x-class"] for name, info in fields(RunConfig)}
-    assert list(classed) == options()
+    assert list(classed) == option_names()
     written = dict(line.split() for line in OPTIONS.read_text().splitlines())
     assert classed == written
 
@@ -44,8 +43,8 @@ def test_every_option_says_what_it_is(name, info):
 
 def test_every_option_is_in_exactly_one_class():
     config = RunConfig()
-    found = [name for kind in FieldClass for name in values_of(config, kind)]
-    assert sorted(found) == sorted(options())
+    found = [name for kind in FieldClass for name in field_values(config, kind)]
+    assert sorted(found) == sorted(option_names())
 
 
 def test_placement_and_display_do_not_change_identity():
@@ -69,11 +68,11 @@ def test_fingerprints_are_stable_for_ever():
 
 def test_the_whole_data_section_is_of_class_result():
     """The shard stage is given this section alone, and its cache is keyed by it."""
-    assert set(values_of(DataSection(), FieldClass.RESULT)) == set(DataSection.model_fields)
+    assert set(field_values(DataSection(), FieldClass.RESULT)) == set(DataSection.model_fields)
 
 
 def test_the_committed_schema_is_current():
-    assert SCHEMA.read_text(encoding="utf-8") == schema_text(), (
+    assert SCHEMA.read_text(encoding="utf-8") == json_schema_text(), (
         "run: podscale config --schema > podscale/config/schema.json"
     )
 

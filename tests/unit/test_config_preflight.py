@@ -12,10 +12,10 @@ import pytest
 
 from podscale import devices
 from podscale.config import RunConfig, data_fingerprint, loads
-from podscale.config import preflight as preflighting
+from podscale.config import preflight as config_preflight
 from podscale.config.preflight import find_problems, preflight
 from podscale.errors import InputError, InputErrors
-from podscale.text import human_bytes
+from podscale.text import format_bytes
 from tests.support.refusals import refused
 
 
@@ -195,7 +195,7 @@ def test_data_smaller_than_the_run_wants(tmp_path):
 
 
 def test_shared_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "memory", lambda: devices.Memory(0, 0, 64 * 2**20))
+    monkeypatch.setattr(devices, "memory_info", lambda: devices.MemoryInfo(0, 0, 64 * 2**20))
     error = only(document(tmp_path, "input.image_size=224", "input.workers=4"))
     assert error.field == "/dev/shm"
     assert "64.0 MiB" in error.problem
@@ -210,7 +210,7 @@ def test_what_a_cluster_needs():
 
 
 def test_bytes_for_people():
-    assert [human_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
         "0 bytes", "1023 bytes", "1.5 KiB", "200 MiB", "1024 TiB",
     ]  # fmt: skip
 
@@ -218,7 +218,7 @@ def test_bytes_for_people():
 def test_trackers_that_are_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     absent = {"wandb": None, "mlflow": None}
-    monkeypatch.setattr(preflighting, "find_spec", lambda name: absent[name] if name in absent else find_spec(name))
+    monkeypatch.setattr(config_preflight, "find_spec", lambda name: absent[name] if name in absent else find_spec(name))
     config = document(tmp_path, "telemetry.trackers=[wandb]")
     error = only(config)
     assert about(error) == ("telemetry.trackers", "wandb")
@@ -323,7 +323,7 @@ def test_a_process_of_jax_may_drive_several_devices(monkeypatch, tmp_path, chang
 def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax")
     there = {"jax"}
-    monkeypatch.setattr(preflighting, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(config_preflight, "find_spec", lambda name: name if name in there else None)
     assert find_problems(config, "here") == []  # and no torch
     monkeypatch.setattr(devices, "tpu_chips", lambda: ["v5e"] * 4)
     assert "libtpu" in only(config).problem
@@ -360,7 +360,7 @@ def test_an_image_of_ours_without_the_engine(engine, image, fitting):
 
 def test_tpus_that_are_not_here(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax", "launch.hardware=tpu-v5e-2x2")
-    monkeypatch.setattr(preflighting, "find_spec", lambda name: name)
+    monkeypatch.setattr(config_preflight, "find_spec", lambda name: name)
     assert about(only(config)) == ("launch.hardware", "tpu-v5e-2x2")
 
 
@@ -377,4 +377,4 @@ def test_a_process_of_jax_alone_on_a_machine_drives_all_of_its_gpus(monkeypatch,
     alone = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=1")
     each = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=4")
     torchs = document(tmp_path, "train.global_batch=64", "launch.processes=1")
-    assert [preflighting.devices_here(one) for one in (alone, each, torchs)] == [4, 0, 0]
+    assert [config_preflight.local_device_count(one) for one in (alone, each, torchs)] == [4, 0, 0]

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from podscale.config import RunConfig, dumps, loads
-from podscale.config.optimizer import RULES
+from podscale.config.optimizer import OPTIMIZER_NAMES
 from tests.support.refusals import refused
 
 TORUS = {"algorithm": "torus2d"}
@@ -82,7 +82,7 @@ def test_what_the_neumann_optimizer_cannot_begin_with(neumann: dict[str, Any], k
         loads(json.dumps({"train": {"optimizer": {"name": "neumann", "neumann": neumann}}}))
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_a_resolved_document_of_any_rule_is_taken_back(name: str) -> None:
     """It writes every option, those of other rules at their defaults."""
     config = RunConfig.model_validate({"train": {"optimizer": {"name": name}}})
@@ -100,7 +100,10 @@ def test_a_rule_named_by_an_override_comes_without_the_options_of_the_one_before
 
 
 def test_every_rule_has_its_own_form_and_epsilon() -> None:
-    rules = {name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer for name in RULES}
+    rules = {
+        name: RunConfig.model_validate({"train": {"optimizer": {"name": name}}}).train.optimizer
+        for name in OPTIMIZER_NAMES
+    }
     assert {name for name, rule in rules.items() if rule.form == "unscaled"} == {"lars"}
     found = {name: rule.added_eps for name, rule in rules.items() if rule.added_eps}
     assert found == {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}

@@ -15,23 +15,23 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tm
         (tmp_path / name).touch()
     monkeypatch.setattr(devices, "Path", lambda path: tmp_path if path == "/dev" else Path(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert devices.visible_gpus() == devices.default_processes() == 2
+    assert devices.visible_gpus() == devices.default_processes_per_node() == 2
     counts = {"": 0, "1": 1, "0,1,2": 2, "0,-1,1": 1, "-1": 0, "GPU-a": 1, "MIG-a,MIG-b,MIG-c": 3}
     for value, expected in counts.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert devices.visible_gpus() == expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices.default_processes() == 1
+    assert devices.default_processes_per_node() == 1
 
 
 def test_cores_follow_the_affinity() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert devices.cores() == 1
+        assert devices.cpu_count() == 1
     finally:
         os.sched_setaffinity(0, before)
-    assert 1 <= devices.cores() <= len(before)
+    assert 1 <= devices.cpu_count() <= len(before)
 
 
 def test_the_supervisor_imports_no_framework() -> None:

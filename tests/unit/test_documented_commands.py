@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from podscale.cli import WrongUsage, app
+from podscale.cli import UsageError, app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,7 +65,7 @@ def test_documented_commands_parse(page: Path) -> None:
             continue
         try:
             parse(words)
-        except WrongUsage as error:
+        except UsageError as error:
             refused.append(f"{line}: {error.format_message()}")
     assert not refused
 
@@ -77,5 +77,5 @@ def test_commands_are_found_and_wrong_ones_refused() -> None:
     assert arguments("podman run --rm image podscale doctor --json") == ["doctor", "--json"]
     assert arguments("helm install podscale charts/podscale") is None
     for wrong in (["rnu"], ["render", "digits", "--namespace", "x"], ["pipeline", "run", "--defaults"]):
-        with pytest.raises(WrongUsage):
+        with pytest.raises(UsageError):
             parse(wrong)

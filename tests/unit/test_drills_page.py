@@ -2,7 +2,7 @@
 
 import re
 
-from podscale.monitoring.groups import ALERTS
+from podscale.monitoring.groups import ALERT_RULES
 from tests.system.drills.faults import ASIDE, DRILLS, Expected
 from tests.system.drills.page import MARK, PAGE, identity, shipped
 
@@ -39,6 +39,6 @@ def test_what_is_shipped_is_read_from_the_rules() -> None:
 
 
 def test_what_may_fire_besides_exists() -> None:
-    names = {alert.name for alert in ALERTS}
+    names = {alert.name for alert in ALERT_RULES}
     assert {*ASIDE, *(name for drill in DRILLS for name in drill.besides)} <= names
     assert all(f"`{name}`" in TEXT for name in ASIDE)

@@ -8,18 +8,18 @@ from benchmarks.ensemble.cases import FAMILIES, Family, comparison
 from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import BEST, LONG, MEAN, RESTARTS, TOGETHER, Row, Spread, differences, points, rows
 from benchmarks.ensemble.table import section
-from podscale.evaluate.ensemble import Answered, Combined, Ensemble, SingleModel
-from podscale.evaluate.passes import WAYS
-from podscale.schedules import table
+from podscale.evaluate.ensemble import Combination, EnsembleScores, ScoreSummary, SingleModel
+from podscale.evaluate.passes import COMBINE_METHODS
+from podscale.schedules import step_table
 
 
-def answered(top1: float, passes: int = 1) -> Answered:
-    return Answered(
+def answered(top1: float, passes: int = 1) -> ScoreSummary:
+    return ScoreSummary(
         top1=top1, top1_interval=(0, 1), top5=1.0, loss=2 * (1 - top1), passes=passes, images_per_second=None
     )
 
 
-def evaluated(shares: list[float], together: float) -> Ensemble:
+def evaluated(shares: list[float], together: float) -> EnsembleScores:
     """An evaluation of models with these accuracies, the combination of all ways having one."""
     members = [
         SingleModel(
@@ -36,8 +36,10 @@ def evaluated(shares: list[float], together: float) -> Ensemble:
         )
         for share in shares
     ]
-    combined = [Combined(way=way, answered=answered(together, 2), statistics_seconds=None) for way in WAYS]
-    return Ensemble(
+    combined = [
+        Combination(way=way, answered=answered(together, 2), statistics_seconds=None) for way in COMBINE_METHODS
+    ]
+    return EnsembleScores(
         combine="probabilities", members=members, combined=combined, disagreement=[], epochs=4.0, baseline=None
     )
 
@@ -64,7 +66,7 @@ def test_all_sides_take_the_same_epochs(family: Family) -> None:
 def test_one_long_run_ends_as_a_member_does() -> None:
     """Rates of the last two epochs, with the peak of the first cycle; before, the decay has come to its end."""
     sides = comparison(FAMILIES["digits"], 1, Path("/work"), "digits")
-    member, ending = (table(config.train, 1438)[:, 0] for config in (sides.members[0], sides.ending))
+    member, ending = (step_table(config.train, 1438)[:, 0] for config in (sides.members[0], sides.ending))
     assert ending[-len(member) :] == pytest.approx(member, rel=0.05)
     assert ending[-len(member) - 1] < 1e-3 * ending.max()
 

@@ -11,8 +11,8 @@ import pytest
 from podscale.config import loads
 from podscale.evaluate import evaluation, predictions
 from podscale.evaluate.predictions import Predictions
-from podscale.evaluate.scores import score
-from podscale.shards.manifest import SCHEMA_VERSION, Manifest
+from podscale.evaluate.scores import compute_scores
+from podscale.shards.manifest import SCHEMA_VERSION, ShardSetManifest
 from podscale.shards.shardset import ShardSet
 from tests.support.digits_run import DigitsRun
 from tests.support.refusals import refused
@@ -31,14 +31,14 @@ def wide(classes: int, n: int = 3000) -> Predictions:
 
 def evaluation_with(classes: int, found: Predictions, document: str = "") -> evaluation.Evaluation:
     names = [f"class {i}" for i in range(classes)]
-    manifest = Manifest(SCHEMA_VERSION, "a", "b", {}, "c", {})
-    return evaluation.evaluation_of(
-        score(found, classes), names, config=loads(document), manifest=manifest, shard_set="shards"
+    manifest = ShardSetManifest(SCHEMA_VERSION, "a", "b", {}, "c", {})
+    return evaluation.build_evaluation(
+        compute_scores(found, classes), names, config=loads(document), manifest=manifest, shard_set="shards"
     )
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
-    assert json.loads(SCHEMA.read_text()) == evaluation.json_schema()
+    assert json.loads(SCHEMA.read_text()) == evaluation.evaluation_schema()
 
 
 def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
@@ -50,8 +50,8 @@ def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
 
 
 def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
-    found = predictions.read(digits_run.path / "predictions.safetensors")
-    written = evaluation.read(digits_run.path / "evaluation.json")
+    found = predictions.read_predictions(digits_run.path / "predictions.safetensors")
+    written = evaluation.read_evaluation(digits_run.path / "evaluation.json")
     right = int((found.topk[:, 0] == found.labels).sum())
     assert written.figures.top1 == pytest.approx(right / len(found), abs=1e-15)
     assert written.figures.top1 > 0.8  # a softmax regression on digits that had trained
@@ -62,7 +62,7 @@ def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
 
 
 def test_the_claim_stands_beside_the_result(digits_run: DigitsRun) -> None:
-    claim = evaluation.read(digits_run.path / "evaluation.json").claim
+    claim = evaluation.read_evaluation(digits_run.path / "evaluation.json").claim
     assert (claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed) == (0.97, 2.0, None)
     assert claim.top1.achieved == pytest.approx(0.87, abs=0.06)
     assert claim.minutes.achieved is not None
@@ -93,7 +93,7 @@ def test_kfp_gets_floats_and_the_matrix_of_few_classes() -> None:
 def test_a_diverged_model_writes_null_instead_of_nan(tmp_path: Path) -> None:
     p = wide(10)
     broken = Predictions(p.keys, p.labels, p.topk, np.full_like(p.confidences, np.nan), np.full_like(p.losses, np.inf))
-    evaluation.write(tmp_path / "e.json", evaluation_with(10, broken))
+    evaluation.write_evaluation(tmp_path / "e.json", evaluation_with(10, broken))
     document = json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
     assert document["figures"]["loss"] is None
     assert document["figures"]["ece"] is None
@@ -102,8 +102,10 @@ def test_a_diverged_model_writes_null_instead_of_nan(tmp_path: Path) -> None:
 def test_predictions_that_miss_a_sample_are_refused(digits_run: DigitsRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(digits_run.path, run)
-    p = predictions.read(run / "predictions.safetensors")
-    predictions.write(run / "predictions.safetensors", Predictions(*(getattr(p, c)[1:] for c in predictions.COLUMNS)))
+    p = predictions.read_predictions(run / "predictions.safetensors")
+    predictions.write_predictions(
+        run / "predictions.safetensors", Predictions(*(getattr(p, c)[1:] for c in predictions.PREDICTION_COLUMNS))
+    )
     with refused("360 samples", field=run / "predictions.safetensors", got=359):
         evaluation.evaluate_run(run, digits_run.config, ShardSet.open(digits_run.shard_set))
 
@@ -112,4 +114,4 @@ def test_predictions_that_miss_a_sample_are_refused(digits_run: DigitsRun, tmp_p
 def test_a_damaged_evaluation_is_bad_input(tmp_path: Path, content: str) -> None:
     (tmp_path / "evaluation.json").write_text(content)
     with refused("podscale evaluate", field=tmp_path / "evaluation.json"):
-        evaluation.read(tmp_path / "evaluation.json")
+        evaluation.read_evaluation(tmp_path / "evaluation.json")

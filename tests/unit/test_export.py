@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from podscale.checkpoint.modelfile import WEIGHTS
+from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import ModelSection, RunConfig
-from podscale.engine.export import Trained, export
-from podscale.engine.progress import Progress
-from podscale.ensemble import DESCRIPTION
+from podscale.engine.export import TrainedModel, export_model
+from podscale.engine.progress import RunProgress
+from podscale.ensemble import MODEL_JSON
 from podscale.pytorch.checkpoints import as_array
-from podscale.pytorch.modelfile import load_weights
+from podscale.pytorch.modelfile import load_weights_file
 from podscale.pytorch.models import build_model
 from tests.support.refusals import refused
 
 SECTION = ModelSection(name="resnet18")
-TRAINED = Trained(RunConfig(model=SECTION), ["ant", "bee", "cat"], Progress(step=7, evaluation={"top1": 0.5}))
+TRAINED = TrainedModel(RunConfig(model=SECTION), ["ant", "bee", "cat"], RunProgress(step=7, evaluation={"top1": 0.5}))
 
 
 def arrays_of(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
@@ -28,14 +28,14 @@ def arrays_of(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 def test_torchvision_reads_the_weights(tmp_path: Path) -> None:
     model = build_model(SECTION, 3).to(memory_format=torch.channels_last)
-    export(arrays_of(model), TRAINED, tmp_path / "model")
+    export_model(arrays_of(model), TRAINED, tmp_path / "model")
     import torchvision  # here: it takes seconds, of every process that only collects this test
 
     theirs = torchvision.models.resnet18(num_classes=3)
-    theirs.load_state_dict(load_file(tmp_path / "model" / WEIGHTS), strict=True)
+    theirs.load_state_dict(load_file(tmp_path / "model" / WEIGHTS_FILE), strict=True)
     images = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(theirs.eval()(images), model.eval()(images), rtol=1e-4, atol=1e-5)
-    description = json.loads((tmp_path / "model" / DESCRIPTION).read_text())
+    description = json.loads((tmp_path / "model" / MODEL_JSON).read_text())
     assert description["classes"] == ["ant", "bee", "cat"]
     assert description["architecture"]["name"] == "resnet18"
     assert description["preprocessing"]["image_size"] == 224
@@ -47,19 +47,19 @@ def test_weights_come_back_to_the_bit(tmp_path: Path) -> None:
     torch.manual_seed(1)
     first, second = build_model(SECTION, 3), build_model(SECTION, 3)
     first.get_buffer("bn1.running_var").uniform_(1, 2)
-    export(arrays_of(first), TRAINED, tmp_path)
-    load_weights(second, tmp_path / WEIGHTS)
+    export_model(arrays_of(first), TRAINED, tmp_path)
+    load_weights_file(second, tmp_path / WEIGHTS_FILE)
     other = second.state_dict()
     assert all(torch.equal(tensor, other[name]) for name, tensor in first.state_dict().items())
 
 
 def test_missing_damaged_and_foreign_weights_are_refused(tmp_path: Path) -> None:
     model = build_model(SECTION, 3)
-    with refused("`podscale train`", field=tmp_path / WEIGHTS):
-        load_weights(model, tmp_path / WEIGHTS)
-    (tmp_path / WEIGHTS).write_bytes(b"no weights")
-    with refused("cannot read", field=tmp_path / WEIGHTS):
-        load_weights(model, tmp_path / WEIGHTS)
-    export(arrays_of(build_model(SECTION, 4)), TRAINED, tmp_path)
-    with refused("architecture", field=tmp_path / WEIGHTS):
-        load_weights(model, tmp_path / WEIGHTS)
+    with refused("`podscale train`", field=tmp_path / WEIGHTS_FILE):
+        load_weights_file(model, tmp_path / WEIGHTS_FILE)
+    (tmp_path / WEIGHTS_FILE).write_bytes(b"no weights")
+    with refused("cannot read", field=tmp_path / WEIGHTS_FILE):
+        load_weights_file(model, tmp_path / WEIGHTS_FILE)
+    export_model(arrays_of(build_model(SECTION, 4)), TRAINED, tmp_path)
+    with refused("architecture", field=tmp_path / WEIGHTS_FILE):
+        load_weights_file(model, tmp_path / WEIGHTS_FILE)

@@ -9,7 +9,7 @@ import torch
 
 from podscale.config import InputSection
 from podscale.input.batch import Batch
-from podscale.pytorch.feed import Feed
+from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.world import World
 
@@ -32,7 +32,7 @@ def test_images_are_normalised_in_the_order_given(channels_last: bool) -> None:
         yield
 
     normalise = Normalise(section, ALONE, channels_last=channels_last)
-    found = list(Feed(ALONE)(iter([batch(7), batch(8)]), phase))
+    found = list(DevicePrefetcher(ALONE)(iter([batch(7), batch(8)]), phase))
     assert [item.source.step for item in found] == [7, 8]
     for item in found:
         want = (item.source.images / 255.0 - section.mean) / section.std
@@ -55,6 +55,6 @@ def test_a_loaders_own_tensors_are_not_changed() -> None:
     def phase(name: str) -> Iterator[None]:
         yield
 
-    (found,) = Feed(ALONE)(iter([given]), phase)
+    (found,) = DevicePrefetcher(ALONE)(iter([given]), phase)
     assert Normalise(section, ALONE, channels_last=True)(found.images).shape == (4, 3, 5, 6)
     assert torch.equal(images, before)

@@ -41,7 +41,7 @@ def test_the_kernels_compile_for_a_gpu_and_read_whole_vectors(
     from podscale.pytorch.optim import fused
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    function, constants = getattr(fused, kernel), {**constants, "block": fused.BLOCK}
+    function, constants = getattr(fused, kernel), {**constants, "block": fused.BLOCK_ELEMENTS}
     types = {"table": "*i64", "finite": "*i32", **dict.fromkeys(constants, "constexpr")}
     source = ASTSource(
         fn=function,
@@ -72,9 +72,9 @@ def test_where_triton_cannot_compile_lists_of_operations_do(monkeypatch: Any, ca
     class Listed(Fused): ...
 
     monkeypatch.setattr(fused, "FusedMomentum", Fused)
-    monkeypatch.setattr(momentum, "Momentum", Listed)
+    monkeypatch.setattr(momentum, "ForeachMomentum", Listed)
     share: Any = SimpleNamespace(device=torch.device("cuda"))
-    assert type(momentum.build_mover(share, nesterov=False)) is Fused
+    assert type(momentum.build_momentum_update(share, nesterov=False)) is Fused
     Fused.reason = "Failed to find C compiler"
-    assert type(momentum.build_mover(share, nesterov=False)) is Listed
+    assert type(momentum.build_momentum_update(share, nesterov=False)) is Listed
     assert "Failed to find C compiler" in caplog.text

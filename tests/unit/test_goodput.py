@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from podscale.errors import PodscaleError
-from podscale.telemetry.catalogue import RESTART_CAUSES, STATES
+from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
 from podscale.telemetry.events import EventLog, newest_step
-from podscale.telemetry.goodput import Book, Ledger, joined, launched
-from podscale.telemetry.heartbeat import Heartbeat, read_book, write_book
+from podscale.telemetry.goodput import GoodputState, GoodputTracker, after_join, after_launch
+from podscale.telemetry.heartbeat import GoodputWriter, read_goodput_state, write_goodput_state
 from podscale.telemetry.phases import PHASES
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.readings import MetricRegistry
 
 
 class Clocks:
@@ -27,8 +27,8 @@ class Clocks:
         self.monotonic += seconds
         self.calendar += seconds
 
-    def ledger(self, book: Book) -> Ledger:
-        return Ledger(book, clock=lambda: self.monotonic, calendar=lambda: self.calendar)
+    def ledger(self, book: GoodputState) -> GoodputTracker:
+        return GoodputTracker(book, clock=lambda: self.monotonic, calendar=lambda: self.calendar)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def clocks() -> Clocks:
     return Clocks()
 
 
-def update(clocks: Clocks, ledger: Ledger, step: int, data: float = 1.0, work: float = 2.0) -> None:
+def update(clocks: Clocks, ledger: GoodputTracker, step: int, data: float = 1.0, work: float = 2.0) -> None:
     ledger.phase("data_wait")
     clocks.pass_by(data)
     ledger.phase("forward_backward")
@@ -46,14 +46,14 @@ def update(clocks: Clocks, ledger: Ledger, step: int, data: float = 1.0, work: f
     ledger.updated(step)
 
 
-def spent(book: Book) -> dict[str, float]:
+def spent(book: GoodputState) -> dict[str, float]:
     """The states that took time."""
     return {state: seconds for state, seconds in book.seconds.items() if seconds}
 
 
-def a_life(clocks: Clocks, past: Book | None, restored: int, steps: int, age: float = 5.0) -> Ledger:
+def a_life(clocks: Clocks, past: GoodputState | None, restored: int, steps: int, age: float = 5.0) -> GoodputTracker:
     """A life that began `age` seconds ago, found a checkpoint and trained."""
-    ledger = clocks.ledger(joined(past, clocks.calendar, age, 0))
+    ledger = clocks.ledger(after_join(past, clocks.calendar, age, 0))
     ledger.restoring()
     clocks.pass_by(3.0)
     ledger.begin(restored)
@@ -123,7 +123,7 @@ def test_how_a_life_ended_names_the_gap_and_the_restart(
     clocks: Clocks, ended: str, gap: str, cause: str | None
 ) -> None:
     before = a_life(clocks, None, 0, 2).book(ended)
-    book = launched(before, before.time + 30.0, 4.0)
+    book = after_launch(before, before.time + 30.0, 4.0)
     assert {state: book.seconds[state] for state in ("idle", "recovery")} == {"idle": 0, "recovery": 0, gap: 26.0}
     assert {name for name, count in book.restarts.items() if count} == ({cause} if cause else set())
     assert book.ended == ""
@@ -131,20 +131,20 @@ def test_how_a_life_ended_names_the_gap_and_the_restart(
 
 def test_a_life_that_never_came_to_train_counts_too(clocks: Clocks) -> None:
     """Its launch is on record; the training of the next one finds it."""
-    first = launched(None, clocks.calendar, 2.0)
+    first = after_launch(None, clocks.calendar, 2.0)
     clocks.pass_by(20.0)
-    second = launched(first, clocks.calendar, 2.0)
+    second = after_launch(first, clocks.calendar, 2.0)
     clocks.pass_by(3.0)
-    book = joined(second, clocks.calendar, 5.0, 0)
+    book = after_join(second, clocks.calendar, 5.0, 0)
     assert book.life == 2
     assert spent(book) == {"init": 2.0 + 5.0, "recovery": 18.0}
     assert book.restarts["lost_rank"] == 1
 
 
 def test_ranks_that_are_started_again_inside_their_pod_begin_a_life(clocks: Clocks) -> None:
-    trained = a_life(clocks, launched(None, clocks.calendar, 1.0), 0, 2).book()
+    trained = a_life(clocks, after_launch(None, clocks.calendar, 1.0), 0, 2).book()
     clocks.pass_by(10.0)
-    book = joined(trained, clocks.calendar, 4.0, 0)
+    book = after_join(trained, clocks.calendar, 4.0, 0)
     assert (book.life, book.seconds["recovery"], book.restarts["lost_rank"]) == (2, 6.0, 1)
 
 
@@ -159,9 +159,9 @@ def test_a_calendar_that_jumps_during_a_life_changes_nothing(clocks: Clocks, jum
 
 def test_a_calendar_that_goes_back_between_lives_costs_the_gap_only(clocks: Clocks) -> None:
     before = a_life(clocks, None, 0, 2).book()
-    book = launched(before, before.time - 500.0, 4.0)
+    book = after_launch(before, before.time - 500.0, 4.0)
     assert book.seconds == before.seconds
-    assert joined(book, before.time - 490.0, 14.0, 0).seconds["init"] == before.seconds["init"] + 14.0
+    assert after_join(book, before.time - 490.0, 14.0, 0).seconds["init"] == before.seconds["init"] + 14.0
 
 
 def test_updates_known_from_the_log_are_redone_too(tmp_path: Path, clocks: Clocks) -> None:
@@ -173,7 +173,7 @@ def test_updates_known_from_the_log_are_redone_too(tmp_path: Path, clocks: Clock
         log.step(4, epoch=0.0, loss=1.0, learning_rate=0.1, images_per_second=1.0, phases={})
     assert newest_step(tmp_path / "metrics.jsonl") == 4  # those before are out of sight, and in the book
     assert newest_step(tmp_path / "none") == 0
-    assert joined(a_life(clocks, None, 0, 2).book(), clocks.calendar, 0.0, 4).reached == 4
+    assert after_join(a_life(clocks, None, 0, 2).book(), clocks.calendar, 0.0, 4).reached == 4
 
 
 EVENTS = st.lists(
@@ -187,7 +187,7 @@ EVENTS = st.lists(
 def test_whatever_happens_the_states_add_up(events: list[tuple[str, float, float]]) -> None:
     """Kills at any moment, gaps of any length and calendars that jump while a life lasts."""
     clocks = Clocks(1e9)
-    book = joined(None, clocks.calendar, 1.0, 0)
+    book = after_join(None, clocks.calendar, 1.0, 0)
     ledger, alive, gaps, step = clocks.ledger(book), 1.0, 0.0, 0
     for what, seconds, jump in events:
         if what == "updated":
@@ -198,7 +198,7 @@ def test_whatever_happens_the_states_add_up(events: list[tuple[str, float, float
             gap = max(0.0, seconds + jump)
             clocks.calendar = book.time + gap
             gaps += gap
-            ledger, step = clocks.ledger(joined(book, clocks.calendar, 0.0, 0)), 0
+            ledger, step = clocks.ledger(after_join(book, clocks.calendar, 0.0, 0)), 0
         else:
             ledger.restoring() if what == "restore" else ledger.phase(what)
             clocks.monotonic += seconds
@@ -206,18 +206,18 @@ def test_whatever_happens_the_states_add_up(events: list[tuple[str, float, float
             alive += seconds
         now = ledger.book()
         assert min(now.seconds.values()) >= 0
-        assert all(now.seconds[state] >= book.seconds[state] - 1e-3 for state in STATES)
+        assert all(now.seconds[state] >= book.seconds[state] - 1e-3 for state in GOODPUT_STATES)
         assert now.wall == pytest.approx(alive + gaps, abs=1e-3)
 
 
 def test_what_is_exported(clocks: Clocks) -> None:
     registry = CollectorRegistry()
-    ledger = clocks.ledger(launched(a_life(clocks, None, 0, 3).book("hang"), clocks.calendar, 0.0))
-    readings = Readings(run="r", rank="0")
+    ledger = clocks.ledger(after_launch(a_life(clocks, None, 0, 3).book("hang"), clocks.calendar, 0.0))
+    readings = MetricRegistry(run="r", rank="0")
     readings.look_up(ledger)
     registry.register(readings)
     labels = {"run": "r", "rank": "0"}
-    for state in STATES:
+    for state in GOODPUT_STATES:
         value = registry.get_sample_value("podscale_train_wall_seconds_total", {**labels, "state": state})
         assert value == ledger.book().seconds[state]
     for cause in RESTART_CAUSES:
@@ -229,68 +229,68 @@ def test_what_is_exported(clocks: Clocks) -> None:
 def test_when_a_launch_began_and_why(clocks: Clocks, ended: str, cause: str) -> None:
     """The time is that of the launch, whatever the training has done since."""
 
-    def exported(ledger: Ledger) -> list[tuple[str, tuple[str, ...], float]]:
+    def exported(ledger: GoodputTracker) -> list[tuple[str, tuple[str, ...], float]]:
         return [sample for sample in ledger.samples() if sample[0] == "train_launch_timestamp_seconds"]
 
     began = clocks.calendar - 3.0
-    first = clocks.ledger(joined(launched(None, clocks.calendar, 3.0), clocks.calendar, 3.0, 0))
+    first = clocks.ledger(after_join(after_launch(None, clocks.calendar, 3.0), clocks.calendar, 3.0, 0))
     assert exported(first) == [("train_launch_timestamp_seconds", ("first",), began)]
     clocks.pass_by(10.0)
     assert exported(first) == [("train_launch_timestamp_seconds", ("first",), began)]
-    again = launched(first.book(ended), clocks.calendar + 50.0, 2.0)
+    again = after_launch(first.book(ended), clocks.calendar + 50.0, 2.0)
     clocks.pass_by(55.0)
-    second = clocks.ledger(joined(again, clocks.calendar, 7.0, 0))
+    second = clocks.ledger(after_join(again, clocks.calendar, 7.0, 0))
     assert exported(second) == [("train_launch_timestamp_seconds", (cause,), clocks.calendar - 7.0)]
-    assert Book.parse(second.book().text()) == second.book()
+    assert GoodputState.parse(second.book().text()) == second.book()
 
 
 @pytest.fixture
-def kept(tmp_path: Path, clocks: Clocks) -> tuple[Path, Ledger]:
-    return tmp_path / ".heartbeat", clocks.ledger(launched(None, clocks.calendar, 1.0))
+def kept(tmp_path: Path, clocks: Clocks) -> tuple[Path, GoodputTracker]:
+    return tmp_path / ".heartbeat", clocks.ledger(after_launch(None, clocks.calendar, 1.0))
 
 
-def test_a_heartbeat_is_read_as_it_was_written(kept: tuple[Path, Ledger]) -> None:
+def test_a_heartbeat_is_read_as_it_was_written(kept: tuple[Path, GoodputTracker]) -> None:
     path, ledger = kept
-    heartbeat = Heartbeat(ledger, path, None, interval=600)
-    assert read_book(path) == ledger.book()
+    heartbeat = GoodputWriter(ledger, path, None, interval=600)
+    assert read_goodput_state(path) == ledger.book()
     ledger.updated(4)
     heartbeat.close("preempted")
-    assert read_book(path) == ledger.book("preempted")
+    assert read_goodput_state(path) == ledger.book("preempted")
     assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"time": "x"}', "\x00" * 300])
-def test_a_damaged_heartbeat_is_none(kept: tuple[Path, Ledger], damage: str) -> None:
+def test_a_damaged_heartbeat_is_none(kept: tuple[Path, GoodputTracker], damage: str) -> None:
     path, ledger = kept
-    write_book(path, ledger.book())
-    found = read_book(path)
+    write_goodput_state(path, ledger.book())
+    found = read_goodput_state(path)
     assert found is not None
     path.write_text(damage)
-    assert read_book(path) is None
+    assert read_goodput_state(path) is None
     path.write_text(found.text().replace('"reached": 0', '"reached": -3'))
-    assert read_book(path) is None
+    assert read_goodput_state(path) is None
     path.write_bytes(b"\xff\xfe")
-    assert read_book(path) is None
+    assert read_goodput_state(path) is None
 
 
 def test_heartbeats_that_cannot_be_written_do_not_hurt(
-    kept: tuple[Path, Ledger], caplog: pytest.LogCaptureFixture
+    kept: tuple[Path, GoodputTracker], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, ledger = kept
     gone = path.parent / "gone" / ".heartbeat"
     with caplog.at_level(logging.WARNING):
-        Heartbeat(ledger, gone, None, interval=0.001).close()
+        GoodputWriter(ledger, gone, None, interval=0.001).close()
     assert [record.getMessage() for record in caplog.records] == [
         f"{gone}: heartbeats are being lost: No such file or directory"
     ]
 
 
-def test_a_late_writer_leaves_the_book_of_the_newer_launch(kept: tuple[Path, Ledger]) -> None:
+def test_a_late_writer_leaves_the_book_of_the_newer_launch(kept: tuple[Path, GoodputTracker]) -> None:
     path, ledger = kept
     path.write_text("the newer launch's")
 
     def refuse() -> None:
         raise PodscaleError("another launch has taken over")
 
-    Heartbeat(ledger, path, refuse, interval=0.001).close("done")
+    GoodputWriter(ledger, path, refuse, interval=0.001).close("done")
     assert path.read_text() == "the newer launch's"

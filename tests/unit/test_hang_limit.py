@@ -3,20 +3,20 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.hang import LEAST_UPDATES, RECENT, TIMES, HangLimit
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.hang import MIN_STEPS, P99_MULTIPLE, WINDOW_STEPS, HangLimit
+from podscale.telemetry.readings import MetricRegistry
 
 
 @pytest.mark.parametrize(
     ("seconds", "limit"),
     [
-        ([0.1] * (LEAST_UPDATES - 1), 300.0),  # too few to know
-        ([0.1] * LEAST_UPDATES, 60.0),
-        ([8.0] * LEAST_UPDATES, 8.0 * TIMES),
-        ([40.0] * LEAST_UPDATES, 300.0),
+        ([0.1] * (MIN_STEPS - 1), 300.0),  # too few to know
+        ([0.1] * MIN_STEPS, 60.0),
+        ([8.0] * MIN_STEPS, 8.0 * P99_MULTIPLE),
+        ([40.0] * MIN_STEPS, 300.0),
         ([0.1] * 199 + [20.0], 60.0),  # one of many that took long teaches nothing
-        ([0.1] * 100 + [20.0] * 100, 20.0 * TIMES),
-        ([20.0] * 100 + [0.1] * RECENT, 60.0),  # that is long ago
+        ([0.1] * 100 + [20.0] * 100, 20.0 * P99_MULTIPLE),
+        ([20.0] * 100 + [0.1] * WINDOW_STEPS, 60.0),  # that is long ago
     ],
 )
 def test_it_is_learned_from_recent_updates(seconds: list[float], limit: float) -> None:
@@ -28,14 +28,14 @@ def test_it_is_learned_from_recent_updates(seconds: list[float], limit: float) -
 
 def test_the_longest_wait_bounds_the_least() -> None:
     learned = HangLimit(180.0, 5.0)
-    for _ in range(LEAST_UPDATES):
+    for _ in range(MIN_STEPS):
         learned.add(0.1)
     assert learned.seconds == 5.0
 
 
 def test_it_is_exported() -> None:
     registry = CollectorRegistry()
-    readings = Readings(run="r", rank="3")
+    readings = MetricRegistry(run="r", rank="3")
     readings.look_up(HangLimit(60.0, 300.0))
     registry.register(readings)
     assert registry.get_sample_value("podscale_train_hang_limit_seconds", {"run": "r", "rank": "3"}) == 300.0

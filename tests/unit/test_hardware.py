@@ -2,7 +2,7 @@
 
 import pytest
 
-from podscale.hardware import CHIPS, find_chip
+from podscale.hardware import GPU_CHIPS, find_gpu_chip
 
 
 @pytest.mark.parametrize(
@@ -21,15 +21,15 @@ from podscale.hardware import CHIPS, find_chip
     ],
 )
 def test_names(device: str, name: str | None) -> None:
-    chip = find_chip(device)
+    chip = find_gpu_chip(device)
     assert (chip.name if chip else None) == name
 
 
 def test_peaks_by_policy() -> None:
-    h200, v100 = find_chip("NVIDIA H200"), find_chip("Tesla V100")
+    h200, v100 = find_gpu_chip("NVIDIA H200"), find_gpu_chip("Tesla V100")
     assert h200 is not None
     assert v100 is not None
     assert h200.peak("bf16") == h200.peak("bf16-pure") == h200.peak("fp16") == 989.4
     assert h200.peak("fp32") == 66.9, "TF32 is off in fp32"
     assert v100.peak("bf16") == 0.0
-    assert all(chip.memory > 0 and chip.fp32 > 0 for chip in CHIPS)
+    assert all(chip.memory > 0 and chip.fp32 > 0 for chip in GPU_CHIPS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from podscale.hardware import GPUS, TPUS, chips, choose, names
+from podscale.hardware import GPU_KINDS, TPU_KINDS, chip_count, find_hardware, hardware_names
 from tests.support.refusals import refused
 from tools.hardware_reference import TARGET
 from tools.hardware_reference import render as page
@@ -29,10 +29,10 @@ from tools.hardware_reference import render as page
     ],
 )
 def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: int, hosts: int) -> None:
-    found = choose(name)
+    found = find_hardware(name)
     assert (found.machine, found.accelerators, found.hosts) == (machine, accelerators, hosts)
     assert label in found.node_selector.values()
-    assert choose(found.name) == found, "its own name means the same again"
+    assert find_hardware(found.name) == found, "its own name means the same again"
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
 )
 def test_impossible_hardware_is_refused_with_what_there_is(name: str, said: str) -> None:
     with refused(said, field="launch.hardware", got=name):
-        choose(name)
+        find_hardware(name)
 
 
 def test_every_kind_in_the_list_can_be_chosen() -> None:
-    for kind in GPUS:
-        assert f"{kind.name} x{'|'.join(map(str, kind.counts))}" in names()
+    for kind in GPU_KINDS:
+        assert f"{kind.name} x{'|'.join(map(str, kind.counts))}" in hardware_names()
         for count in kind.counts:
-            found = choose(f"{kind.name} x{count}")
+            found = find_hardware(f"{kind.name} x{count}")
             assert 0 < found.cpus_to_ask < found.cpus
             assert 0 < found.memory_to_ask < found.memory_gib
-    for tpu in TPUS:
+    for tpu in TPU_KINDS:
         for topology in tpu.smallest:
-            found = choose(f"{tpu.name}-{topology}")
-            assert found.hosts * found.accelerators == chips(topology)
+            found = find_hardware(f"{tpu.name}-{topology}")
+            assert found.hosts * found.accelerators == chip_count(topology)
 
 
 def test_gpudirect_is_of_whole_machines_alone() -> None:
-    assert choose("nvidia-h100-80gb x8").direct == "tcpx"
-    assert choose("nvidia-h100-80gb x4").direct is None
-    assert choose("nvidia-l4 x8").direct is None
+    assert find_hardware("nvidia-h100-80gb x8").direct == "tcpx"
+    assert find_hardware("nvidia-h100-80gb x4").direct is None
+    assert find_hardware("nvidia-l4 x8").direct is None
 
 
 def test_the_page_is_what_the_table_says() -> None:

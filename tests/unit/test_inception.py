@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
 from podscale.config import ModelSection, RunConfig, loads
-from podscale.pytorch.loss import Loss
-from podscale.pytorch.models import Heads, build_model
+from podscale.pytorch.loss import TrainingLoss
+from podscale.pytorch.models import InceptionOutputs, build_model
 from tests.support.refusals import refused
 
 torch.set_num_threads(1)
@@ -49,13 +49,13 @@ def carry_over(ours: nn.Module, theirs: nn.Module) -> None:
     ids=["inception_v3", "without its auxiliary head", "inception_resnet_v2"],
 )
 def test_parameter_counts_are_the_published_ones(model: ModelSection, count: int) -> None:
-    assert models.spec(model, 1000).size == count
+    assert models.model_spec(model, 1000).size == count
 
 
 def test_flops_are_the_published_ones() -> None:
     """torchvision gives 5.713 GMAC for its weights, the paper of Inception-ResNet-V2's authors about 13."""
-    assert models.spec(section("inception_v3"), 1000).flops(299) / 2e9 == pytest.approx(5.713, abs=5e-4)
-    assert models.spec(section("inception_resnet_v2"), 1000).flops(299) / 2e9 == pytest.approx(13.16, abs=0.01)
+    assert models.model_spec(section("inception_v3"), 1000).flops(299) / 2e9 == pytest.approx(5.713, abs=5e-4)
+    assert models.model_spec(section("inception_resnet_v2"), 1000).flops(299) / 2e9 == pytest.approx(13.16, abs=0.01)
 
 
 def test_inception_v3_is_torchvisions() -> None:
@@ -70,7 +70,7 @@ def test_inception_v3_is_torchvisions() -> None:
     with torch.no_grad():
         assert torch.equal(ours.eval()(images[..., :75, :75]), theirs.eval()(images[..., :75, :75]))
         found, want = ours.train()(images), theirs.train()(images)
-    assert isinstance(found, Heads)
+    assert isinstance(found, InceptionOutputs)
     torch.testing.assert_close(found.logits, want.logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.auxiliary, want.aux_logits, rtol=1e-5, atol=1e-5)
     for name, buffer in ours.named_buffers():
@@ -100,14 +100,14 @@ def test_inception_resnet_v2_is_timms() -> None:
 def test_the_catalogue_names_and_counts_what_the_network_has(model: ModelSection, side: int) -> None:
     with torch.device("meta"):
         network, images = build_model(model, 7), torch.empty(1, 3, side, side)
-    spec = models.spec(model, 7)
+    spec = models.model_spec(model, 7)
     assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
     assert {b.name: b.shape for b in spec.buffers} == {n: tuple(b.shape) for n, b in network.named_buffers()}
     with FlopCounterMode(display=False) as counter:
         network.eval()(images)
     assert spec.flops(side) == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
-        Loss(0.1, 0.4)(
+        TrainingLoss(0.1, 0.4)(
             network.train()(images.repeat(2, 1, 1, 1)), torch.empty(2, dtype=torch.int64, device="meta")
         ).backward()
     assert 2 * spec.training_flops(side) == counter.get_total_flops()
@@ -116,10 +116,10 @@ def test_the_catalogue_names_and_counts_what_the_network_has(model: ModelSection
 def test_the_auxiliary_head_adds_its_share_to_the_training_loss() -> None:
     logits, auxiliary = torch.randn(4, 3), torch.randn(4, 3)
     labels = torch.tensor([0, 1, 2, 0])
-    whole = Loss(0.1, 0.4)(Heads(logits, auxiliary), labels)
+    whole = TrainingLoss(0.1, 0.4)(InceptionOutputs(logits, auxiliary), labels)
     parts = [F.cross_entropy(each, labels, label_smoothing=0.1) for each in (logits, auxiliary)]
     torch.testing.assert_close(whole, parts[0] + 0.4 * parts[1])
-    torch.testing.assert_close(Loss(0.1, 0.4)(logits, labels), parts[0])
+    torch.testing.assert_close(TrainingLoss(0.1, 0.4)(logits, labels), parts[0])
 
 
 def test_dropout_is_for_training_alone() -> None:

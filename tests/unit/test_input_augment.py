@@ -10,10 +10,10 @@ from scipy.stats import chisquare, kstest, norm
 
 from podscale.config import loads
 from podscale.config.augment import AugmentSection
-from podscale.input import resolve_loader
 from podscale.input.augment import Augmentation
-from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, Look
-from podscale.order import SampleOrder
+from podscale.input.build import resolve_loader
+from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, FillMode
+from podscale.order import Sampler
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import document, train
 from tests.support.refusals import refused
@@ -72,7 +72,7 @@ def test_an_operation_of_rand_augment_gives_timms_pixels(operation, negative, mo
             level = theirs.LEVEL_TO_ARG[name]
             arguments = level(magnitude, {}) if level else ()
             want = theirs.NAME_TO_OP[name](picture(), *arguments, fillcolor=FILL, resample=resample)
-            found = operation(picture(), magnitude / 10, negative=negative, look=Look(resample, FILL))
+            found = operation(picture(), magnitude / 10, negative=negative, look=FillMode(resample, FILL))
             assert np.array_equal(np.asarray(found), np.asarray(want)), (magnitude, resample)
 
 
@@ -92,7 +92,7 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
         magnitude = round(float(magnitudes[strength]), 5) if magnitudes.ndim else 0.0  # fp32 has 15.999999 for 16
         magnitude *= -1 if signed and negative else 1
         want = autoaugment._apply_op(picture(), name, magnitude, InterpolationMode.BILINEAR, None)
-        look = Look(Image.Resampling.BILINEAR, (0, 0, 0))
+        look = FillMode(Image.Resampling.BILINEAR, (0, 0, 0))
         found = operation(picture(), strength / (LEVELS - 1), negative=turned, look=look)
         difference = np.abs(np.asarray(found).astype(int) - np.asarray(want))
         if operation.name.startswith("shear"):  # torchvision's slope is the tangent of an arc tangent
@@ -105,7 +105,7 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
 def test_posterize_keeps_the_highest_bits() -> None:
     """At the largest magnitude none: Pillow 13 refuses that, and timm with it."""
     operation = next(one for one in RAND_AUGMENT if one.name == "posterize")
-    look = Look(Image.Resampling.BILINEAR, FILL)
+    look = FillMode(Image.Resampling.BILINEAR, FILL)
     assert not np.asarray(operation(picture(), 1.0, negative=False, look=look)).any()
     found = np.asarray(operation(picture(), 0.5, negative=False, look=look))
     assert np.array_equal(found, np.asarray(picture()) & 0b11000000)
@@ -114,10 +114,10 @@ def test_posterize_keeps_the_highest_bits() -> None:
 def test_rand_augment_as_timm_draws_it() -> None:
     """How many operations, which, how strong, on which side, between which pixels."""
     made = augmentation(policy="rand_augment", rand_augment={"magnitude": 7, "layers": 2, "probability": 0.5})
-    seen: list[tuple[str, float, bool, Look]] = []
+    seen: list[tuple[str, float, bool, FillMode]] = []
 
     def watched(name: str) -> Any:
-        def operation(image: Image.Image, level: float, *, negative: bool, look: Look) -> Image.Image:
+        def operation(image: Image.Image, level: float, *, negative: bool, look: FillMode) -> Image.Image:
             seen.append((name, level, negative, look))
             return image
 
@@ -268,7 +268,7 @@ def test_repeats_are_those_of_timms_sampler(repeats: int, world: int, count: int
 
     sampler = pytest.importorskip("timm.data.distributed_sampler").RepeatAugSampler
     batch = count // world * world
-    plain, repeated = (SampleOrder(1, batch, batch, repeats=times) for times in (1, repeats))
+    plain, repeated = (Sampler(1, batch, batch, repeats=times) for times in (1, repeats))
     for epoch in range(3):
         rows = plain.global_batch(epoch).rows
         monkeypatch.setattr(torch, "randperm", lambda n, generator, rows=rows: torch.from_numpy(rows))
@@ -279,7 +279,7 @@ def test_repeats_are_those_of_timms_sampler(repeats: int, world: int, count: int
 
 
 def test_repeats_are_augmented_differently() -> None:
-    order = SampleOrder(1, 30, 45, repeats=3)
+    order = Sampler(1, 30, 45, repeats=3)
     seen: list[tuple[int, int]] = []
     for step in range(4):
         slots = order.global_batch(step)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from podscale.errors import PodscaleError
-from podscale.input import build_loader
+from podscale.input.build import build_loader
 from podscale.input.decode import BadRecord
-from podscale.input.images import DecodedImages
-from podscale.order import build_order
+from podscale.input.images import DecodedCache
+from podscale.order import build_sampler
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, pil_pixels, train
@@ -34,7 +34,7 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
     directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
     config = document(loader)
     split = ShardSet.open(directory).split("train")
-    order = build_order(config, split)
+    order = build_sampler(config, split)
     expected = {5: 7, 6: 7, 23: 0}  # the next good one of the same shard, around its end
     reader = build_loader(
         config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world=1, device="cpu"
@@ -112,6 +112,6 @@ def test_a_shard_without_a_good_record_is_an_error_not_a_loop(loader, make_shard
 
 def test_an_image_of_another_size_than_the_index_says_is_bad(make_shard_set) -> None:
     samples = [Sample(encode_image(smooth_pixels(1, 30, 30)), 0, (31, 30))]
-    images = DecodedImages(ShardSet.open(make_shard_set({"train": samples}, shards=1)).split("train"))
+    images = DecodedCache(ShardSet.open(make_shard_set({"train": samples}, shards=1)).split("train"))
     with pytest.raises(BadRecord, match="30x30"):
         images(0)

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from podscale.config.preflight import cache_memory
+from podscale.config.preflight import input_cache_bytes
 from podscale.config.run_config import RunConfig
-from podscale.input import build_loader, images, open_shard_set
-from podscale.order import build_order
+from podscale.input import images
+from podscale.input.build import build_loader, open_shard_set
+from podscale.order import build_sampler
 from podscale.schedules import image_phases
-from podscale.shards.memory import MemoryShards
-from podscale.shards.shardset import LocalShards, ShardSet
+from podscale.shards.memory import MemoryCache
+from podscale.shards.shardset import LocalShardMapper, ShardSet
 from tests.support.loading import document, special_images
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -55,7 +56,7 @@ def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: rang
     loader = build_loader(
         config,
         split,
-        build_order(config, split),
+        build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=ranks,
         world=world,
@@ -146,16 +147,16 @@ def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeyp
 def test_images_that_are_cut_to_the_same_place_need_memory_once(make_shard_set) -> None:
     """An image that is not kept lies in memory of its thread, which the next one takes over."""
     split = ShardSet.open(make_shard_set()).split("train")
-    decoded = images.DecodedImages(split)
+    decoded = images.DecodedCache(split)
     first = decoded(int(np.argmax(split.column("height").astype(int) * split.column("width"))))
     second = decoded(3)
     assert np.shares_memory(first, second)
-    kept = images.DecodedImages(split, LARGE)
+    kept = images.DecodedCache(split, LARGE)
     assert not np.shares_memory(kept(3), kept(4))
     assert kept(3) is kept(3)
 
 
-class Opened(LocalShards):
+class Opened(LocalShardMapper):
     """Local shards that note what is mapped and what is read."""
 
     def __init__(self) -> None:
@@ -179,9 +180,9 @@ def test_a_host_opens_its_own_shards_and_no_other(limit, make_shard_set) -> None
     seen = []
     for host in range(2):
         opened = Opened()
-        shards = MemoryShards(opened, limit) if limit else opened
+        shards = MemoryCache(opened, limit) if limit else opened
         split = ShardSet.open(directory, shards).split("train")
-        order = build_order(config, split)
+        order = build_sampler(config, split)
         loader = build_loader(
             config,
             split,
@@ -207,7 +208,7 @@ def test_shards_that_fit_are_kept_and_the_others_stay_where_they_are(make_shard_
     plain = ShardSet.open(directory)
     sizes = [shard.bytes for shard in plain.manifest.splits["train"].shards]
     opened = Opened()
-    shards = MemoryShards(opened, sizes[0] + sizes[2])
+    shards = MemoryCache(opened, sizes[0] + sizes[2])
     split = ShardSet.open(directory, shards).split("train")
     split.prefetch(np.flatnonzero(np.isin(split.column("shard"), [0, 2, 3])))
     until(lambda: split.held == sizes[0] + sizes[2], 60)
@@ -226,7 +227,7 @@ def test_a_shard_that_cannot_be_brought_is_read_where_it_is(make_shard_set, capl
             raise OSError("the volume is slow today")
 
     opened = Failing()
-    split = ShardSet.open(directory, MemoryShards(opened, LARGE)).split("train")
+    split = ShardSet.open(directory, MemoryCache(opened, LARGE)).split("train")
     split.prefetch(np.arange(len(split)))
     until(lambda: "slow today" in caplog.text, 60)
     assert all(len(split.record(i)) for i in range(len(split)))
@@ -237,11 +238,11 @@ def test_a_cut_short_shard_is_an_error(make_shard_set, monkeypatch) -> None:
     directory = make_shard_set(shards=1)
     path = directory / "train" / ShardSet.open(directory).split("train").shard_names[0]
     size = path.stat().st_size
-    monkeypatch.setattr("podscale.shards.shardset._size", lambda _: size + 1)
+    monkeypatch.setattr("podscale.shards.shardset._shard_bytes", lambda _: size + 1)
     with refused("cut short", field=path):
-        LocalShards().read(path)
+        LocalShardMapper().read(path)
     with refused(os.strerror(errno.ENOENT), field=path.with_name("no.tar")):
-        LocalShards().read(path.with_name("no.tar"))
+        LocalShardMapper().read(path.with_name("no.tar"))
 
 
 def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
@@ -258,7 +259,7 @@ def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
     with refused("nvjpeg", field="input.decoded_cache_bytes", got=1):
         train(document("auto", input={"decoded_cache_bytes": 1}), directory, 0, 1)
     both = document(input={"record_cache_bytes": 5, "decoded_cache_bytes": 7})
-    assert cache_memory(both, 4) == 48
+    assert input_cache_bytes(both, 4) == 48
 
 
 def test_hosts_without_torch_can_read(make_shard_set) -> None:

@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.schedule import CropSection
-from podscale.input.crop import Views, evaluation_views, training_views
+from podscale.input.crop import CropParamsBatch, evaluation_crops, training_crops
 
 
-def views(keys: np.ndarray, width: int, height: int, *, epoch: int = 0, seed: int = 0, **crop: object) -> Views:
+def views(
+    keys: np.ndarray, width: int, height: int, *, epoch: int = 0, seed: int = 0, **crop: object
+) -> CropParamsBatch:
     full = np.full(len(keys), 1)
-    return training_views(
+    return training_crops(
         seed, full * epoch, keys, full * width, full * height, crop=CropSection.model_validate(crop), size=224
     )
 
@@ -79,7 +81,7 @@ def test_golden_crops() -> None:
 @given(st.integers(1, 2000), st.integers(1, 2000), st.integers(8, 300), st.sampled_from([0.8, 0.875, 1.0]))
 @settings(max_examples=200, deadline=None)
 def test_evaluation_squares_lie_inside_the_resized_image(width: int, height: int, size: int, fraction: float) -> None:
-    view = evaluation_views(np.array([width]), np.array([height]), size=size, fraction=fraction)[0]
+    view = evaluation_crops(np.array([width]), np.array([height]), size=size, fraction=fraction)[0]
     assert min(view.out_width, view.out_height) == max(size, round(size / fraction))
     assert (view.left, view.top, view.width, view.height) == (0, 0, width, height)
     assert 0 <= view.out_left <= view.out_width - size
@@ -88,7 +90,7 @@ def test_evaluation_squares_lie_inside_the_resized_image(width: int, height: int
 
 
 def test_evaluation_of_the_classic_size() -> None:
-    view = evaluation_views(np.array([500]), np.array([375]), size=224, fraction=0.875)[0]
+    view = evaluation_crops(np.array([500]), np.array([375]), size=224, fraction=0.875)[0]
     assert (view.out_width, view.out_height, view.out_left, view.out_top) == (341, 256, 58, 16)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from podscale.input.decode import BadRecord, decode, decode_rows
-from podscale.input.jpeg import ending_early
+from podscale.input.jpeg import truncate_jpeg
 from tests.support.loading import special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -47,7 +47,7 @@ def test_the_rows_asked_for_are_those_of_the_whole_image(kind, rows) -> None:
 def test_whole_images_where_little_would_be_saved() -> None:
     record = SEQUENTIAL["4:2:0"]
     for rows in (HEIGHT, HEIGHT - 20):
-        assert ending_early(record, HEIGHT, WIDTH, rows) is None
+        assert truncate_jpeg(record, HEIGHT, WIDTH, rows) is None
         assert np.array_equal(decode_rows(record, HEIGHT, WIDTH, rows), decode(record))
 
 
@@ -67,7 +67,7 @@ def test_whole_images_where_little_would_be_saved() -> None:
     ids=["progressive", "no end", "cut short", "header alone", "other size", "marker within", "cmyk", "png", "nothing"],
 )
 def test_what_must_be_decoded_whole(record, height) -> None:
-    assert ending_early(record, height, WIDTH, 40) is None
+    assert truncate_jpeg(record, height, WIDTH, 40) is None
 
 
 def test_special_images_are_the_same() -> None:
@@ -103,7 +103,7 @@ def test_a_damaged_image_is_bad_or_looks_the_same_however_much_is_decoded(kind) 
             damaged = damaged[:where]
         if attempt % 5 == 2:
             damaged = np.delete(damaged, slice(where, where + int(generator.integers(1, 400))))
-        early += ending_early(damaged, HEIGHT, WIDTH, 40) is not None
+        early += truncate_jpeg(damaged, HEIGHT, WIDTH, 40) is not None
         whole = outcome(damaged, HEIGHT)
         bad += whole == "bad"
         assert outcome(damaged, 40) == whole, (attempt, where)
@@ -122,6 +122,6 @@ def test_real_images_are_the_same(real_data) -> None:
             whole = decode(record)
             height, width = whole.shape[:2]
             rows = height * 2 // 3
-            early += ending_early(record, height, width, rows) is not None
+            early += truncate_jpeg(record, height, width, rows) is not None
             assert np.array_equal(decode_rows(record, height, width, rows)[:rows], whole[:rows])
     assert early > len(members) * 0.8

@@ -6,9 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from podscale.input import build_loader, resolve_loader
-from podscale.input.build import dali_installed
-from podscale.order import build_order
+from podscale.input.build import build_loader, is_dali_installed, resolve_loader
+from podscale.order import build_sampler
 from podscale.schedules import image_phases
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
@@ -21,7 +20,7 @@ def test_batches_follow_the_order(loader, make_shard_set) -> None:
     directory = make_shard_set()
     config = document(loader)
     split = ShardSet.open(directory).split("train")
-    order = build_order(config, split)
+    order = build_sampler(config, split)
     batches = train(config, directory, 3, 9)
     assert [batch.step for batch in batches] == list(range(3, 9))
     for batch in batches:
@@ -100,7 +99,7 @@ def test_synthetic_images_are_keyed_and_keep_the_order(make_shard_set) -> None:
     config = document("synthetic")
     batches, again = (train(config, directory, 0, 12) for _ in range(2))
     split = ShardSet.open(directory).split("train")
-    order = build_order(config, split)
+    order = build_sampler(config, split)
     labels: dict[int, int] = {}
     for batch, other in zip(batches, again, strict=True):
         assert np.array_equal(batch.keys, split.keys[order.global_batch(batch.step).rows])
@@ -117,7 +116,7 @@ def test_batches_are_prepared_ahead(make_shard_set) -> None:
     loader = build_loader(
         config,
         split,
-        build_order(config, split),
+        build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=range(1),
         world=1,
@@ -159,15 +158,15 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
 
 def test_auto_takes_dali_for_gpus_alone(monkeypatch) -> None:
     assert resolve_loader("auto", "cpu") == "torchvision"
-    assert resolve_loader("auto", "cuda:1") == ("dali" if dali_installed() else "torchvision")
-    monkeypatch.setattr("podscale.input.build.dali_installed", lambda: False)
+    assert resolve_loader("auto", "cuda:1") == ("dali" if is_dali_installed() else "torchvision")
+    monkeypatch.setattr("podscale.input.build.is_dali_installed", lambda: False)
     assert resolve_loader("auto", "cuda:1") == "torchvision", "there is no such device here"
-    monkeypatch.setattr("podscale.input.build._nvjpeg_works", lambda device: device == "cuda:1")
+    monkeypatch.setattr("podscale.input.build._is_nvjpeg_available", lambda device: device == "cuda:1")
     assert resolve_loader("auto", "cuda:1") == "nvjpeg"
     assert resolve_loader("synthetic", "cuda:1") == "synthetic"
 
 
 def test_dali_where_it_is_not_installed(monkeypatch) -> None:
-    monkeypatch.setattr("podscale.input.build.dali_installed", lambda: False)
+    monkeypatch.setattr("podscale.input.build.is_dali_installed", lambda: False)
     with refused("podscale[gpu]", field="input.loader", got="dali"):
         resolve_loader("dali", "cpu")

@@ -11,9 +11,9 @@ from PIL import Image
 
 from podscale.config import load
 from podscale.config.run_config import RunConfig
-from podscale.input.crop import training_views
+from podscale.input.crop import training_crops
 from podscale.input.decode import BadRecord, decode
-from podscale.order import build_order
+from podscale.order import build_sampler
 from podscale.shards.build import build_shard_set
 from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, needs_dali, pil_pixels, special_images, train
@@ -122,11 +122,11 @@ def test_training_pixels_are_torchvisions(make_shard_set) -> None:
     directory = make_shard_set()
     config = document(size=40)
     split = ShardSet.open(directory).split("train")
-    order = build_order(config, split)
+    order = build_sampler(config, split)
     (batch,) = train(config, directory, 7, 8)
     slots = order.global_batch(7)
     sizes = [split.column(name)[slots.rows].astype(np.int64) for name in ("width", "height")]
-    views = training_views(4, slots.epochs, batch.keys, *sizes, crop=config.input.crop, size=40)
+    views = training_crops(4, slots.epochs, batch.keys, *sizes, crop=config.input.crop, size=40)
     for slot, row in enumerate(slots.rows.tolist()):
         image = Image.open(io.BytesIO(split.record(row).tobytes())).convert("RGB")
         view = views[slot]

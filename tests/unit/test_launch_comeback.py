@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podscale.launch import comeback
-from podscale.launch.podtask import PodTask
+from podscale.launch.podtask import WorkerSpec
 from podscale.launch.rendezvous import Rendezvous
 
 IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -22,14 +22,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def task(place: socket.socket, node_rank: int | None = 1) -> PodTask:
+def task(place: socket.socket, node_rank: int | None = 1) -> WorkerSpec:
     meeting = Rendezvous(nodes=2, node_rank=node_rank, address="127.0.0.1", port=place.getsockname()[1])
-    return PodTask("r", "train", "shards", "{}", meeting, processes=1, threads=1, grace_seconds=1, max_restarts=0)
+    return WorkerSpec("r", "train", "shards", "{}", meeting, processes=1, threads=1, grace_seconds=1, max_restarts=0)
 
 
-def seconds_of(task: PodTask, environment: dict[str, str] = IN_A_POD) -> float:
+def seconds_of(task: WorkerSpec, environment: dict[str, str] = IN_A_POD) -> float:
     started = time.monotonic()
-    comeback.begin(task, lambda: False, environment)
+    comeback.wait_to_rejoin(task, lambda: False, environment)
     return time.monotonic() - started
 
 
@@ -48,7 +48,7 @@ def test_it_waits_no_longer_than_an_end_takes(place: socket.socket) -> None:
     """The meeting place may be a new one already, which waits for this pod."""
     with place:
         started = time.monotonic()
-        comeback.wait_for_silence("127.0.0.1", place.getsockname()[1], lambda: False, seconds=1)
+        comeback.wait_until_unreachable("127.0.0.1", place.getsockname()[1], lambda: False, seconds=1)
         assert 1 <= time.monotonic() - started < 4
 
 
@@ -56,7 +56,7 @@ def test_a_request_to_stop_ends_the_waiting(place: socket.socket) -> None:
     with place:
         seconds_of(task(place))
         started = time.monotonic()
-        comeback.begin(task(place), lambda: True, IN_A_POD)
+        comeback.wait_to_rejoin(task(place), lambda: True, IN_A_POD)
         assert time.monotonic() - started < 1
 
 

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from podscale.launch.gathering import NotGathered, gather
+from podscale.launch.gathering import BarrierTimeout, pod_barrier
 from podscale.launch.rendezvous import Rendezvous
-from podscale.store import FAILED, StoreError
-from podscale.store.client import RemoteStore
+from podscale.store import FAILED_KEY, StoreError
+from podscale.store.client import StoreClient
 from tests.support.polling import until
 from tests.support.ports import free_port
 
@@ -40,8 +40,8 @@ class Place:
         assert server.stdout.readline() == "serving\n"
         return server
 
-    def store(self) -> RemoteStore:
-        return RemoteStore("127.0.0.1", self._port, PATIENCE)
+    def store(self) -> StoreClient:
+        return StoreClient("127.0.0.1", self._port, PATIENCE)
 
     def end(self) -> None:
         """The first pod's processes end, and their connections with them."""
@@ -57,7 +57,7 @@ class Place:
     def come(self, pod: int, *, pods: int = 2, leaving: float = PATIENCE, seconds: float = PATIENCE) -> "Future[None]":
         """The pod comes; the future holds whether it met all others."""
         meeting = Rendezvous(pods, pod, "127.0.0.1", self._port)
-        return self._pool.submit(gather, meeting, self.store, 4 * pod, leaving=leaving, seconds=seconds)
+        return self._pool.submit(pod_barrier, meeting, self.store, 4 * pod, leaving=leaving, seconds=seconds)
 
     def meet(self) -> None:
         for came in [self.come(pod) for pod in range(2)]:
@@ -81,13 +81,13 @@ def test_pods_wait_for_all(place: Place) -> None:
 
 
 def test_who_does_not_come_is_named(place: Place) -> None:
-    with pytest.raises(NotGathered, match="pods 1 and 2 of 3") as caught:
+    with pytest.raises(BarrierTimeout, match="pods 1 and 2 of 3") as caught:
         place.come(0, pods=3, seconds=0.1).result(PATIENCE)
     assert caught.value.missing == (1, 2)
 
 
 def test_a_pod_that_died_before_all_had_come_is_no_other_one(place: Place) -> None:
-    with pytest.raises(NotGathered):
+    with pytest.raises(BarrierTimeout):
         place.come(1, seconds=0.1).result(PATIENCE)
     again = place.come(1)
     until(lambda: place.store().get(["pod/1"]) == ["2"])
@@ -103,7 +103,7 @@ def test_a_pod_that_comes_back_joins_the_next_meeting(place: Place) -> None:
     place.begin_again()
     until(lambda: place.store().check("pod/1"))
     assert not back.done()
-    assert not place.store().check(FAILED)
+    assert not place.store().check(FAILED_KEY)
     place.come(0).result(PATIENCE)
     back.result(PATIENCE)
 
@@ -112,12 +112,12 @@ def test_who_goes_on_without_the_pod_is_told_after_a_while(place: Place) -> None
     """The others cannot see the end of a pod whose machine is gone."""
     place.meet()
     back = place.come(1, leaving=0.1)
-    until(lambda: place.store().check(FAILED))
-    assert place.store().get([FAILED]) == ["4"], "the first rank of that pod"
+    until(lambda: place.store().check(FAILED_KEY))
+    assert place.store().get([FAILED_KEY]) == ["4"], "the first rank of that pod"
     assert not back.done()
     place.end()
     with pytest.raises(StoreError):
-        place.store().own(0.1).check(FAILED)
+        place.store().own(0.1).check(FAILED_KEY)
     place.begin_again()
     place.come(0).result(PATIENCE)
     back.result(PATIENCE)
@@ -125,6 +125,6 @@ def test_who_goes_on_without_the_pod_is_told_after_a_while(place: Place) -> None
 
 def test_others_that_never_end_are_an_error(place: Place) -> None:
     place.meet()
-    with pytest.raises(NotGathered) as caught:
+    with pytest.raises(BarrierTimeout) as caught:
         place.come(1, leaving=0.1, seconds=0.1).result(PATIENCE)
     assert caught.value.missing == (), "all have come: it is the end of their training that is waited for"

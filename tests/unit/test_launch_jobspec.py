@@ -6,7 +6,7 @@ import pytest
 
 from podscale.config import loads
 from podscale.errors import InputError, InputErrors
-from podscale.launch.jobspec import METRICS_PORT, job_spec
+from podscale.launch.jobspec import METRICS_PORT, build_job_spec
 from podscale.pipelines import presets
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, document, spec
@@ -57,7 +57,7 @@ def test_the_identity_is_of_what_changes_the_numbers() -> None:
     others = [
         spec("train.epochs=3").identity,
         spec(stage="evaluate").identity,
-        job_spec(document("digits"), "train", "/workspace/other").identity,
+        build_job_spec(document("digits"), "train", "/workspace/other").identity,
     ]
     assert len({*same, *others}) == 4
     assert re.fullmatch(r"[0-9a-f]{64}", spec().identity)
@@ -79,7 +79,7 @@ def test_shared_memory_holds_the_batches_in_flight() -> None:
 
 
 def test_remote_shards_are_kept_on_the_nodes_disk() -> None:
-    made = job_spec(document("digits", "input.cache_bytes=21474836480"), "train", "gs://bucket/shards")
+    made = build_job_spec(document("digits", "input.cache_bytes=21474836480"), "train", "gs://bucket/shards")
     assert made.cache_path == "/cache"
     assert made.demand.cache == 20
     assert loads(made.document).input.cache_dir == "/cache"
@@ -191,9 +191,9 @@ def test_what_pods_read_must_be_on_a_volume() -> None:
         spec(preset="goyal2017-8k", stage="shard")
     assert spec("launch.cluster.volumes=[{path: /data, bucket: b}]", preset="goyal2017-8k", stage="shard").nodes == 1
     with refused("launch.cluster.volumes", field="shard set", got="/shards"):
-        job_spec(document("digits"), "train", "/shards")
-    assert job_spec(document("digits"), "train", "s3://bucket/shards").nodes == 1
-    assert job_spec(document("digits", "run.workspace=."), "train", mounted=False).nodes == 1
+        build_job_spec(document("digits"), "train", "/shards")
+    assert build_job_spec(document("digits"), "train", "s3://bucket/shards").nodes == 1
+    assert build_job_spec(document("digits", "run.workspace=."), "train", mounted=False).nodes == 1
 
 
 def test_a_document_that_no_variable_can_hold_is_refused() -> None:
@@ -202,7 +202,7 @@ def test_a_document_that_no_variable_can_hold_is_refused() -> None:
         spec(f"data.classes=[{classes}]")
 
 
-@pytest.mark.parametrize("name", presets.names())
+@pytest.mark.parametrize("name", presets.preset_names())
 def test_every_preset_is_a_job(name: str) -> None:
     launch = document(name).launch
     assert spec(preset=name).world_size == launch.nodes * max(1, launch.processes)

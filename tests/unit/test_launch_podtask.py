@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from podscale.config import load
-from podscale.engine.seat import Seat, read_seat
+from podscale.engine.seat import RankEnv, read_rank_env
 from podscale.launch import local, spawner
-from podscale.launch.environment import describe
-from podscale.launch.podtask import PodTask, pod_task
-from podscale.launch.rendezvous import Rendezvous, read_rendezvous
+from podscale.launch.environment import describe_environment
+from podscale.launch.podtask import WorkerSpec, build_worker_spec
+from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
 from tests.support.refusals import refused
 
 
-def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> PodTask:
-    return pod_task(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
+def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> WorkerSpec:
+    return build_worker_spec(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_threads_share_the_cores() -> None:
     ],
 )
 def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -> None:
-    assert read_rendezvous(variables) == expected
+    assert read_rendezvous_env(variables) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,51 +79,51 @@ def test_several_nodes_need_a_launcher() -> None:
 
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
-    command = local.command(task(), Path("/r"))
+    command = local.launch_command(task(), Path("/r"))
     assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
     variables = environment(task())
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
     assert int(variables["MASTER_PORT"]) > 0
 
 
-def environment(of: PodTask) -> dict[str, str]:
-    return local.environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
+def environment(of: WorkerSpec) -> dict[str, str]:
+    return local.launch_environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "jax"])
 def test_several_ranks_go_through_our_spawner(engine: str) -> None:
     ranks = task("launch.processes=4", f"train.engine={engine}")
-    command = local.command(ranks, Path("/r"))
+    command = local.launch_command(ranks, Path("/r"))
     assert command[1:3] == ["-m", "podscale.launch.spawner"]
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
     assert command[-2:] == [f"--preload=podscale.{engine}.rank", f"podscale.{engine}.rank"]
     assert "RANK" not in environment(ranks)
-    other = local.command(replace(ranks, rank_module="other"), Path("/r"))
+    other = local.launch_command(replace(ranks, rank_module="other"), Path("/r"))
     assert other[-1] == "other"
     assert not any(option.startswith("--preload") for option in other), "it may do at its import what a rank does"
 
 
 def test_several_pods_of_jax_go_through_our_spawner() -> None:
-    assert local.command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.rank"
+    assert local.launch_command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.rank"
     jobset = {"PET_NNODES": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     slices = {"PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    command = local.command(task("launch.nodes=8", "train.engine=jax", **jobset, **slices), Path("/r"))
+    command = local.launch_command(task("launch.nodes=8", "train.engine=jax", **jobset, **slices), Path("/r"))
     assert {"--nodes=8", "--node-rank=6", "--slices=2", "--address=m", "--port=1"} <= set(command)
 
 
 def test_what_the_spawner_gives_to_a_rank_is_what_the_rank_reads() -> None:
-    variables = spawner.variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
-    assert read_seat(variables) == Seat(13, 16, 1, 2, "m", 1, slice_=1, slices=2)
-    assert read_seat(spawner.variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).port == 4711
-    assert read_seat({}) == read_seat(environment(task("train.engine=jax"))) == Seat()
+    variables = spawner.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
+    assert read_rank_env(variables) == RankEnv(13, 16, 1, 2, "m", 1, slice_=1, slices=2)
+    assert read_rank_env(spawner.worker_variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).port == 4711
+    assert read_rank_env({}) == read_rank_env(environment(task("train.engine=jax"))) == RankEnv()
 
 
 @pytest.mark.parametrize("left_out", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PODSCALE_STORE", "PODSCALE_SLICE"])
 def test_a_rank_whose_environment_is_half_set_says_so(left_out: str) -> None:
-    variables = spawner.variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
+    variables = spawner.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
     del variables[left_out]
     with refused(left_out):
-        read_seat(variables)
+        read_rank_env(variables)
 
 
 def test_the_contract_of_a_rank() -> None:
@@ -145,7 +145,7 @@ def test_the_contract_of_a_rank() -> None:
 
 def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
-    command = local.command(task("launch.max_restarts=3", **variables), Path("/r"))
+    command = local.launch_command(task("launch.max_restarts=3", **variables), Path("/r"))
     meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
     assert command[1:3] == ["-m", "podscale.pytorch.torchrun"]
     assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
@@ -153,7 +153,7 @@ def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
 
 
 def test_the_environment_is_described_without_importing_it() -> None:
-    described = describe(task("launch.processes=2"))
+    described = describe_environment(task("launch.processes=2"))
     assert described["packages"]["numpy"].count(".") >= 1
     assert described["cores"] >= 1
     assert described["memory_bytes"] > 2**20
@@ -170,11 +170,11 @@ def test_the_environment_is_described_without_importing_it() -> None:
 )
 def test_pods_of_a_jaxjob_meet_at_their_coordinator(variables: dict[str, str], expected: Rendezvous) -> None:
     coordinator = {"COORDINATOR_ADDRESS": "first", "COORDINATOR_PORT": "6666"}
-    assert read_rendezvous({**coordinator, **variables}) == expected
+    assert read_rendezvous_env({**coordinator, **variables}) == expected
 
 
 def test_the_rank_of_a_pod_counts_the_slices_before_its_own() -> None:
     pod = {"PET_NNODES": "8", "PET_NODE_RANK": "3", "PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    found = read_rendezvous(pod)
+    found = read_rendezvous_env(pod)
     assert found is not None
     assert found.node_rank == 7

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podscale import env
-from podscale.launch.orphans import members
+from podscale.launch.orphans import launch_processes
 from tests.support.polling import until
 from tests.support.ports import free_port
 
@@ -25,10 +25,10 @@ def test_ranks_that_were_told_nothing_end_with_their_parent(tmp_path: Path, numb
         env=variables,
     )
     try:
-        until(lambda: len(members(tmp_path)) == 3, 120)
+        until(lambda: len(launch_processes(tmp_path)) == 3, 120)
         spawner.send_signal(number)
         assert spawner.wait(60) == -number
-        until(lambda: members(tmp_path) == [], 60)
+        until(lambda: launch_processes(tmp_path) == [], 60)
     finally:
         spawner.kill()
     assert list(tmp_path.iterdir()) == [], "no rank has come to life"

@@ -4,31 +4,31 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.layout import ALIGNMENT, plan_layout
+from podscale.layout import ALIGNMENT_ELEMENTS, plan_buckets
 from podscale.pytorch.layout import strided_like, view_like
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 8000), st.integers(1, 12))
 def test_layout_invariants(sizes: list[int], bucket: int, multiple: int) -> None:
-    layout = plan_layout(sizes, bucket, multiple)
+    layout = plan_buckets(sizes, bucket, multiple)
     assert layout.bounds[0][0] == 0
     assert all(a[1] == b[0] for a, b in zip(layout.bounds, layout.bounds[1:], strict=False))
     assert all((stop - start) % multiple == 0 for start, stop in layout.bounds)
     end = 0
     for start, size, number in zip(layout.starts, layout.sizes, layout.buckets, strict=True):
         assert start >= end
-        assert start % ALIGNMENT == 0
+        assert start % ALIGNMENT_ELEMENTS == 0
         end = start + size
         low, high = layout.bounds[number]
         assert low <= start
         assert end <= high
     assert list(layout.buckets) == sorted(layout.buckets)
     assert set(layout.buckets) == set(range(len(layout.bounds)))
-    assert layout == plan_layout(sizes, bucket, multiple)
+    assert layout == plan_buckets(sizes, bucket, multiple)
 
 
 def test_small_tensors_share_a_bucket_and_large_ones_stand_alone() -> None:
-    assert plan_layout([10, 10, 1000, 10], 100, 1).buckets == (0, 0, 1, 2)
+    assert plan_buckets([10, 10, 1000, 10], 100, 1).buckets == (0, 0, 1, 2)
 
 
 def test_views_keep_the_memory_order_of_filters() -> None:

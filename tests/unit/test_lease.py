@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.rundir import Lease, LeaseLost, LeaseTaken, fence, refuse_taken
+from podscale.rundir import Lease, LeaseLost, LeaseTaken, check_not_taken, lease_fence
 from tests.support.refusals import refused
 
 HOLD = """
@@ -71,7 +71,7 @@ def test_patience_ends(tmp_path: Path) -> None:
         with refused(field=tmp_path, kind=LeaseTaken):
             Lease.acquire(path, patience=1)
         with pytest.raises(LeaseTaken):
-            refuse_taken(path, patience=1)
+            check_not_taken(path, patience=1)
         assert time.monotonic() - started >= 2
 
 
@@ -89,7 +89,7 @@ def test_children_do_not_hold_the_lease(tmp_path: Path) -> None:
 def test_a_late_writer_of_an_older_lease_is_refused(tmp_path: Path) -> None:
     path = tmp_path / ".lease"
     old = Lease.acquire(path)
-    late = fence(path, old.number)  # as a rank has it, which may outlive the supervisor
+    late = lease_fence(path, old.number)  # as a rank has it, which may outlive the supervisor
     late()
     old.release()
     late()  # nobody else yet
@@ -148,12 +148,12 @@ def test_the_processes_of_a_launch_hold_its_lease_and_others_do_not(tmp_path: Pa
 
 def test_asking_whether_a_lease_is_taken_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / ".lease"
-    refuse_taken(path)
+    check_not_taken(path)
     assert not path.exists()
     with Lease.acquire(path):
         before = path.read_bytes()
         with refused(f"process {os.getpid()} ", field=tmp_path, kind=LeaseTaken):
-            refuse_taken(path)
+            check_not_taken(path)
         assert path.read_bytes() == before
-    refuse_taken(path)
+    check_not_taken(path)
     assert Lease.acquire(path).number == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.telemetry.catalogue import CATALOGUE, ENTRIES, Entry
+from podscale.telemetry.catalogue import CATALOGUE, METRICS, MetricSpec
 from podscale.telemetry.phases import PHASES
 from tools.metrics_reference import TARGET, names_in, read_panels, read_rules, render, row
 
@@ -15,12 +15,12 @@ UNITS = {"seconds": "_seconds", "bytes": "_bytes", "ratio": "_ratio", "watts": "
 def test_the_page_is_what_the_catalogue_says() -> None:
     page = render()
     assert TARGET.read_text(encoding="utf-8") == page, "run: python tools/metrics_reference.py"
-    missing = [entry.series for entry in ENTRIES if f"| `{entry.series}` |" not in page]
+    missing = [entry.series for entry in METRICS if f"| `{entry.series}` |" not in page]
     assert not missing
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
-def test_names_follow_prometheus_conventions(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", METRICS, ids=[entry.name for entry in METRICS])
+def test_names_follow_prometheus_conventions(entry: MetricSpec) -> None:
     assert entry.name.replace("_", "").isalnum()
     assert entry.name.islower()
     assert not entry.name.endswith("_total")  # the text format adds it to counters
@@ -32,7 +32,7 @@ def test_names_follow_prometheus_conventions(entry: Entry) -> None:
 
 
 def test_every_name_is_there_once() -> None:
-    assert len(CATALOGUE) == len(ENTRIES)
+    assert len(CATALOGUE) == len(METRICS)
     assert CATALOGUE["train_phase_seconds"].more["phase"] == PHASES
 
 

@@ -7,21 +7,21 @@ from torch.nn import functional as F
 
 from podscale.config import loads
 from podscale.config.mixing import MixSection
-from podscale.keyed import keyed
-from podscale.pytorch.loss import Loss
-from podscale.pytorch.mixing import Mixing, beta
+from podscale.keyed import derive_key
+from podscale.pytorch.loss import TrainingLoss
+from podscale.pytorch.mixing import BatchMixer, sample_beta
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 
 
-def mixing(seed: int = 5, rank: int = 0, **section: float) -> Mixing:
-    return Mixing(MixSection(**section), seed, World(rank, 2, 0, 2, torch.device("cpu")))
+def mixing(seed: int = 5, rank: int = 0, **section: float) -> BatchMixer:
+    return BatchMixer(MixSection(**section), seed, World(rank, 2, 0, 2, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
 def test_draws_are_from_the_beta_distribution(alpha: float) -> None:
     """Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1))."""
-    draws = np.array([beta(alpha, keyed(1, number)) for number in range(4000)])
+    draws = np.array([sample_beta(alpha, derive_key(1, number)) for number in range(4000)])
     assert ((draws >= 0) & (draws <= 1)).all()
     assert draws.mean() == pytest.approx(0.5, abs=0.03)
     assert draws.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.06)
@@ -74,10 +74,10 @@ SOFT = 0.7 * np.eye(3)[[0, 2, 1, 2]] + 0.3 * np.eye(3)[[2, 1, 2, 0]]
 
 def test_mixed_targets_give_the_cross_entropy_of_soft_targets() -> None:
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    found = Loss(0.1)(logits, LABELS, torch.tensor(0.7))
+    found = TrainingLoss(0.1)(logits, LABELS, torch.tensor(0.7))
     smooth = torch.from_numpy(0.9 * SOFT + 0.1 / 3).float()
     torch.testing.assert_close(found, F.cross_entropy(logits, smooth))
-    torch.testing.assert_close(Loss(0.1)(logits, LABELS), F.cross_entropy(logits, LABELS, label_smoothing=0.1))
+    torch.testing.assert_close(TrainingLoss(0.1)(logits, LABELS), F.cross_entropy(logits, LABELS, label_smoothing=0.1))
 
 
 @pytest.mark.parametrize(("threshold", "targets"), [(None, 0.9 * SOFT + 0.1 / 3), (0.2, SOFT > 0)])
@@ -85,7 +85,7 @@ def test_binary_cross_entropy_asks_for_each_class(threshold: float | None, targe
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     chances = 1 / (1 + np.exp(-logits.double().numpy()))
     want = -(targets * np.log(chances) + (1 - targets) * np.log(1 - chances)).mean()
-    found = Loss(0.1, binary=True, threshold=threshold)(logits, LABELS, torch.tensor(0.7))
+    found = TrainingLoss(0.1, binary=True, threshold=threshold)(logits, LABELS, torch.tensor(0.7))
     assert float(found) == pytest.approx(want, rel=1e-5)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from podscale.config import RunConfig, loads
 from podscale.errors import InputError
-from podscale.telemetry.mlperf import MlperfLog, hyper_parameters
+from podscale.telemetry.mlperf import MlperfLog, hyperparameters
 
 compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
 
@@ -122,13 +122,13 @@ def test_hyper_parameters_have_the_names_and_values_of_the_rules() -> None:
     from mlperf_logging.mllog import constants
 
     known = {value for name, value in vars(constants).items() if name.isupper()}
-    lars = dict(hyper_parameters(document(LARS), 1_281_167 / 3264, ranks=8))
+    lars = dict(hyperparameters(document(LARS), 1_281_167 / 3264, ranks=8))
     assert set(lars) <= known, "the rules name keys of SGD that the package's list lacks, so only these are compared"
     assert lars["lars_opt_base_learning_rate"] == 10.5
     assert lars["lars_opt_learning_rate_decay_steps"] == round(35 * 1_281_167 / 3264), "37 epochs less two of warm-up"
     assert (lars["model_bn_span"], lars["gradient_accumulation_steps"]) == (408, 1)
     by_ranks = loads("model: {batch_norm: {group: 2}}\ntrain: {global_batch: 4096}")
-    assert dict(hyper_parameters(by_ranks, 1.0, ranks=16))["model_bn_span"] == 512
+    assert dict(hyperparameters(by_ranks, 1.0, ranks=16))["model_bn_span"] == 512
 
 
 def test_a_log_without_a_target_is_refused() -> None:

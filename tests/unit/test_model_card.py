@@ -5,15 +5,15 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from podscale.evaluate.card import inline, write_model_card
-from podscale.evaluate.evaluation import read
+from podscale.evaluate.card import escape_markdown, write_model_card
+from podscale.evaluate.evaluation import read_evaluation
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run
 
 
 def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, tmp_path: Path) -> None:
     shutil.copytree(digits_run.path, tmp_path / "run")
     card = write_model_card(tmp_path / "run", digits_run.shard_set).read_text()
-    found = read(tmp_path / "run" / "evaluation.json")
+    found = read_evaluation(tmp_path / "run" / "evaluation.json")
     assert f"| top-1 accuracy | {100 * found.figures.top1:.2f}\u202f%" in card
     assert f"sha256 of model.safetensors: `{found.identity.model_sha256}`" in card
     assert "1437 train, 360 validation" in card
@@ -55,4 +55,4 @@ def test_class_names_cannot_break_the_markdown(tmp_path: Path) -> None:
 
 
 def test_inline_text_is_literal() -> None:
-    assert inline("*[x](y)*") == "\\*\\[x\\](y)\\*"
+    assert escape_markdown("*[x](y)*") == "\\*\\[x\\](y)\\*"

@@ -28,22 +28,22 @@ CIFAR_PARAMETERS = {
 
 @pytest.mark.parametrize(("name", "count"), CIFAR_PARAMETERS.items())
 def test_the_cifar_family_has_the_published_parameters(name: str, count: int) -> None:
-    assert models.spec(ModelSection(name=name), 10).size == count
-    projected = models.spec(ModelSection(name=name, shortcut="projection"), 10)
+    assert models.model_spec(ModelSection(name=name), 10).size == count
+    projected = models.model_spec(ModelSection(name=name, shortcut="projection"), 10)
     assert projected.size == count + (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64), "two projections with their batch norms"
 
 
 def test_resnet20_costs_41_million_multiply_adds_an_image() -> None:
-    assert models.spec(ModelSection(name="resnet20"), 10).flops(32) / 2e6 == pytest.approx(40.6, abs=0.1)
+    assert models.model_spec(ModelSection(name="resnet20"), 10).flops(32) / 2e6 == pytest.approx(40.6, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
 def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
-    assert models.spec(ModelSection(name=name), 1000).size == count
+    assert models.model_spec(ModelSection(name=name), 1000).size == count
 
 
 def test_resnet50_costs_what_was_measured() -> None:
-    spec = models.spec(ModelSection(name="resnet50"), 1000)
+    spec = models.model_spec(ModelSection(name="resnet50"), 1000)
     assert spec.flops(224) == pytest.approx(8.18e9, rel=1e-3)
     assert spec.training_flops(224) == pytest.approx(24.30e9, rel=1e-3)
     assert spec.activations(224) == pytest.approx(11.1e6, rel=5e-3)
@@ -58,7 +58,7 @@ def test_names_and_shapes_are_torchvisions(name: str) -> None:
     torchvision = pytest.importorskip("torchvision")
     with torch.device("meta"):
         network = getattr(torchvision.models, name)(num_classes=10)
-    spec = models.spec(ModelSection(name=name), 10)
+    spec = models.model_spec(ModelSection(name=name), 10)
     # The catalogue follows the forward pass, torchvision the order of construction: only `downsample` stands elsewhere.
     assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
     kept = {n: tuple(b.shape) for n, b in network.named_buffers() if not n.endswith("num_batches_tracked")}
@@ -66,15 +66,15 @@ def test_names_and_shapes_are_torchvisions(name: str) -> None:
 
 
 def test_roles_say_what_decays() -> None:
-    roles = {p.name: p.role for p in models.spec(ModelSection(name="resnet18"), 10).parameters}
+    roles = {p.name: p.role for p in models.model_spec(ModelSection(name="resnet18"), 10).parameters}
     assert roles["conv1.weight"] == roles["layer2.0.downsample.0.weight"] == roles["fc.weight"] == "weight"
     assert roles["bn1.weight"] == roles["bn1.bias"] == roles["layer2.0.downsample.1.weight"] == "norm"
     assert roles["fc.bias"] == "bias"
 
 
 def test_width_and_small_stem() -> None:
-    wide = models.spec(ModelSection(name="resnet18", stem="small"), 10)
-    narrow = models.spec(ModelSection(name="resnet18", stem="small", width=16), 10)
+    wide = models.model_spec(ModelSection(name="resnet18", stem="small"), 10)
+    narrow = models.model_spec(ModelSection(name="resnet18", stem="small", width=16), 10)
     assert {p.name: p.shape for p in narrow.parameters}["conv1.weight"] == (16, 3, 3, 3)
     assert narrow.size < wide.size / 15
     assert wide.flops(32) == pytest.approx(2 * 0.5554e9, rel=0.01)  # CIFAR ResNet-18: 0.56 GMAC

@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.checkpoint import Failed, Passed, Report, Restored, Saved
-from podscale.engine.monitor import Monitor
+from podscale.checkpoint import CheckpointReport, Failed, Restored, Saved, Skipped
+from podscale.engine.monitor import TrainingLogger
 from podscale.telemetry.metrics import TrainMetrics
 
 DURATION = "train_checkpoint_duration_seconds"
@@ -17,13 +17,13 @@ DURATION = "train_checkpoint_duration_seconds"
         (Restored(3, 0.5), {(f"{DURATION}_count", "restore"): 1, (f"{DURATION}_sum", "restore"): 0.5}),
         (Failed(3, "no room", full=True), {("train_checkpoint_failures_total", "disk_full"): 1}),
         (Failed(3, "read only"), {("train_checkpoint_failures_total", "other"): 1}),
-        (Passed(3, "damaged"), {}),
+        (Skipped(3, "damaged"), {}),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_checkpoint_is_counted_once(report: Report, changed: dict[tuple[str, str], float]) -> None:
+def test_a_checkpoint_is_counted_once(report: CheckpointReport, changed: dict[tuple[str, str], float]) -> None:
     registry = CollectorRegistry()
-    monitor = Monitor(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
+    monitor = TrainingLogger(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
     monitor.checkpoint(report)
     counted = [(f"{DURATION}_{what}", op, "op") for what in ("count", "sum") for op in ("save", "restore")]
     failures = [("train_checkpoint_failures_total", reason, "reason") for reason in ("disk_full", "other")]

@@ -8,9 +8,9 @@ import yaml
 
 from podscale.cli import main
 from podscale.launch.render.text import to_yaml
-from podscale.monitoring.durations import milliseconds, ranges, shortened, timed
-from podscale.monitoring.groups import ALERTS, GROUPS
-from podscale.monitoring.render import Settings, prometheus_rule, rule_file
+from podscale.monitoring.durations import find_ranges, parse_milliseconds, shorten_duration, shorten_expression
+from podscale.monitoring.groups import ALERT_RULES, RULE_GROUPS
+from podscale.monitoring.render import RuleSettings, prometheus_rule, rule_file
 from tests.support import promtool
 from tests.support.refusals import refused
 from tools.monitoring_rules import COMPONENTS, GENERATED
@@ -22,15 +22,15 @@ IN_SECONDS = re.compile(r"(?<=> )\d+(?=\nand sum by|\nunless max)|(?<=\* )[\d.]+
 
 
 def test_divided_by_one_the_rules_are_the_shipped_ones_byte_for_byte() -> None:
-    made = prometheus_rule(Settings(shorten=1))
+    made = prometheus_rule(RuleSettings(shorten=1))
     made["metadata"] = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["metadata"]
     assert SHIPPED.read_text(encoding="utf-8") == GENERATED + to_yaml([made])
 
 
 def test_divided_by_another_number_only_durations_differ_and_all_by_that_number() -> None:
-    whole, short = (to_yaml([rule_file(Settings(shorten=times))]) for times in (1, TIMES))
+    whole, short = (to_yaml([rule_file(RuleSettings(shorten=times))]) for times in (1, TIMES))
     pattern = re.compile(r"(?<=\[)\d+[a-z]+(?=\])|(?<=\boffset )\d+[a-z]+|(?<=for: )\d+[a-z]+")
-    lengths = [[milliseconds(found) for found in pattern.findall(text)] for text in (whole, short)]
+    lengths = [[parse_milliseconds(found) for found in pattern.findall(text)] for text in (whole, short)]
     assert len(lengths[0]) > 50
     assert lengths[0] == [length * TIMES for length in lengths[1]]
     rest = [pattern.sub("", text) for text in (whole, short)]
@@ -42,7 +42,7 @@ def test_divided_by_another_number_only_durations_differ_and_all_by_that_number(
 
 def test_no_rule_has_a_length_of_time_in_plain_seconds() -> None:
     """They would stay as they are where all others are shortened."""
-    exprs = [rule.expr for group in GROUPS for rule in group.rules]
+    exprs = [rule.expr for group in RULE_GROUPS for rule in group.rules]
     assert not [expr for expr in exprs if re.search(r"\b(30|60|[1-9]\d*00)\b", re.sub(r"@\w+@|\[\w+\]", "", expr))]
     assert any("@1h@" in expr for expr in exprs)
 
@@ -52,20 +52,20 @@ def test_no_rule_has_a_length_of_time_in_plain_seconds() -> None:
     [("5m", 1, "5m"), ("60m", 1, "1h"), ("5m", 20, "15s"), ("5m", 40, "7500ms"), ("1h", 40, "90s"), ("0s", 40, "0s")],
 )
 def test_a_duration_is_divided(duration: str, times: float, short: str) -> None:
-    assert shortened(duration, times) == short
+    assert shorten_duration(duration, times) == short
 
 
 def test_an_expression_is_divided() -> None:
     expr = 'a{b="5m"}[5m] offset 30m > @1h@ < 3'
-    assert timed(expr) == 'a{b="5m"}[5m] offset 30m > 3600 < 3'
-    assert timed(expr, 40) == 'a{b="5m"}[7500ms] offset 45s > 90 < 3'
-    assert ranges(expr) == ["30m", "5m"]
+    assert shorten_expression(expr) == 'a{b="5m"}[5m] offset 30m > 3600 < 3'
+    assert shorten_expression(expr, 40) == 'a{b="5m"}[7500ms] offset 45s > 90 < 3'
+    assert find_ranges(expr) == ["30m", "5m"]
 
 
 @pytest.mark.parametrize("times", [0, 0.5, -1, float("inf"), float("nan")])
 def test_nothing_becomes_longer(times: float) -> None:
     with refused(field="shorten"):
-        Settings(shorten=times)
+        RuleSettings(shorten=times)
 
 
 def test_shorter_rules_are_exported_and_prometheus_takes_them(
@@ -73,6 +73,6 @@ def test_shorter_rules_are_exported_and_prometheus_takes_them(
 ) -> None:
     assert main(["rules", "export", str(tmp_path), "--shorten", "40"]) == 0
     path = Path(capsys.readouterr().out.strip())
-    assert yaml.safe_load(path.read_text(encoding="utf-8")) == rule_file(Settings(shorten=40))
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == rule_file(RuleSettings(shorten=40))
     promtool.anywhere().check("rules", path)
-    assert all(milliseconds(alert.wait) % 40 == 0 for alert in ALERTS), "40 leaves whole milliseconds"
+    assert all(parse_milliseconds(alert.wait) % 40 == 0 for alert in ALERT_RULES), "40 leaves whole milliseconds"

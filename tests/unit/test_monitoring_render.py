@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.monitoring.groups import ALERTS, RECORDINGS
-from podscale.monitoring.render import Settings, google_rules, prometheus_rule, rule_file, template
+from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
+from podscale.monitoring.render import RuleSettings, google_rules, prometheus_rule, rule_file, rule_template
 from tests.support import crds, promtool
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
@@ -19,28 +19,28 @@ def rules(file: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_every_rule_is_in_the_file_and_nothing_is_left_open() -> None:
-    made = rule_file(Settings())
-    assert rules(made).keys() == {rule.name for rule in (*ALERTS, *RECORDINGS)}
+    made = rule_file(RuleSettings())
+    assert rules(made).keys() == {rule.name for rule in (*ALERT_RULES, *RECORDING_RULES)}
     assert "@" not in str(made)
-    assert "@dataWaitShare@" in str(template())
+    assert "@dataWaitShare@" in str(rule_template())
 
 
 def test_a_threshold_is_filled_in_where_it_is_compared_and_where_it_is_told() -> None:
-    alert = rules(rule_file(Settings(thresholds={"dataWaitShare": 0.35})))["PodscaleDataStarved"]
+    alert = rules(rule_file(RuleSettings(thresholds={"dataWaitShare": 0.35})))["PodscaleDataStarved"]
     assert alert["expr"].endswith("> 0.35")
     assert "limit {{ 0.35 | humanizePercentage }}" in alert["annotations"]["description"]
 
 
 @pytest.mark.parametrize("base", ["https://pages.example/runbooks", "https://pages.example/runbooks/"])
 def test_runbooks_may_be_elsewhere(base: str) -> None:
-    alert = rules(rule_file(Settings(runbooks=base)))["PodscaleDataStarved"]
+    alert = rules(rule_file(RuleSettings(runbooks=base)))["PodscaleDataStarved"]
     assert alert["annotations"]["runbook_url"] == "https://pages.example/runbooks/PodscaleDataStarved.md"
 
 
 def test_alerts_may_be_left_out_and_empty_groups_go_with_them() -> None:
-    without = frozenset(alert.name for alert in ALERTS)
-    made = rule_file(Settings(without=without))
-    assert rules(made).keys() == {recording.name for recording in RECORDINGS}
+    without = frozenset(alert.name for alert in ALERT_RULES)
+    made = rule_file(RuleSettings(without=without))
+    assert rules(made).keys() == {recording.name for recording in RECORDING_RULES}
     assert all(group["rules"] for group in made["groups"])
 
 
@@ -53,19 +53,19 @@ def test_alerts_may_be_left_out_and_empty_groups_go_with_them() -> None:
 )
 def test_unknown_names_are_told_with_those_that_exist(settings: Any, field: str, got: str, known: str) -> None:
     with refused(known, field=field, got=got):
-        Settings(**settings)
+        RuleSettings(**settings)
 
 
 def test_the_operators_object_is_what_its_definition_allows() -> None:
-    made = prometheus_rule(Settings())
-    assert made["spec"] == rule_file(Settings())
+    made = prometheus_rule(RuleSettings())
+    assert made["spec"] == rule_file(RuleSettings())
     crds.validate(made)
 
 
 def test_googles_object_has_the_same_groups() -> None:
-    made = google_rules(Settings())
+    made = google_rules(RuleSettings())
     assert (made["apiVersion"], made["kind"]) == ("monitoring.googleapis.com/v1", "Rules")
-    assert made["spec"] == rule_file(Settings())
+    assert made["spec"] == rule_file(RuleSettings())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_export(form: str, kind: str | None, tmp_path: Path, capsys: pytest.Capt
     path = Path(capsys.readouterr().out.strip())
     made = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert made.get("kind") == kind
-    wanted = Settings(
+    wanted = RuleSettings(
         thresholds={"gpuCelsius": 80.0}, without=frozenset({"PodscaleGPUXid"}), runbooks="https://pages.example/"
     )
     assert (made["spec"] if kind else made) == rule_file(wanted)

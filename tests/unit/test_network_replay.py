@@ -55,10 +55,10 @@ def test_claims_count_every_gradient_once() -> None:
 
 
 def test_fabric_of_the_lab_at_a_thousand_ranks_keeps_its_links() -> None:
-    from podscale.plan.collectives import Axis, Fabric
+    from podscale.plan.collectives import Fabric, LinkAxis
 
     card = 1 / 25e6
-    found = claims.at_scale(Fabric(Axis(4, 1e-4, 1e-8), Axis(2, 1e-3, 4 * card), Axis(8, 3e-4, card)))
+    found = claims.at_scale(Fabric(LinkAxis(4, 1e-4, 1e-8), LinkAxis(2, 1e-3, 4 * card), LinkAxis(8, 3e-4, card)))
     assert (found.row.ranks, found.column.ranks, found.world.ranks) == (16, 64, 1024)
     assert found.column.per_byte == pytest.approx(16 * card)  # sixteen ranks share the card that four shared
     assert found.world.per_byte == pytest.approx(card)

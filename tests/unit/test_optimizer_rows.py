@@ -9,14 +9,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from podscale.config.neumann import NeumannSection
-from podscale.layout import ALIGNMENT
-from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, RmsProp, Segment, Sgd, Share
-from podscale.pytorch.optim.share import rows_of
+from podscale.layout import ALIGNMENT_ELEMENTS
+from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamShard, ParamSlice, RmsProp, Sgd
+from podscale.pytorch.optim.share import slice_of_rows
 from tests.support.flat_share import FlatArrays, hyper
 
 SHAPES = {"conv": (8, 4, 3, 3), "gamma": (8,), "fc": (5, 8), "zero": (6, 6), "large": (40_000,), "last": (3,)}
 DECAYS = {name: name not in ("gamma", "last") for name in SHAPES}
-RULES: dict[str, Callable[[Share], Optimizer]] = {
+RULES: dict[str, Callable[[ParamShard], Optimizer]] = {
     "sgd": lambda share: Sgd(share, nesterov=False),
     "sgd, nesterov": lambda share: Sgd(share, nesterov=True),
     "lars": lambda share: Lars(share, nesterov=False, trust_coefficient=0.01),
@@ -41,7 +41,7 @@ def train(rule: str, owned: list[tuple[int, int]], *, rows: bool, own: bool) -> 
     flat = FlatArrays(arrays(0), DECAYS)
     ranges = owned or [(0, len(flat.weights))]
     weights = torch.cat([flat.weights[start:stop] for start, stop in ranges]) if own else flat.weights
-    share = Share(flat.segments, ranges, weights, flat.gradients, rows=rows)
+    share = ParamShard(flat.segments, ranges, weights, flat.gradients, rows=rows)
     optimizer = RULES[rule](share)
     for step in range(5):
         flat.step(optimizer, arrays(step + 1), hyper(0.1, 0.9 - 0.1 * step), finite=step != 2)
@@ -63,11 +63,15 @@ def test_rows_give_the_bits_of_pieces(rule: str, owned: list[tuple[int, int]], o
 
 
 def test_every_row_knows_its_segment() -> None:
-    segments = [Segment("a", 64, 33, True, True), Segment("b", 0, 40, True, True), Segment("c", 160, 1, True, True)]
-    (whole,) = rows_of(segments, [(0, 192)])
+    segments = [
+        ParamSlice("a", 64, 33, True, True),
+        ParamSlice("b", 0, 40, True, True),
+        ParamSlice("c", 160, 1, True, True),
+    ]
+    (whole,) = slice_of_rows(segments, [(0, 192)])
     assert whole.tolist() == [1, 1, 0, 0, 0, 2]  # 40 elements of b, 33 of a, zeros (the first's), 1 of c
-    assert [part.tolist() for part in rows_of(segments, [(32, 96), (160, 192)])] == [[1, 0], [2]]
-    assert ALIGNMENT == 32
+    assert [part.tolist() for part in slice_of_rows(segments, [(32, 96), (160, 192)])] == [[1, 0], [2]]
+    assert ALIGNMENT_ELEMENTS == 32
 
 
 def test_the_number_of_operations_does_not_grow_with_the_weights() -> None:
@@ -84,8 +88,8 @@ def test_the_number_of_operations_does_not_grow_with_the_weights() -> None:
     counts = {}
     for rows in (False, True):
         size = 20 * 2**15
-        segments = [Segment("w", 0, size, True, True)]
-        optimizer = RULES["lars"](Share(segments, [(0, size)], torch.ones(size), torch.ones(size), rows=rows))
+        segments = [ParamSlice("w", 0, size, True, True)]
+        optimizer = RULES["lars"](ParamShard(segments, [(0, size)], torch.ones(size), torch.ones(size), rows=rows))
         with Count() as counter:
             optimizer.step(hyper(0.1), torch.tensor(True))
         counts[rows] = counter.tensors

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from podscale.config import ModelSection
 from podscale.config.neumann import NeumannSection
 from podscale.config.optimizer import OptimizerSection
-from podscale.models import spec
+from podscale.models import model_spec
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, RmsProp, Segment, Sgd
-from podscale.pytorch.optim.build import build_segments
-from podscale.pytorch.optim.share import PIECE, cut
+from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamSlice, RmsProp, Sgd
+from podscale.pytorch.optim.build import build_param_slices
+from podscale.pytorch.optim.share import CHUNK_ELEMENTS, cut_chunks
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.refusals import refused
 from tests.support.updates import (
@@ -128,20 +128,20 @@ def test_a_masked_update_changes_nothing_to_the_bit(name: str, elsewhere: bool) 
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=8), st.integers(1, 5), st.randoms())
+@given(st.lists(st.integers(1, 3 * CHUNK_ELEMENTS), min_size=1, max_size=8), st.integers(1, 5), st.randoms())
 def test_the_pieces_of_all_ranks_are_every_element_once(sizes: list[int], ranks: int, random: Any) -> None:
     starts = np.concatenate([[0], np.cumsum([size + random.randrange(40) for size in sizes])]).tolist()
-    segments = [Segment(str(i), starts[i], size, True, True) for i, size in enumerate(sizes)]
+    segments = [ParamSlice(str(i), starts[i], size, True, True) for i, size in enumerate(sizes)]
     length = -(-starts[-1] // ranks) * ranks
     shards = [(rank * length // ranks, (rank + 1) * length // ranks) for rank in range(ranks)]
     seen = np.zeros(length, int)
     for first, last in shards:
-        for piece in cut(segments, [(first, last)]):
+        for piece in cut_chunks(segments, [(first, last)]):
             segment = segments[piece.segment]
             assert first <= piece.at and piece.at + piece.size <= last  # noqa: PT018
             assert segment.start <= piece.at and piece.at + piece.size <= segment.start + segment.size  # noqa: PT018
             assert piece.own == piece.at - first
-            assert 0 < piece.size <= PIECE
+            assert 0 < piece.size <= CHUNK_ELEMENTS
             seen[piece.at : piece.at + piece.size] += 1
     want = np.zeros(length, int)
     for segment in segments:
@@ -152,16 +152,18 @@ def test_the_pieces_of_all_ranks_are_every_element_once(sizes: list[int], ranks:
 SECTION = ModelSection(name="resnet18", width=8, stem="small")
 
 
-def segments_of(**options: Any) -> dict[str, Segment]:
+def segments_of(**options: Any) -> dict[str, ParamSlice]:
     model = build_model(SECTION, 10)
     buffer = GradientBuffer(model, torch.device("cpu"), bucket_elements=1000)
-    return {s.name: s for s in build_segments(OptimizerSection(name="lars", **options), buffer, spec(SECTION, 10))}
+    return {
+        s.name: s for s in build_param_slices(OptimizerSection(name="lars", **options), buffer, model_spec(SECTION, 10))
+    }
 
 
 def test_batch_norm_and_biases_neither_decay_nor_scale() -> None:
-    weights = {p.name for p in spec(SECTION, 10).parameters if p.role == "weight"}
+    weights = {p.name for p in model_spec(SECTION, 10).parameters if p.role == "weight"}
     plain = segments_of()
-    assert list(plain) == [p.name for p in spec(SECTION, 10).parameters]
+    assert list(plain) == [p.name for p in model_spec(SECTION, 10).parameters]
     assert {name for name, s in plain.items() if s.decays} == weights
     assert {name for name, s in plain.items() if s.adapts} == weights
     assert {n for n, s in plain.items() if s.norm} == {n for n in plain if "bn" in n or "downsample.1" in n}

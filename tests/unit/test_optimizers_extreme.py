@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from podscale.config.neumann import NeumannSection
-from podscale.pytorch.optim import Displaced, Neumann, Nlcg, Optimizer, Sgd, Share
-from podscale.pytorch.optim.nlcg import LossPace
+from podscale.pytorch.optim import LookaheadOptimizer, Neumann, Nlcg, Optimizer, ParamShard, Sgd
+from podscale.pytorch.optim.nlcg import LossRateControl
 from tests.support.extreme import NORMS, bowl, loss, neumann_oracle, nlcg_oracle, table_row
 from tests.support.flat_share import FlatArrays, hyper, in_turns
 from tests.support.updates import DECAYS, STEPS, Values, rate, start
@@ -19,7 +19,7 @@ PER_EPOCH = 10.0
 DECAY = 1e-2
 
 
-def trained(build: Callable[[Share], Optimizer], ranks: int) -> tuple[FlatArrays, list[Optimizer]]:
+def trained(build: Callable[[ParamShard], Optimizer], ranks: int) -> tuple[FlatArrays, list[Optimizer]]:
     """After all steps down the bowl."""
     arrays = FlatArrays(start(), DECAYS, norms=NORMS)
     rules = [build(share) for share in arrays.shares(ranks)]
@@ -79,18 +79,18 @@ def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None
     sgd_updates = 5 if section.sgd_epochs else 0
     want, reached = neumann_oracle(DECAY, DECAYS, section, sgd_updates, 10, PER_EPOCH)
     near(arrays.take(arrays.weights), want, 2e-5)
-    point = torch.cat([rule.reached() for rule in rules if isinstance(rule, Displaced)])
+    point = torch.cat([rule.reached() for rule in rules if isinstance(rule, LookaheadOptimizer)])
     near(arrays.take(point), reached, 2e-5)
     assert not np.allclose(arrays.take(point)["large"], want["large"], atol=1e-3)
     assert [rule.scalars["reset_at"].item() for rule in rules] == [71.0] * ranks  # at 1, 11 and 31
-    assert not isinstance(Sgd(arrays.shares(1)[0], nesterov=False), Displaced)
+    assert not isinstance(Sgd(arrays.shares(1)[0], nesterov=False), LookaheadOptimizer)
 
 
 @pytest.mark.parametrize("pace", ["step", "online"])
 @pytest.mark.parametrize("rise", [0.9, 1.009, 1.011, 1.03, 1.06, 1.08, 1.11, 1.13, 1.2])
 def test_the_base_rate_follows_the_table(pace: Any, rise: float) -> None:
     """Both from half the highest base rate, which leaves room to grow."""
-    rule, here = LossPace(pace, 1.0, torch.device("cpu")), torch.tensor(True)
+    rule, here = LossRateControl(pace, 1.0, torch.device("cpu")), torch.tensor(True)
     rule.scalars["base_rate"].fill_(0.5)
     rule.scalars["loss_average"].fill_(2.0)
     rule.scalars["loss_before"].fill_(2.0)
@@ -104,7 +104,7 @@ def test_the_base_rate_follows_the_table(pace: Any, rise: float) -> None:
 
 
 def test_the_base_rate_has_a_floor_and_a_cap() -> None:
-    rule, here = LossPace("online", 1.0, torch.device("cpu")), torch.tensor(True)
+    rule, here = LossRateControl("online", 1.0, torch.device("cpu")), torch.tensor(True)
     rule(torch.tensor(1.0), torch.tensor(0.0), here)
     for number in range(1, 30):
         base, _ = rule(torch.tensor(10.0**number), torch.tensor(float(number)), here)

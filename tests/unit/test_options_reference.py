@@ -1,11 +1,11 @@
 """docs/options.md says what the model says."""
 
-from podscale.config import options
+from podscale.config import option_names
 from tools.options_reference import TARGET, render
 
 
 def test_the_page_is_what_the_model_says() -> None:
     page = render()
     assert TARGET.read_text(encoding="utf-8") == page, "run: python tools/options_reference.py"
-    missing = [option for option in options() if f"| `{option}` |" not in page]
+    missing = [option for option in option_names() if f"| `{option}` |" not in page]
     assert not missing

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.run_config import RunConfig
-from podscale.keyed import keyed, mix, permute, uniform
-from podscale.order import SampleOrder, build_order, deal, evaluation_slots, evaluation_steps
+from podscale.keyed import derive_key, mix64, permute, uniform
+from podscale.order import Sampler, assign_shards_to_groups, build_sampler, evaluation_rows, evaluation_steps
 from tests.support.refusals import refused
 
 counts = st.integers(1, 3000)
@@ -51,7 +51,7 @@ def blocked(batch: int, groups: int, nodes: int = 1) -> RunConfig:
 @given(counts, seeds)
 @settings(max_examples=200, deadline=None)
 def test_permute_is_a_permutation(count: int, seed: int) -> None:
-    rows = permute(np.arange(count), count, keyed(seed))
+    rows = permute(np.arange(count), count, derive_key(seed))
     assert np.array_equal(np.sort(rows), np.arange(count))
 
 
@@ -59,33 +59,33 @@ def test_permute_is_a_permutation(count: int, seed: int) -> None:
 @settings(max_examples=50, deadline=None)
 def test_permute_answers_single_positions_and_mixed_keys_alike(count: int, seed: int, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, count - 1))
-    whole = permute(np.arange(count), count, keyed(seed))
-    assert permute(np.array([position]), count, keyed(seed)) == whole[position]
-    keys = keyed(np.array([seed, seed ^ 1], dtype=np.uint64))
+    whole = permute(np.arange(count), count, derive_key(seed))
+    assert permute(np.array([position]), count, derive_key(seed)) == whole[position]
+    keys = derive_key(np.array([seed, seed ^ 1], dtype=np.uint64))
     assert permute(np.array([position, position]), count, keys)[0] == whole[position]
 
 
 def test_golden_values() -> None:
     """These numbers decide the sample order of every run: a change of them makes all runs irreproducible."""
-    assert mix(np.array([1], dtype=np.uint64)) == [6238072747940578789]
-    assert keyed(1, 2, 3) == [16914669369030367833]
-    assert permute(np.arange(10), 10, keyed(0)).tolist() == [4, 3, 5, 9, 1, 0, 6, 8, 2, 7]
-    assert permute(np.arange(5), 1_281_167, keyed(42, 7)).tolist() == [728714, 1192368, 224608, 964838, 822112]
-    order = SampleOrder(seed=3, count=1437, batch=6)
+    assert mix64(np.array([1], dtype=np.uint64)) == [6238072747940578789]
+    assert derive_key(1, 2, 3) == [16914669369030367833]
+    assert permute(np.arange(10), 10, derive_key(0)).tolist() == [4, 3, 5, 9, 1, 0, 6, 8, 2, 7]
+    assert permute(np.arange(5), 1_281_167, derive_key(42, 7)).tolist() == [728714, 1192368, 224608, 964838, 822112]
+    order = Sampler(seed=3, count=1437, batch=6)
     assert order.global_batch(239).rows.tolist() == [534, 179, 1060, 64, 1147, 32]
     assert order.global_batch(239).epochs.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_permutation_of_imagenet_costs_little_memory_and_is_complete() -> None:
     count = 1_281_167
-    rows = permute(np.arange(count), count, keyed(9))
+    rows = permute(np.arange(count), count, derive_key(9))
     assert np.bincount(rows, minlength=count).max() == 1
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7])
 def test_all_orders_of_a_few_samples_are_equally_likely(count: int) -> None:
     trials = 40 * factorial(count)
-    keys = np.repeat(keyed(11, np.arange(trials)), count)
+    keys = np.repeat(derive_key(11, np.arange(trials)), count)
     orders = permute(np.tile(np.arange(count), trials), count, keys).reshape(trials, count)
     seen = np.array(list(Counter(map(tuple, orders.tolist())).values()))
     expected, freedom = trials / factorial(count), factorial(count) - 1
@@ -97,8 +97,8 @@ def test_all_orders_of_a_few_samples_are_equally_likely(count: int) -> None:
 def test_the_shuffle_has_no_visible_structure(count: int) -> None:
     """Serial correlation at several lags, correlation with the position and between epochs; sigma is 1/sqrt(n)."""
     bound = 5 / np.sqrt(count)
-    first = permute(np.arange(count), count, keyed(1, 0)).astype(float)
-    second = permute(np.arange(count), count, keyed(1, 1)).astype(float)
+    first = permute(np.arange(count), count, derive_key(1, 0)).astype(float)
+    second = permute(np.arange(count), count, derive_key(1, 1)).astype(float)
     pairs = [(first[:-lag], first[lag:]) for lag in (1, 2, 7)]
     pairs += [(first, np.arange(count)), (first, second)]
     for left, right in pairs:
@@ -108,7 +108,7 @@ def test_the_shuffle_has_no_visible_structure(count: int) -> None:
 def test_every_sample_goes_everywhere() -> None:
     """2-d uniformity: over many keys, position x value is flat (chi-square), also for neighbouring differences."""
     count, trials = 97, 20_000
-    keys = np.repeat(keyed(2, np.arange(trials)), count)
+    keys = np.repeat(derive_key(2, np.arange(trials)), count)
     rows = permute(np.tile(np.arange(count), trials), count, keys).reshape(trials, count)
     for table in (rows, (rows[:, 1:] - rows[:, :-1]) % count):
         where = np.tile(np.arange(table.shape[1]), trials)
@@ -120,7 +120,7 @@ def test_every_sample_goes_everywhere() -> None:
 
 
 def test_uniform_numbers_are_uniform() -> None:
-    numbers = uniform(keyed(1, np.arange(100_000)))
+    numbers = uniform(derive_key(1, np.arange(100_000)))
     assert numbers.min() >= 0
     assert numbers.max() < 1
     assert np.abs(np.histogram(numbers, 20)[0] - 5000).max() < 5 * np.sqrt(5000)
@@ -130,7 +130,7 @@ def test_uniform_numbers_are_uniform() -> None:
 @settings(max_examples=12, deadline=None)
 def test_epochs_are_permutations_of_the_stream(count: int, batch: int, seed: int) -> None:
     """Uneven tails: batches cut the continuous stream, and each epoch of it still holds every sample once."""
-    order = SampleOrder(seed, count, batch)
+    order = Sampler(seed, count, batch)
     steps = -(-3 * count // batch)
     stream = np.concatenate([order.global_batch(step).rows for step in range(steps)])[: 3 * count]
     epochs = np.concatenate([order.global_batch(step).epochs for step in range(steps)])[: 3 * count]
@@ -140,14 +140,14 @@ def test_epochs_are_permutations_of_the_stream(count: int, batch: int, seed: int
 
 
 def test_epochs_and_seeds_differ() -> None:
-    order = SampleOrder(0, 1000, 1000)
+    order = Sampler(0, 1000, 1000)
     assert (order.global_batch(0).rows != order.global_batch(1).rows).mean() > 0.99
-    assert (order.global_batch(0).rows != SampleOrder(1, 1000, 1000).global_batch(0).rows).mean() > 0.99
+    assert (order.global_batch(0).rows != Sampler(1, 1000, 1000).global_batch(0).rows).mean() > 0.99
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8, 64])
 def test_ranks_share_the_global_batch(world: int) -> None:
-    order = SampleOrder(1, 100, 48)
+    order = Sampler(1, 100, 48)
     for step in range(5):
         batch = order.global_batch(step)
         shared = np.full(48, -1)
@@ -160,10 +160,10 @@ def test_ranks_share_the_global_batch(world: int) -> None:
 
 def test_the_global_order_takes_every_document() -> None:
     config = RunConfig.model_validate({"train": {"global_batch": 32}, "run": {"seed": 3}})
-    order = build_order(config, shards_of(50, 50))
-    assert np.array_equal(order.global_batch(2).rows, SampleOrder(3, 100, 32).global_batch(2).rows)
+    order = build_sampler(config, shards_of(50, 50))
+    assert np.array_equal(order.global_batch(2).rows, Sampler(3, 100, 32).global_batch(2).rows)
     with refused("rejects.jsonl"):
-        build_order(config, Shards(np.array([], dtype=int)))
+        build_sampler(config, Shards(np.array([], dtype=int)))
 
 
 SIZES = (25, 26, 24, 25, 25, 27, 25, 24)
@@ -173,8 +173,8 @@ SIZES = (25, 26, 24, 25, 25, 27, 25, 24)
 @pytest.mark.parametrize("per_host", [1, 2, 4])
 def test_blocked_hosts_read_their_own_groups_and_see_the_same_global_batches(nodes: int, per_host: int) -> None:
     split = shards_of(*SIZES)
-    reference = build_order(blocked(32, 4), split)
-    order = build_order(blocked(32, 4, nodes), split)
+    reference = build_sampler(blocked(32, 4), split)
+    order = build_sampler(blocked(32, 4, nodes), split)
     world = nodes * per_host
     shards_of_host: list[set[int]] = [set() for _ in range(nodes)]
     for step in range(20):
@@ -193,13 +193,13 @@ def test_blocked_hosts_read_their_own_groups_and_see_the_same_global_batches(nod
 
 
 def test_blocked_one_host_follows_the_rule_of_strides() -> None:
-    order = build_order(blocked(32, 4), shards_of(*SIZES))
+    order = build_sampler(blocked(32, 4), shards_of(*SIZES))
     for rank in range(4):
         assert np.array_equal(order.rank_batch(3, rank, 4).rows, order.global_batch(3).rows[rank::4])
 
 
 def test_blocked_groups_take_equal_parts_and_have_epochs_of_their_own() -> None:
-    order = build_order(blocked(32, 4), shards_of(*SIZES))
+    order = build_sampler(blocked(32, 4), shards_of(*SIZES))
     assert order.groups is not None
     steps = 100
     batches = [order.global_batch(step) for step in range(steps)]
@@ -220,7 +220,7 @@ def test_deal_makes_disjoint_groups_of_whole_shards(number: int, each: int, data
     sizes = data.draw(st.lists(st.integers(95, 100), min_size=number * each, max_size=number * each))
     shard = np.repeat(np.arange(len(sizes)), sizes)
     np.random.default_rng(len(sizes)).shuffle(shard)
-    groups = deal(shard, number)
+    groups = assign_shards_to_groups(shard, number)
     assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(shard)))
     owners = [set(shard[group].tolist()) for group in groups]
     assert sum(map(len, owners)) == len(sizes)
@@ -228,14 +228,14 @@ def test_deal_makes_disjoint_groups_of_whole_shards(number: int, each: int, data
 
 def test_blocked_refuses_what_it_cannot_do() -> None:
     with refused("2 shards", field="input.groups", got=4):
-        build_order(blocked(32, 4), shards_of(50, 50))
+        build_sampler(blocked(32, 4), shards_of(50, 50))
     with refused("from 20 to 40 images", field="input.groups", got=4):
-        build_order(blocked(32, 4), shards_of(20, 20, 20, 20, 20))
+        build_sampler(blocked(32, 4), shards_of(20, 20, 20, 20, 20))
     with refused("3 hosts", "Choose 3 or 6.", field="input.groups", got=4):
-        build_order(blocked(48, 4, nodes=3), shards_of(*SIZES))
+        build_sampler(blocked(48, 4, nodes=3), shards_of(*SIZES))
     with refused("multiple of 3 up to 8", "train.global_batch 32", field="input.groups", got=4):
-        build_order(blocked(32, 4, nodes=3), shards_of(*SIZES))
-    order = build_order(blocked(32, 4, nodes=2), shards_of(*SIZES))
+        build_sampler(blocked(32, 4, nodes=3), shards_of(*SIZES))
+    order = build_sampler(blocked(32, 4, nodes=2), shards_of(*SIZES))
     assert [order.host_of(rank, 6) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
     for ask in (lambda: order.rank_batch(0, 0, 9), lambda: order.host_of(0, 9)):
         with refused("9 ranks", "Choose 1.", field="launch.nodes", got=2):
@@ -246,7 +246,7 @@ def test_blocked_refuses_what_it_cannot_do() -> None:
 @settings(max_examples=100, deadline=None)
 def test_evaluation_sees_every_sample_once(count: int, world: int, batch: int) -> None:
     steps = evaluation_steps(count, world, batch)
-    parts = [evaluation_slots(count, step, rank, world, batch) for step in range(steps) for rank in range(world)]
+    parts = [evaluation_rows(count, step, rank, world, batch) for step in range(steps) for rank in range(world)]
     rows = np.concatenate([rows[weights == 1] for rows, weights in parts])
     assert np.array_equal(np.sort(rows), np.arange(count))
     assert all(len(rows) == batch and rows.max() < count for rows, _ in parts)

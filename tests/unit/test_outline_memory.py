@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from podscale.blocks import matrix_elements
+from podscale.blocks import preconditioner_elements
 from podscale.commands.outline import _matrix_bytes, _state_bytes
 from podscale.config import ModelSection, TrainSection
-from podscale.models import spec
+from podscale.models import model_spec
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_sharding_divides_what_the_optimizer_keeps(changes: dict[str, Any], weig
 def test_shampoos_matrices_are_the_roots_and_a_part_of_the_statistics(ranks: int) -> None:
     """Against what the rule itself keeps is tests/unit/test_shampoo; here by hand, of one layer."""
     train = TrainSection.model_validate({"optimizer": {"name": "shampoo", "shampoo": {"block": 16, "vectors": False}}})
-    small = spec(ModelSection(name="resnet18", stem="small", width=4), 10)
+    small = model_spec(ModelSection(name="resnet18", stem="small", width=4), 10)
     names = {p.name: p.shape for p in small.parameters}
     assert names["layer4.0.conv1.weight"] == (32, 16, 3, 3)  # (9, 16, 32): two blocks of (9, 16, 16)
-    one = matrix_elements(names["layer4.0.conv1.weight"], 16, vectors=False)
+    one = preconditioner_elements(names["layer4.0.conv1.weight"], 16, vectors=False)
     assert one == 2 * (9**2 + 16**2 + 16**2)
-    elements = sum(matrix_elements(shape, 16, vectors=False) for shape in names.values())
+    elements = sum(preconditioner_elements(shape, 16, vectors=False) for shape in names.values())
     assert elements > one
     assert _matrix_bytes(train, small, ranks) == 4 * elements * (1 + ranks) // ranks
     assert _matrix_bytes(TrainSection(), small, ranks) == 0

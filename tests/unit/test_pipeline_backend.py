@@ -7,11 +7,11 @@ import pytest
 
 from podscale.config import load
 from podscale.errors import InputError, PodscaleError
-from podscale.pipelines import backend as backends
+from podscale.pipelines import backend as pipelines_backend
 from podscale.pipelines import presets
-from podscale.pipelines.backend import Backend, Progress, connect
-from podscale.pipelines.endpoint import Endpoint
-from podscale.pipelines.package import compiled
+from podscale.pipelines.backend import KfpBackend, PipelineProgress, connect_backend
+from podscale.pipelines.endpoint import KfpEndpoint
+from podscale.pipelines.package import compile_to_yaml
 from podscale.pipelines.training import training_pipeline
 from tests.support.kfp_api import KfpApi, kfp_api
 from tests.support.refusals import refused
@@ -21,7 +21,7 @@ NAME = "podscale-training"
 
 @pytest.fixture(scope="module")
 def package() -> str:
-    return compiled(training_pipeline(load(presets.resolve(None), ["run.workspace=/workspace"])))
+    return compile_to_yaml(training_pipeline(load(presets.resolve_preset(None), ["run.workspace=/workspace"])))
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def api() -> Iterator[KfpApi]:
 
 
 @pytest.fixture
-def backend(api) -> Backend:
-    return connect(Endpoint(api.url))
+def backend(api) -> KfpBackend:
+    return connect_backend(KfpEndpoint(api.url))
 
 
 def test_the_first_upload_makes_the_pipeline_and_the_next_a_version(api, backend, package):
@@ -121,7 +121,7 @@ def test_following_shows_every_change_and_ends_with_the_run(api, backend, packag
         ("RUNNING", {"shard": "SUCCEEDED", "train": "RUNNING"}),
         ("FAILED", {"shard": "SUCCEEDED", "train": "FAILED"}),
     ]
-    seen: list[Progress] = []
+    seen: list[PipelineProgress] = []
     assert backend.follow(started.id, seen.append, poll_seconds=0) == "FAILED"
     assert [progress.tasks for progress in seen] == [
         {"shard": "RUNNING"},
@@ -135,7 +135,7 @@ def test_following_outlasts_an_outage_but_not_for_ever(api, backend, package, mo
     api.store.script = [("SUCCEEDED", {})]
     api.store.failures = 4
     assert backend.follow(started.id, lambda _: None, poll_seconds=0) == "SUCCEEDED"
-    monkeypatch.setattr(backends, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(pipelines_backend, "OUTAGE_SECONDS", 0.0)
     api.close()
     with refused(field=backend.place.host, kind=PodscaleError):
         backend.follow(started.id, lambda _: None, poll_seconds=0)
@@ -152,7 +152,7 @@ def test_a_token_that_is_renewed_reaches_every_request(api, package, tmp_path):
     token = tmp_path / "token"
     token.write_text("one")
     api.store.token = "one"
-    backend = connect(Endpoint(api.url, token_file=token))
+    backend = connect_backend(KfpEndpoint(api.url, token_file=token))
     backend.upload(package, NAME, "digits", "d")
     token.write_text("two")
     api.store.token = "two"
@@ -162,8 +162,8 @@ def test_a_token_that_is_renewed_reaches_every_request(api, package, tmp_path):
 def test_a_shared_backend_wants_a_namespace_and_is_asked_in_it(api, package):
     api.store.multi_user = True
     with pytest.raises(InputError, match="--namespace"):
-        connect(Endpoint(api.url))
-    backend = connect(Endpoint(api.url, namespace="ada"))
+        connect_backend(KfpEndpoint(api.url))
+    backend = connect_backend(KfpEndpoint(api.url, namespace="ada"))
     version = backend.upload(package, NAME, "digits", "d")
     backend.run(version, "digits", "podscale", {}, None)
     assert [pipeline["namespace"] for pipeline in api.store.pipelines.values()] == ["ada"]
@@ -171,7 +171,7 @@ def test_a_shared_backend_wants_a_namespace_and_is_asked_in_it(api, package):
 
 
 def test_the_client_neither_prints_nor_silences_others(api, package, capfd, caplog):
-    backend = connect(Endpoint(api.url))
+    backend = connect_backend(KfpEndpoint(api.url))
     backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
     assert capfd.readouterr().out == ""
     with caplog.at_level(logging.INFO):

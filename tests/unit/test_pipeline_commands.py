@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from podscale import cli
-from podscale.commands.pipeline import _six_fields
+from podscale.commands.pipeline import _kfp_cron
 from podscale.errors import InputError
-from podscale.pipelines.backend import Backend
+from podscale.pipelines.backend import KfpBackend
 from tests.support.kfp_api import KfpApi, kfp_api
 from tests.support.outcomes import assert_error
 
@@ -20,7 +20,7 @@ ON_CLUSTER = ("digits", "--set", "run.workspace=/workspace")
 def api(monkeypatch) -> Iterator[KfpApi]:
     with kfp_api() as running:
         monkeypatch.setenv("KF_PIPELINES_ENDPOINT", running.url)
-        monkeypatch.setattr(Backend.follow, "__kwdefaults__", {"poll_seconds": 0.0})
+        monkeypatch.setattr(KfpBackend.follow, "__kwdefaults__", {"poll_seconds": 0.0})
         yield running
 
 
@@ -106,8 +106,8 @@ def test_defaults_of_a_file_stand_below_the_document(api, tmp_path: Path):
 
 
 def test_cron_expressions_have_six_fields_in_the_end():
-    assert _six_fields("0 2 * * *") == "0 0 2 * * *"
-    assert _six_fields("30 0 2 * * *") == "30 0 2 * * *"
-    assert _six_fields("@daily") == "@daily"
+    assert _kfp_cron("0 2 * * *") == "0 0 2 * * *"
+    assert _kfp_cron("30 0 2 * * *") == "30 0 2 * * *"
+    assert _kfp_cron("@daily") == "@daily"
     with pytest.raises(InputError):
-        _six_fields("@every one hour please")
+        _kfp_cron("@every one hour please")

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import ABSENT, InputError, PodscaleError
-from podscale.pipelines.endpoint import IN_CLUSTER, Endpoint, Unreachable, endpoint, probe
+from podscale.pipelines.endpoint import (
+    IN_CLUSTER_ADDRESS,
+    BackendUnreachable,
+    KfpEndpoint,
+    probe_backend,
+    resolve_endpoint,
+)
 from tests.support.kfp_api import KfpApi, kfp_api
 from tests.support.refusals import refused
 
@@ -55,40 +61,40 @@ def server() -> Iterator[Callable[..., str]]:
         made.server_close()
 
 
-def answer_of(place: Endpoint, kind: type[PodscaleError] = InputError, *, got: object = ABSENT) -> PodscaleError:
+def answer_of(place: KfpEndpoint, kind: type[PodscaleError] = InputError, *, got: object = ABSENT) -> PodscaleError:
     with refused(field=place.host, got=got, kind=kind) as refusal:
-        probe(place)
+        probe_backend(place)
     return refusal.error
 
 
 def test_a_backend_that_answers_says_whether_it_is_shared(api):
-    assert probe(Endpoint(api.url)) is False
+    assert probe_backend(KfpEndpoint(api.url)) is False
     api.store.multi_user = True
-    assert probe(Endpoint(api.url)) is True
+    assert probe_backend(KfpEndpoint(api.url)) is True
 
 
 def test_nothing_listens(api):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        error = answer_of(Endpoint(f"http://127.0.0.1:{held.getsockname()[1]}"), Unreachable)
+        error = answer_of(KfpEndpoint(f"http://127.0.0.1:{held.getsockname()[1]}"), BackendUnreachable)
     assert os.strerror(errno.ECONNREFUSED) in error.problem
     assert "kubectl port-forward" in error.hint
 
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(socket.EAI_NONAME, InputError), (socket.EAI_AGAIN, Unreachable)],
+    [(socket.EAI_NONAME, InputError), (socket.EAI_AGAIN, BackendUnreachable)],
 )
 def test_a_name_that_nobody_knows_is_told_from_name_servers_that_do_not_answer(monkeypatch, code, error):
     def resolve(*_: object, **__: object) -> None:
         raise socket.gaierror(code, "try again")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    answer_of(Endpoint("http://kfp.example"), error)
+    answer_of(KfpEndpoint("http://kfp.example"), error)
 
 
 def test_plain_http_where_tls_was_meant(api):
-    assert "http://" in answer_of(Endpoint(api.url.replace("http://", "https://"))).hint
+    assert "http://" in answer_of(KfpEndpoint(api.url.replace("http://", "https://"))).hint
 
 
 @pytest.mark.parametrize(
@@ -103,17 +109,17 @@ def test_plain_http_where_tls_was_meant(api):
     ],
 )
 def test_something_else_answers(server, status, content_type, body, says):
-    error = answer_of(Endpoint(server(status, content_type, body)), got=status)
+    error = answer_of(KfpEndpoint(server(status, content_type, body)), got=status)
     assert says in str(error)
     assert ("login" in str(error)) == (status in (302, 401, 403))
 
 
 def test_a_backend_that_is_not_well_may_become_so(server):
-    answer_of(Endpoint(server(502)), Unreachable, got=502)
+    answer_of(KfpEndpoint(server(502)), BackendUnreachable, got=502)
 
 
 def test_an_old_kfp_is_told_from_no_kfp(server):
-    error = answer_of(Endpoint(server(404, "application/json", b"{}", location="/apis/v1beta1/healthz")))
+    error = answer_of(KfpEndpoint(server(404, "application/json", b"{}", location="/apis/v1beta1/healthz")))
     assert "2.15" in error.hint
 
 
@@ -121,42 +127,44 @@ def test_a_token_is_read_again_at_every_use(api, tmp_path):
     api.store.token = "second"
     path = tmp_path / "token"
     path.write_text("first\n")
-    place = Endpoint(api.url, token_file=path)
+    place = KfpEndpoint(api.url, token_file=path)
     assert "the token" in answer_of(place, got=401).problem
     path.write_text("second\n")
-    assert probe(place) is False
+    assert probe_backend(place) is False
 
 
 def test_a_token_file_that_is_not_there(api, tmp_path):
     with refused(os.strerror(errno.ENOENT), field=tmp_path / "t"):
-        probe(Endpoint(api.url, token_file=tmp_path / "t"))
+        probe_backend(KfpEndpoint(api.url, token_file=tmp_path / "t"))
 
 
 def test_the_address_comes_from_the_option_then_the_environment_then_the_cluster():
     given = {"KF_PIPELINES_ENDPOINT": "https://kfp.example.com/pipeline/", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert endpoint("localhost:8888", environment=given).host == "http://localhost:8888"
-    assert endpoint(None, environment=given).host == "https://kfp.example.com/pipeline"
-    assert endpoint(None, environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).host == IN_CLUSTER
+    assert resolve_endpoint("localhost:8888", environment=given).host == "http://localhost:8888"
+    assert resolve_endpoint(None, environment=given).host == "https://kfp.example.com/pipeline"
+    assert resolve_endpoint(None, environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).host == IN_CLUSTER_ADDRESS
     with refused("kubectl port-forward", field="--host", got=ABSENT):
-        endpoint(None, environment={})
+        resolve_endpoint(None, environment={})
 
 
 @pytest.mark.parametrize("address", ["ftp://kfp", "https://", "kfp:port"])
 def test_an_address_that_is_none(address):
     with refused(field="--host", got=address):
-        endpoint(address, environment={})
+        resolve_endpoint(address, environment={})
 
 
 def test_credentials_come_from_the_environment(tmp_path: Path):
-    found = endpoint("kfp", environment={"PODSCALE_KFP_TOKEN": "t", "PODSCALE_KFP_COOKIES": "authservice_session=x"})
+    found = resolve_endpoint(
+        "kfp", environment={"PODSCALE_KFP_TOKEN": "t", "PODSCALE_KFP_COOKIES": "authservice_session=x"}
+    )
     assert (found.host, found.bearer(), found.cookies) == ("https://kfp", "t", "authservice_session=x")
-    assert endpoint("kfp", environment={"KF_PIPELINES_SA_TOKEN_PATH": "/t"}).token_file == Path("/t")
+    assert resolve_endpoint("kfp", environment={"KF_PIPELINES_SA_TOKEN_PATH": "/t"}).token_file == Path("/t")
     with refused(field="--ca-file", got=str(tmp_path / "absent")):
-        endpoint("kfp", ca_file=tmp_path / "absent", environment={})
+        resolve_endpoint("kfp", ca_file=tmp_path / "absent", environment={})
 
 
 def test_links_lead_to_the_user_interface():
-    assert Endpoint("https://api", ui="https://ui/pipeline/").link("runs/details/7") == (
+    assert KfpEndpoint("https://api", ui="https://ui/pipeline/").link("runs/details/7") == (
         "https://ui/pipeline/#/runs/details/7"
     )
-    assert Endpoint("https://api").link("runs/details/7") == "https://api/#/runs/details/7"
+    assert KfpEndpoint("https://api").link("runs/details/7") == "https://api/#/runs/details/7"

@@ -11,15 +11,15 @@ import yaml
 from podscale import env
 from podscale.config import load, loads
 from podscale.config.telemetry import TelemetrySection
-from podscale.launch.jobspec import METRICS_PORT, job_spec
-from podscale.launch.render import render
+from podscale.launch.jobspec import METRICS_PORT, build_job_spec
+from podscale.launch.render import render_job
 from podscale.pipelines import presets
-from podscale.pipelines.package import COMPONENTS, committed, package
+from podscale.pipelines.package import COMPONENT_FUNCTIONS, generated_files, package_pipeline
 from tests.support.kfp_api import check_package
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMITTED = committed()
+COMMITTED = generated_files()
 STAGES = ("shard", "train", "evaluate", "report")
 
 
@@ -40,8 +40,8 @@ class Package:
     """A compiled package, by what tests look at."""
 
     def __init__(self, *changes: str, kfp: str = "2.16") -> None:
-        self.config = load(presets.resolve(None), ["run.workspace=/workspace", *changes])
-        self.text = package(self.config, kfp=kfp)
+        self.config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *changes])
+        self.text = package_pipeline(self.config, kfp=kfp)
         self.pipeline, self.platform = check_package(self.text)
 
     @property
@@ -111,7 +111,7 @@ def test_several_pods_pack_before_the_shard_stage_completes(launched):
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_only_shards_are_cached_and_every_task_says_so_itself(local, cache):
-    pipeline = yaml.safe_load_all(local.text if cache else package(local.config, cache=False))
+    pipeline = yaml.safe_load_all(local.text if cache else package_pipeline(local.config, cache=False))
     spec = next(iter(pipeline))
     tasks = {**spec["components"]["comp-exit-handler-1"]["dag"]["tasks"], **spec["root"]["dag"]["tasks"]}
     cached = {n: t["cachingOptions"].get("enableCache", False) for n, t in tasks.items() if n != "exit-handler-1"}
@@ -209,7 +209,7 @@ def test_every_pod_sees_the_same_volumes_and_runs_as_nobody(launched):
 
 
 def test_no_pod_of_the_pipeline_is_taken_for_one_of_a_job(launched):
-    job = render(job_spec(launched.config, "train"), "pytorchjob").job["metadata"]["labels"]
+    job = render_job(build_job_spec(launched.config, "train"), "pytorchjob").job["metadata"]["labels"]
     for name in ("pack", *STAGES, "summary"):
         labels = launched.kubernetes(name)["podMetadata"]["labels"]
         assert not {"podscale.dev/run", "podscale.dev/stage"} & set(labels)
@@ -217,11 +217,11 @@ def test_no_pod_of_the_pipeline_is_taken_for_one_of_a_job(launched):
 
 
 def test_a_package_for_kfp_2_15_leaves_out_what_that_does_not_know(launched):
-    older = package(launched.config, kfp="2.15")
+    older = package_pipeline(launched.config, kfp="2.15")
     assert "securityContext" not in older
     assert "securityContext" in launched.text
     with refused("2.15, 2.16", field="--kfp", got="1.8"):
-        package(launched.config, kfp="1.8")
+        package_pipeline(launched.config, kfp="1.8")
 
 
 @pytest.mark.parametrize("volume", ["bucket: photos", "nfs: 'server:/export'"])
@@ -252,7 +252,7 @@ def test_snapshots_of_an_ensemble_are_collapsed_in_parallel_before_they_are_eval
 
 def test_components_declare_typed_artifacts_and_install_nothing():
     found = {}
-    for name in COMPONENTS:
+    for name in COMPONENT_FUNCTIONS:
         text = (ROOT / "components" / name / "component.yaml").read_text()
         spec = yaml.safe_load(text)
         outputs = spec["components"][f"comp-{name}"].get("outputDefinitions", {}).get("artifacts", {})
@@ -271,7 +271,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
     }
 
 
-@pytest.mark.parametrize("name", list(COMPONENTS))
+@pytest.mark.parametrize("name", list(COMPONENT_FUNCTIONS))
 def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
     readme = (ROOT / "components" / name / "README.md").read_text()
     spec = yaml.safe_load((ROOT / "components" / name / "component.yaml").read_text())["components"][f"comp-{name}"]
@@ -283,6 +283,6 @@ def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
 
 def test_a_task_that_would_be_several_pods_is_refused_in_its_own_words() -> None:
     slice_ = ["launch.hardware=tpu-v5e-4x4", "launch.processes=1", "launch.nodes=1", "train.global_batch=512"]
-    config = load(presets.resolve(None), ["run.workspace=/workspace", *slice_])
+    config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *slice_])
     with refused("asks for 4", field="launch.hardware", got="tpu-v5e-4x4"):
-        package(config)
+        package_pipeline(config)

@@ -5,9 +5,18 @@ import math
 import pytest
 
 from podscale.plan import nccl
-from podscale.plan.choice import choose
-from podscale.plan.collectives import ALGORITHMS, Axis, Fabric, bandwidth_bound, crossing, flat, hierarchical, torus2d
-from podscale.plan.fit import fit_axis, fit_line
+from podscale.plan.choice import choose_all_reduce
+from podscale.plan.collectives import (
+    ALGORITHMS,
+    Fabric,
+    LinkAxis,
+    bandwidth_bound,
+    crossover_bytes,
+    flat,
+    hierarchical,
+    torus2d,
+)
+from podscale.plan.fit import fit_affine_cost, fit_link_axis
 
 NAMES = ("flat", "tree", "hierarchical", "torus2d")
 
@@ -16,9 +25,9 @@ def cluster(nodes: int, ranks: int, rank_rate: float, node_rate: float, latency:
     """Links of so many bytes/s: each rank's, and one network card that the ranks of a node share."""
     slowest = min(rank_rate, node_rate) if nodes > 1 else rank_rate
     return Fabric(
-        Axis(ranks, latency, 1 / rank_rate),
-        Axis(nodes, latency, max(1 / rank_rate, ranks / node_rate)),
-        Axis(nodes * ranks, latency, 1 / slowest),
+        LinkAxis(ranks, latency, 1 / rank_rate),
+        LinkAxis(nodes, latency, max(1 / rank_rate, ranks / node_rate)),
+        LinkAxis(nodes * ranks, latency, 1 / slowest),
     )
 
 
@@ -32,7 +41,7 @@ def test_no_algorithm_beats_the_bound(name: str, shape: tuple[int, int], ratio: 
 
 
 def test_ring_and_torus_by_hand() -> None:
-    fabric = Fabric(Axis(4, 1e-5, 1e-9), Axis(2, 1e-4, 8e-9), Axis(8, 2e-5, 3e-9), most_slices=1)
+    fabric = Fabric(LinkAxis(4, 1e-5, 1e-9), LinkAxis(2, 1e-4, 8e-9), LinkAxis(8, 2e-5, 3e-9), most_slices=1)
     size = 8e6
     assert flat(fabric, size) == pytest.approx(14 * 2e-5 + 2 * 7 / 8 * size * 3e-9)
     row, column = 3 * 1e-5 + 3 / 4 * size * 1e-9, 2 * 1e-4 + size / 4 * 8e-9
@@ -55,52 +64,54 @@ def test_slices_hide_the_rows_behind_the_column() -> None:
 def test_nccl_ring_of_51_mb(gpus: int, p40: float, h100: float) -> None:
     """Milliseconds of a ring as an independent re-implementation of NCCL 2.30.7's model has them."""
     nodes = gpus // 8
-    old = nccl.Cluster(nodes, 8, "pci", 10, 12, 20.4, 61)
-    new = nccl.Cluster(nodes, 8, "nvlink", 370, 330, 35, 90)
-    assert nccl.best(old, "ring", 51e6) * 1e3 == pytest.approx(p40, rel=0.01)
-    assert nccl.best(new, "ring", 51e6) * 1e3 == pytest.approx(h100, rel=0.03)
+    old = nccl.NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61)
+    new = nccl.NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90)
+    assert nccl.nccl_best_seconds(old, "ring", 51e6) * 1e3 == pytest.approx(p40, rel=0.01)
+    assert nccl.nccl_best_seconds(new, "ring", 51e6) * 1e3 == pytest.approx(h100, rel=0.03)
 
 
 @pytest.mark.parametrize(("gpus", "p40", "h100"), [(1024, 13.46, 0.55), (2048, 13.49, 0.57)])
 def test_nccl_tree_of_51_mb(gpus: int, p40: float, h100: float) -> None:
     nodes = gpus // 8
-    assert nccl.best(nccl.Cluster(nodes, 8, "pci", 10, 12, 20.4, 61), "tree", 51e6) * 1e3 == pytest.approx(p40, 0.01)
-    assert nccl.best(nccl.Cluster(nodes, 8, "nvlink", 370, 330, 35, 90), "tree", 51e6) * 1e3 == pytest.approx(
-        h100, 0.02
-    )
+    assert nccl.nccl_best_seconds(
+        nccl.NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61), "tree", 51e6
+    ) * 1e3 == pytest.approx(p40, 0.01)
+    assert nccl.nccl_best_seconds(
+        nccl.NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90), "tree", 51e6
+    ) * 1e3 == pytest.approx(h100, 0.02)
 
 
 def test_fit_finds_the_links_that_made_the_times() -> None:
-    axis, sizes = Axis(4, 3e-5, 2e-9), [2**10, 2**14, 2**18, 2**22]
-    found = fit_axis(4, sizes, [axis.all_reduce()(size) for size in sizes])
+    axis, sizes = LinkAxis(4, 3e-5, 2e-9), [2**10, 2**14, 2**18, 2**22]
+    found = fit_link_axis(4, sizes, [axis.all_reduce()(size) for size in sizes])
     assert found == pytest.approx(axis, rel=1e-9)
 
 
 def test_fit_is_never_negative() -> None:
-    assert fit_line([1000, 2000, 4000], [1.0, 2.0, 4.1]).fixed == 0.0
-    level = fit_line([1000, 2000, 4000], [2.0, 1.9, 1.8])
+    assert fit_affine_cost([1000, 2000, 4000], [1.0, 2.0, 4.1]).fixed == 0.0
+    level = fit_affine_cost([1000, 2000, 4000], [2.0, 1.9, 1.8])
     assert level == (1.8, 1.8 / 4000), "what the largest message got is the least that is there"
-    alone = fit_axis(1, (), ())
+    alone = fit_link_axis(1, (), ())
     assert alone.all_reduce()(1e9) == 0.0
 
 
 def test_choice_follows_the_links() -> None:
     size = 102_228_128
-    unequal = choose(cluster(2, 4, 1e9, 1e8, 1e-5), size, NAMES)
+    unequal = choose_all_reduce(cluster(2, 4, 1e9, 1e8, 1e-5), size, NAMES)
     assert unequal.algorithm == "torus2d"
-    equal = choose(cluster(1, 8, 1e9, 1e9, 1e-5), size, NAMES)
+    equal = choose_all_reduce(cluster(1, 8, 1e9, 1e9, 1e-5), size, NAMES)
     assert equal.algorithm == "flat"
-    far = choose(cluster(128, 8, 1e10, 1e10, 1e-2), size, NAMES)
+    far = choose_all_reduce(cluster(128, 8, 1e10, 1e10, 1e-2), size, NAMES)
     assert far.algorithm in ("tree", "hierarchical", "torus2d")
     assert far.bucket_mb > unequal.bucket_mb  # latency asks for few, large buckets
 
 
 def test_choice_keeps_to_what_is_allowed_and_takes_no_trouble_for_nothing() -> None:
     fabric = cluster(2, 4, 1e9, 1e8, 1e-5)
-    assert choose(fabric, 10**8, ("flat", "hierarchical")).algorithm == "hierarchical"
-    assert choose(fabric, 10**8, ("torus2d",)).algorithm == "torus2d"
-    almost = Fabric(Axis(2, 0, 1e-9), Axis(1, 0, 0), Axis(2, 0, 1.02e-9))
-    assert choose(almost, 10**8, ("flat", "torus2d")).algorithm == "flat"
+    assert choose_all_reduce(fabric, 10**8, ("flat", "hierarchical")).algorithm == "hierarchical"
+    assert choose_all_reduce(fabric, 10**8, ("torus2d",)).algorithm == "torus2d"
+    almost = Fabric(LinkAxis(2, 0, 1e-9), LinkAxis(1, 0, 0), LinkAxis(2, 0, 1.02e-9))
+    assert choose_all_reduce(almost, 10**8, ("flat", "torus2d")).algorithm == "flat"
 
 
 def test_half_the_bytes_take_half_the_time() -> None:
@@ -111,7 +122,7 @@ def test_half_the_bytes_take_half_the_time() -> None:
 
 def test_jia_threshold_lies_where_latency_and_bandwidth_balance() -> None:
     fabric = cluster(64, 16, 1e10, 1e10, 1e-5)
-    size = crossing(fabric, hierarchical, flat)
+    size = crossover_bytes(fabric, hierarchical, flat)
     assert math.isfinite(size)
     assert flat(fabric, size / 4) > hierarchical(fabric, size / 4)
     assert flat(fabric, size * 4) < hierarchical(fabric, size * 4)

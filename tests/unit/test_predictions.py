@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podscale.evaluate.predictions import Predictions, read, write
+from podscale.evaluate.predictions import Predictions, read_predictions, write_predictions
 from tests.support.refusals import refused
 
 
@@ -22,8 +22,8 @@ def some_predictions(n: int = 100, k: int = 5, seed: int = 0) -> Predictions:
 
 def test_round_trip_in_key_order(tmp_path: Path) -> None:
     predictions = some_predictions()
-    write(tmp_path / "p.safetensors", predictions)
-    found = read(tmp_path / "p.safetensors")
+    write_predictions(tmp_path / "p.safetensors", predictions)
+    found = read_predictions(tmp_path / "p.safetensors")
     assert (np.diff(found.keys) > 0).all()
     row_of = {int(key): row for row, key in enumerate(predictions.keys)}
     for row, key in enumerate(found.keys):
@@ -36,46 +36,46 @@ def test_round_trip_in_key_order(tmp_path: Path) -> None:
 
 def test_bytes_do_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:
     predictions = some_predictions()
-    write(tmp_path / "a", predictions)
-    write(tmp_path / "b", predictions.sorted_by_key())
+    write_predictions(tmp_path / "a", predictions)
+    write_predictions(tmp_path / "b", predictions.sorted_by_key())
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_wider_dtypes_are_narrowed(tmp_path: Path) -> None:
     p = some_predictions()
     wide = Predictions(p.keys, p.labels.astype(np.int64), p.topk.astype(np.int64), p.confidences, p.losses)  # type: ignore[arg-type]
-    write(tmp_path / "p", wide)
-    assert read(tmp_path / "p").topk.dtype == np.int32
+    write_predictions(tmp_path / "p", wide)
+    assert read_predictions(tmp_path / "p").topk.dtype == np.int32
 
 
 def test_a_sample_predicted_twice_is_refused(tmp_path: Path) -> None:
     p = some_predictions()
     p.keys[3] = p.keys[77]
     with pytest.raises(ValueError, match=f"{int(p.keys[3]):016x}"):
-        write(tmp_path / "p", p)
+        write_predictions(tmp_path / "p", p)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_columns_of_different_length_are_refused(tmp_path: Path) -> None:
     p = some_predictions()
     with pytest.raises(ValueError, match=f"{len(p.labels) - 1}"):
-        write(tmp_path / "p", Predictions(p.keys, p.labels[:-1], p.topk, p.confidences, p.losses))
+        write_predictions(tmp_path / "p", Predictions(p.keys, p.labels[:-1], p.topk, p.confidences, p.losses))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a safetensors file", b"\xff" * 64])
 def test_a_damaged_file_is_bad_input(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "p").write_bytes(content)
     with refused("podscale evaluate", field=tmp_path / "p"):
-        read(tmp_path / "p")
+        read_predictions(tmp_path / "p")
 
 
 def test_a_file_cut_short_is_bad_input(tmp_path: Path) -> None:
-    write(tmp_path / "p", some_predictions())
+    write_predictions(tmp_path / "p", some_predictions())
     (tmp_path / "p").write_bytes((tmp_path / "p").read_bytes()[:-1])
     with refused("podscale evaluate", field=tmp_path / "p"):
-        read(tmp_path / "p")
+        read_predictions(tmp_path / "p")
 
 
 def test_missing_predictions_name_the_command(tmp_path: Path) -> None:
     with refused("podscale evaluate", field=tmp_path / "none"):
-        read(tmp_path / "none")
+        read_predictions(tmp_path / "none")

@@ -12,84 +12,84 @@ import pytest
 from podscale import schedules
 from podscale.config import load
 from podscale.config.checks import check_ranks
-from podscale.config.engines import wants_tpus
+from podscale.config.engines import requests_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
-from podscale.config.spans import batch_norm_span
-from podscale.hardware import choose, find_topology
+from podscale.config.spans import batch_norm_group
+from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets
-from podscale.pipelines.presets import DIRECTORY, claim_line, names, resolve
+from podscale.pipelines.presets import PRESET_DIRECTORY, preset_names, preset_summary, resolve_preset
 from tests.support.refusals import refused
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_a_valid_document_with_a_head(name):
-    config = load(resolve(name))
+    config = load(resolve_preset(name))
     assert config.run.id == name, "a preset's run is called as the preset"
-    head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].splitlines()
+    head = (PRESET_DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].splitlines()
     assert all(line.startswith("#") for line in head)
     shown = re.compile(rf"podscale (run|submit|render|compile) {name}\b")
-    assert name == presets.DEFAULT or any(map(shown.search, head)), "the head shows the command"
-    assert 10 < len(claim_line(name)) < 120
+    assert name == presets.DEFAULT_PRESET or any(map(shown.search, head)), "the head shows the command"
+    assert 10 < len(preset_summary(name)) < 120
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_the_commands_of_a_head_make_valid_documents(name):
-    head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].replace("\\\n#", "")
+    head = (PRESET_DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0].replace("\\\n#", "")
     commands = re.findall(r"^#   podscale (.*)", head, re.MULTILINE)
     for command in commands:
         words = shlex.split(command, comments=True)
-        load(resolve(name), [change for flag, change in pairwise(words) if flag == "--set"])
-    assert commands or name == presets.DEFAULT
+        load(resolve_preset(name), [change for flag, change in pairwise(words) if flag == "--set"])
+    assert commands or name == presets.DEFAULT_PRESET
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_what_takes_several_machines_is_not_shown_as_a_run_of_one(name):
     """`podscale run` is for this machine, and refuses it."""
-    head = (DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0]
-    assert load(resolve(name)).launch.nodes == 1 or "podscale run" not in head
+    head = (PRESET_DIRECTORY / f"{name}.yaml").read_text().split("\n\n")[0]
+    assert load(resolve_preset(name)).launch.nodes == 1 or "podscale run" not in head
 
 
 def test_presets_of_the_jax_engine_ask_for_tpus():
     """Without, their pods would train on CPUs, and say nothing of it."""
-    of_jax = [name for name in names() if load(resolve(name)).train.engine == "jax"]
+    of_jax = [name for name in preset_names() if load(resolve_preset(name)).train.engine == "jax"]
     assert len(of_jax) == 3
     for name in of_jax:
-        assert wants_tpus(load(resolve(name))), name
+        assert requests_tpus(load(resolve_preset(name))), name
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_a_claim_names_its_source(name):
-    claim = load(resolve(name)).claim
+    claim = load(resolve_preset(name)).claim
     if claim != type(claim)():
         assert claim.source
         assert claim.hardware
 
 
 def test_the_default_preset_runs_anywhere(tmp_path):
-    config = load(resolve(None), [f"run.workspace={tmp_path}"])
+    config = load(resolve_preset(None), [f"run.workspace={tmp_path}"])
     assert config.data.source == "digits"
     assert config.launch.processes == 2
     assert find_problems(config, "here") == []
 
 
 def test_names_and_paths(tmp_path, monkeypatch):
-    assert resolve(None) == resolve("digits") == DIRECTORY / "digits.yaml"
+    assert resolve_preset(None) == resolve_preset("digits") == PRESET_DIRECTORY / "digits.yaml"
     (tmp_path / "mine.yaml").write_text("run: {id: mine}\n")
-    assert resolve(str(tmp_path / "mine.yaml")) == tmp_path / "mine.yaml"
-    assert resolve("not-there.yaml") == Path("not-there.yaml"), "load says that the file is missing"
+    assert resolve_preset(str(tmp_path / "mine.yaml")) == tmp_path / "mine.yaml"
+    assert resolve_preset("not-there.yaml") == Path("not-there.yaml"), "load says that the file is missing"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").write_text("run: {id: own}\n")
-    assert resolve("digits") == Path("digits"), "a file of that name in this folder wins"
+    assert resolve_preset("digits") == Path("digits"), "a file of that name in this folder wins"
     with refused("imagenette", field="imagenete"):
-        resolve("imagenete")
+        resolve_preset("imagenete")
     with refused("adya2018-65k, adya2018-cifar100-16k, akiba", field="zzz"):
-        resolve("zzz")
+        resolve_preset("zzz")
 
 
 def test_presets_do_not_differ_by_accident():
     """A preset that is nearly another one is a --set, not a preset."""
-    texts = {name: (DIRECTORY / f"{name}.yaml").read_text() for name in names()}
+    texts = {name: (PRESET_DIRECTORY / f"{name}.yaml").read_text() for name in preset_names()}
     for first in texts:
         for second in texts:
             if first < second:
@@ -97,7 +97,7 @@ def test_presets_do_not_differ_by_accident():
 
 
 OWN = ("digits", "digits-ensemble", "imagefolder", "imagenette", "tpu-v5e-16", "tpu-v6e-64")
-PUBLISHED = [name for name in names() if name not in OWN]
+PUBLISHED = [name for name in preset_names() if name not in OWN]
 
 # Written here a second time, from the sources that the heads of the presets name: global batch, ranks, optimizer,
 # learning rate, warm-up epochs, momentum, weight decay, epochs, images behind one batch-norm statistic.
@@ -172,7 +172,7 @@ def test_every_published_run_is_checked_here():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_run_has_the_cited_settings(name):
-    config = load(resolve(name))
+    config = load(resolve_preset(name))
     train, ranks = config.train, config.launch.processes * config.launch.nodes
     optimizer, schedule = train.optimizer, train.schedule
     found = (
@@ -184,7 +184,7 @@ def test_a_published_run_has_the_cited_settings(name):
         optimizer.momentum,
         optimizer.weight_decay,
         train.epochs,
-        batch_norm_span(config, ranks).total,
+        batch_norm_group(config, ranks).total,
     )
     assert found[2] == CITED[name][2]
     assert [*found[:2], *found[3:]] == pytest.approx([*CITED[name][:2], *CITED[name][3:]], rel=2e-4)
@@ -193,14 +193,14 @@ def test_a_published_run_has_the_cited_settings(name):
 
 def test_shampoo_is_that_of_the_entry():
     """Its own constants, and those that its code leaves at their defaults: all are written out."""
-    train = load(resolve("shampoo-mlperf-32k")).train
+    train = load(resolve_preset("shampoo-mlperf-32k")).train
     own = train.optimizer.shampoo
     assert (own.beta2, own.eps, own.exponent, own.start_step) == (0.75, 1e-8, 4, 5)
     assert (own.block, own.vectors, own.every_steps, own.graft, train.optimizer.nesterov) == (128, True, 1, "sgd", True)
     schedule = train.schedule
     assert (schedule.name, schedule.power, schedule.end_learning_rate) == ("polynomial", 2.0, 0.0)
     assert (train.label_smoothing, train.target_top1) == (0.2, 0.759)
-    rates = schedules.table(train, 1281167)[:, 0]
+    rates = schedules.step_table(train, 1281167)[:, 0]
     assert len(rates) == 1727
     steps = np.arange(len(rates))
     decayed = 16.22 * (1 - np.clip((steps - 196.25) / 1531.75, 0, 1)) ** 2
@@ -210,7 +210,7 @@ def test_shampoo_is_that_of_the_entry():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_run_has_its_claim_and_would_start_on_a_cluster(name):
-    config = load(resolve(name))
+    config = load(resolve_preset(name))
     claim = config.claim
     assert (claim.top1, claim.minutes, claim.images_per_second) == CLAIMED[name]
     assert find_problems(config, "cluster") == []
@@ -220,10 +220,10 @@ def test_a_published_run_has_its_claim_and_would_start_on_a_cluster(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_head_gives_claim_source_and_what_is_ours(name):
-    head = " ".join(line.removeprefix("#") for line in resolve(name).read_text().split("\n\n")[0].splitlines())
+    head = " ".join(line.removeprefix("#") for line in resolve_preset(name).read_text().split("\n\n")[0].splitlines())
     for word in ("Claim:", "Source:", "Ours" if name != "goyal2017-8k" else "Differs"):
         assert word in head, word
-    source = load(resolve(name)).claim.source
+    source = load(resolve_preset(name)).claim.source
     assert source.split(";")[0].split(",")[0].removesuffix(" (recalled)") in head
 
 
@@ -236,10 +236,10 @@ IMAGENET = 1_281_167
 
 
 def test_the_classic_recipe_is_goyals():
-    train = load(resolve("goyal2017-8k")).train
+    train = load(resolve_preset("goyal2017-8k")).train
     assert train.schedule.learning_rate == pytest.approx(0.1 * train.global_batch / 256)
     assert (train.schedule.warmup_start, train.schedule.milestones) == (0.1, (30, 60, 80))
-    rates = schedules.table(train, IMAGENET)[:, 0]
+    rates = schedules.step_table(train, IMAGENET)[:, 0]
     assert rates[[0, -1]].tolist() == pytest.approx([0.1, 0.0032])
 
 
@@ -254,7 +254,7 @@ AUGMENTED = {
 
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_a_long_recipe_has_its_papers_regularisers(name):
-    config = load(resolve(name))
+    config = load(resolve_preset(name))
     train, augment = config.train, config.input.augment
     assert (
         augment.policy,
@@ -282,17 +282,17 @@ def test_ffcvs_table_says_when_its_images_grow(epochs):
     sides = np.round(np.interp(np.arange(epochs), FFCV_RAMPS[epochs], (160, 192)) / 32) * 32
     (row,) = (
         line.split()[1:]
-        for line in resolve("ffcv-88epochs").read_text().splitlines()
+        for line in resolve_preset("ffcv-88epochs").read_text().splitlines()
         if line.split()[:2] == ["#", str(epochs)]
     )
     assert int(row[1]) == np.argmax(sides == 192)
     phases = f"train.phases=[{{start: {row[1]}, image_size: 192}}]"
-    train = load(resolve("ffcv-88epochs"), [f"train.epochs={epochs}", phases]).train
-    rates = schedules.table(train, IMAGENET)[:, 0]
+    train = load(resolve_preset("ffcv-88epochs"), [f"train.epochs={epochs}", phases]).train
+    rates = schedules.step_table(train, IMAGENET)[:, 0]
     per_epoch = schedules.steps_per_epoch(train, IMAGENET)
     want = np.interp(np.arange(len(rates)) / per_epoch, (0, 2, epochs), (1.7e-4, 1.7, 0))
     np.testing.assert_allclose(rates, want, atol=1e-6)
-    assert float(row[2]) / 100 <= load(resolve("ffcv-88epochs")).claim.top1
+    assert float(row[2]) / 100 <= load(resolve_preset("ffcv-88epochs")).claim.top1
 
 
 def poly(base, power, length, begin=0, end=None, warmup=0, start=0.0):
@@ -332,8 +332,8 @@ def momentum_of(rates, warmup):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_codreanus_runs_have_the_solvers_numbers_at_every_iteration(name, parts):
-    config = load(resolve(name))
-    table = schedules.table(config.train, IMAGENET)
+    config = load(resolve_preset(name))
+    table = schedules.step_table(config.train, IMAGENET)
     rates = np.concatenate([rates for rates, _, _ in parts])
     assert len(table) == len(rates)
     np.testing.assert_allclose(table[:, 0], rates, rtol=0.01, atol=2e-4)
@@ -350,9 +350,11 @@ def test_codreanus_runs_have_the_solvers_numbers_at_every_iteration(name, parts)
     assert config.model.batch_norm.momentum == pytest.approx(1 - 0.95)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if load(resolve(name)).train.optimizer.name == "lars"])
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLISHED if load(resolve_preset(name)).train.optimizer.name == "lars"]
+)
 def test_runs_with_lars_share_what_all_logs_share(name):
-    train = load(resolve(name)).train
+    train = load(resolve_preset(name)).train
     assert (train.schedule.name, train.schedule.power) == ("polynomial", 2)
     assert train.optimizer.trust_coefficient == 0.001
     mlperf = name.startswith(("mlperf", "kumar", "ying"))
@@ -361,21 +363,21 @@ def test_runs_with_lars_share_what_all_logs_share(name):
 
 
 def test_the_neumann_run_has_table_1_of_its_paper():
-    train = load(resolve("krishnan2018-32k")).train
+    train = load(resolve_preset("krishnan2018-32k")).train
     found = train.optimizer.neumann
     assert (found.alpha, found.beta, found.gamma) == (1e-7, 1e-5, 0.99)
     assert (found.momentum_start, found.momentum_end) == (0.5, 0.9)
     assert (found.sgd_epochs, found.reset_epochs) == (5, 10)
     assert found == type(found)(), "which are the defaults"
     assert train.global_batch == 250 * 32 * train.accumulation
-    rates = schedules.table(train, IMAGENET)[:, 0]
+    rates = schedules.step_table(train, IMAGENET)[:, 0]
     ends = [schedules.first_step(epoch, schedules.steps_per_epoch(train, IMAGENET)) for epoch in range(40, 237, 40)]
     np.testing.assert_allclose([rates[end] / rates[end - 1] for end in ends], 0.3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "share"), [("adya2018-65k", 90 / 200), ("adya2018-cifar100-16k", 1.0)])
 def test_the_runs_of_adya_have_the_programs_defaults_and_the_scripts_schedule(name, share):
-    train = load(resolve(name)).train
+    train = load(resolve_preset(name)).train
     assert train.optimizer.nlcg == type(train.optimizer.nlcg)()
     schedule = train.schedule
     assert [schedule.warmup_epochs, *schedule.milestones] == pytest.approx([25 * share, 102 * share, 153 * share])
@@ -383,7 +385,7 @@ def test_the_runs_of_adya_have_the_programs_defaults_and_the_scripts_schedule(na
 
 
 def test_kumars_run_is_that_of_the_log():
-    train = load(resolve("kumar2019-32k")).train
+    train = load(resolve_preset("kumar2019-32k")).train
     assert train.optimizer.eps == 1e-5
     assert train.optimizer.momentum_form == "scaled"
     assert train.weight_update == "sharded"
@@ -392,16 +394,16 @@ def test_kumars_run_is_that_of_the_log():
 
 def test_ying_on_tpus_is_ying_on_gpus():
     """One recipe, two engines: what changes the numbers is the same, but for where pictures are cut into groups."""
-    theirs, ours = (result_values(load(resolve(name))) for name in ("ying2018-32k", "ying2018-v3-1024"))
+    theirs, ours = (result_values(load(resolve_preset(name))) for name in ("ying2018-32k", "ying2018-v3-1024"))
     changed = {name for name in theirs if theirs[name] != ours[name]}
     assert changed <= {"data.source", "input.groups"}
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name.startswith("tpu")])
 def test_a_preset_for_tpus_fits_its_slice(name):
-    config = load(resolve(name))
+    config = load(resolve_preset(name))
     topology = find_topology(config.launch.hardware)
     assert topology.chips == int(name.rpartition("-")[2])
-    assert config.launch.nodes == choose(config.launch.hardware).hosts
+    assert config.launch.nodes == find_hardware(config.launch.hardware).hosts
     assert config.input.groups % config.launch.nodes == 0
     check_ranks(config, topology.devices)

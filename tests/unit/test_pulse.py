@@ -2,10 +2,10 @@
 
 import json
 
-from podscale.engine.meeting import Meeting
-from podscale.engine.notes import Whereabouts
-from podscale.engine.pulse import Pulse
-from podscale.store.client import RemoteStore
+from podscale.engine.meeting import RankGroup
+from podscale.engine.notes import ProgressTracker
+from podscale.engine.pulse import RankHeartbeat
+from podscale.store.client import StoreClient
 from podscale.store.server import StoreServer
 from tests.support.polling import until
 
@@ -17,16 +17,16 @@ def test_a_call_of_hang_is_for_the_others() -> None:
     server = StoreServer("127.0.0.1", 0)
     heard: dict[int, str] = {}
 
-    def pulse(rank: int) -> Pulse:
+    def pulse(rank: int) -> RankHeartbeat:
         def told(reason: str, *, hang: bool) -> None:
             assert hang
             heard[rank] = reason
 
-        meeting = Meeting(rank, 2, RemoteStore("127.0.0.1", server.port, 10.0), 10.0)
-        return Pulse(meeting, Whereabouts(), seconds=BEAT, on_trouble=told)
+        meeting = RankGroup(rank, 2, StoreClient("127.0.0.1", server.port, 10.0), 10.0)
+        return RankHeartbeat(meeting, ProgressTracker(), seconds=BEAT, on_trouble=told)
 
     def beat() -> int:
-        (note,) = RemoteStore("127.0.0.1", server.port, 10.0).get(["pulse/0"])
+        (note,) = StoreClient("127.0.0.1", server.port, 10.0).get(["pulse/0"])
         return int(json.loads(note)["beat"])
 
     caller, other = pulse(0), pulse(1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podscale.config import dumps, loads
-from podscale.recipes import MLPERF_LARS, nearest_divisor, row_for, setting
+from podscale.recipes import MLPERF_LARS, nearest_divisor, recipe_row, recipe_values
 from tests.support.refusals import refused
 
 # mlcommons/training_results_*: batch -> learning rate, warm-up epochs, momentum, weight decay, epochs to 75.9 %, span
@@ -68,7 +68,7 @@ def test_a_batch_of_the_table_gets_its_row_to_the_digit(batch: int) -> None:
 
 @given(st.integers(816, 65536))
 def test_a_batch_between_two_rows_lies_between_them(batch: int) -> None:
-    row, origin = row_for(batch)
+    row, origin = recipe_row(batch)
     below = max((r for r in MLPERF_LARS if r.batch <= batch), key=lambda r: r.batch)
     above = min((r for r in MLPERF_LARS if r.batch >= batch), key=lambda r: r.batch)
     for name in ("learning_rate", "warmup", "momentum", "weight_decay", "epochs", "span"):
@@ -84,12 +84,12 @@ def test_a_batch_between_two_rows_lies_between_them(batch: int) -> None:
 
 def test_half_way_is_the_geometric_mean() -> None:
     """4,096 and 8,192 are neighbours; their middle on the logarithmic scale is 5,792.6."""
-    row, _ = row_for(5793)
+    row, _ = recipe_row(5793)
     assert row.learning_rate == pytest.approx(math.sqrt(12 * 17), rel=1e-3)
     assert row.warmup == 3.5
     assert row.momentum == 0.9
     assert row.epochs == 40
-    wide, _ = row_for(round(math.sqrt(35840 * 55296)))
+    wide, _ = recipe_row(round(math.sqrt(35840 * 55296)))
     assert 1 - wide.momentum == pytest.approx(math.sqrt(0.06 * (1 - 0.94053)), abs=1e-5)
     assert wide.weight_decay == 5e-5
 
@@ -98,7 +98,7 @@ def test_a_span_divides_the_batch_or_is_left_open() -> None:
     assert nearest_divisor(6000, 180) == 200
     assert nearest_divisor(4099, 128) is None, "a prime"
     for batch in (5000, 6144, 24576, 49152):
-        assert batch % setting("mlperf-lars", batch).values["model.batch_norm.span"] == 0
+        assert batch % recipe_values("mlperf-lars", batch).values["model.batch_norm.span"] == 0
     config = loads("train: {recipe: mlperf-lars, global_batch: 4099}")
     assert config.model.batch_norm.span is None
     assert "does not divide this batch and is left open" in str(config.train.recipe_origin)

@@ -7,10 +7,10 @@ import pytest
 
 from podscale.config import loads
 from podscale.errors import ExitCode, InputError
-from podscale.launch.backends import BACKENDS
-from podscale.launch.render import RENDERERS, backend_of, render
+from podscale.launch.backends import JOB_BACKENDS
+from podscale.launch.render import RENDERERS_BY_KIND, choose_backend, render_job
 from podscale.launch.render.common import MONITORING_NAMESPACES
-from podscale.launch.rendezvous import Rendezvous, read_rendezvous
+from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, pods, rendered, spec
 
@@ -20,17 +20,17 @@ TPUS = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch
 
 def told(environment: dict[str, Any], fields: dict[str, str]) -> Rendezvous | None:
     """Where a pod meets its peers, given the values that Kubernetes puts in the place of its fields."""
-    return read_rendezvous({name: fields.get(value, value) for name, value in environment.items()})
+    return read_rendezvous_env({name: fields.get(value, value) for name, value in environment.items()})
 
 
-@pytest.mark.parametrize("backend", RENDERERS)
+@pytest.mark.parametrize("backend", RENDERERS_BY_KIND)
 def test_a_job_is_of_its_kind(backend: str) -> None:
     job = rendered(backend).job
-    assert (job["apiVersion"], job["kind"]) == (BACKENDS[backend].api_version, BACKENDS[backend].kind)
+    assert (job["apiVersion"], job["kind"]) == (JOB_BACKENDS[backend].api_version, JOB_BACKENDS[backend].kind)
     assert job["metadata"]["name"] == "digits"
     assert job["metadata"]["labels"]["podscale.dev/run"] == "digits"
     assert set(job["metadata"]["annotations"]) == {"podscale.dev/identity", "podscale.dev/version"}
-    assert pods(backend).container["name"] == BACKENDS[backend].container
+    assert pods(backend).container["name"] == JOB_BACKENDS[backend].container
 
 
 def test_pods_of_a_pytorchjob_meet_without_a_master() -> None:
@@ -109,7 +109,7 @@ def test_elastic_jobs_are_the_training_operators() -> None:
     assert meeting is not None
     assert meeting.node_rank is None
     for backend in ("jaxjob", "trainjob", "jobset"):
-        with refused(BACKENDS[backend].kind, field="launch.cluster.min_nodes", got=1):
+        with refused(JOB_BACKENDS[backend].kind, field="launch.cluster.min_nodes", got=1):
             rendered(backend, *elastic)
 
 
@@ -143,7 +143,7 @@ def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: s
     job = replicated["template"]["spec"]
     first, second, third = job["podFailurePolicy"]["rules"]
     assert first["onExitCodes"]["values"] == [int(ExitCode.BAD_INPUT)]
-    assert first["onExitCodes"]["containerName"] == BACKENDS[backend].container
+    assert first["onExitCodes"]["containerName"] == JOB_BACKENDS[backend].container
     assert second["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert third["onExitCodes"]["values"] == [int(ExitCode.PREEMPTED)]
     assert job["template"]["spec"]["restartPolicy"] == "Never", "a podFailurePolicy needs it"
@@ -196,12 +196,12 @@ def test_shards_are_made_by_pods_with_numbers() -> None:
 
 
 def test_stages_and_their_kinds() -> None:
-    assert backend_of(spec(), "trainjob") == "trainjob"
-    assert {backend_of(spec(stage=stage), "trainjob") for stage in ("shard", "evaluate", "report")} == {"job"}
-    assert backend_of(spec("launch.shard_pods=2", stage="shard"), "jobset") == "job"
-    assert backend_of(spec(*TPUS, stage="evaluate"), "jobset") == "jobset", "a slice is one whole"
+    assert choose_backend(spec(), "trainjob") == "trainjob"
+    assert {choose_backend(spec(stage=stage), "trainjob") for stage in ("shard", "evaluate", "report")} == {"job"}
+    assert choose_backend(spec("launch.shard_pods=2", stage="shard"), "jobset") == "job"
+    assert choose_backend(spec(*TPUS, stage="evaluate"), "jobset") == "jobset", "a slice is one whole"
     with refused("pytorchjob", field="launch.backend", got="kfjob"):
-        render(spec(), "kfjob")
+        render_job(spec(), "kfjob")
 
 
 @pytest.mark.parametrize("backend", ["jaxjob", "trainjob"])
@@ -227,7 +227,7 @@ def test_limits_of_time(backend: str) -> None:
     assert "ttlSecondsAfterFinished" not in str(rendered(backend, "launch.cluster.keep_hours=null").all)
 
 
-@pytest.mark.parametrize("backend", RENDERERS)
+@pytest.mark.parametrize("backend", RENDERERS_BY_KIND)
 def test_only_the_pods_of_a_job_reach_each_other(backend: str) -> None:
     made = rendered(backend)
     (policy,) = (one for one in made.companions if one["kind"] == "NetworkPolicy")

@@ -72,10 +72,10 @@ def test_validation_sees_unknown_fields_and_wrong_types() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
 def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: Case) -> None:
-    from podscale.launch.render import Manifests
+    from podscale.launch.render import JobManifests
 
     *companions, job = objects_of(JOBS / case.file)
-    found: Pods = pods_of(Manifests(job, tuple(companions)))
+    found: Pods = pods_of(JobManifests(job, tuple(companions)))
     needs_more = any(kind in case.file for kind in ("tpu-", "v3-1024", "tcpx", "rdma"))
     assert bool(violations(found.spec)) == needs_more
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from podscale.launch.render import RENDERERS, placement
+from podscale.launch.render import RENDERERS_BY_KIND, placement
 from podscale.launch.render.text import to_yaml
 from tests.support.pod_security import violations
 from tests.support.rendering import TWO, pods, rendered, spec
@@ -22,7 +22,7 @@ EVERYTHING = (
 )
 
 
-@pytest.mark.parametrize("backend", RENDERERS)
+@pytest.mark.parametrize("backend", RENDERERS_BY_KIND)
 @pytest.mark.parametrize("changes", [(), GPU, EVERYTHING], ids=["cpu", "gpu", "everything"])
 def test_pods_are_admitted_where_security_is_restricted(backend: str, changes: tuple[str, ...]) -> None:
     found = pods(backend, *changes)

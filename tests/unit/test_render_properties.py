@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.launch.jobspec import Stage, job_spec
-from podscale.launch.render import RENDERERS, Manifests, render
+from podscale.launch.jobspec import StageName, build_job_spec
+from podscale.launch.render import RENDERERS_BY_KIND, JobManifests, render_job
 from tests.support.pod_security import violations
 from tests.support.pods import pods_of
 from tests.support.rendering import document
@@ -64,14 +64,14 @@ launches = st.fixed_dictionaries(
 identities = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
-def made(identity: str, launch: dict[str, Any], stage: Stage, backend: str) -> tuple[Any, Manifests]:
+def made(identity: str, launch: dict[str, Any], stage: StageName, backend: str) -> tuple[Any, JobManifests]:
     """The job of a document, or a rejected example where the document asks for what does not fit together."""
     values = json.loads(json.dumps(BASE))
     values["run"]["id"] = identity
     values["launch"] |= launch
     try:
-        spec = job_spec(RunConfig.model_validate(values), stage)
-        return spec, render(spec, backend)
+        spec = build_job_spec(RunConfig.model_validate(values), stage)
+        return spec, render_job(spec, backend)
     except (InputError, ValueError):
         assume(False)
         raise
@@ -83,8 +83,13 @@ def made(identity: str, launch: dict[str, Any], stage: Stage, backend: str) -> t
     phases=[Phase.explicit, Phase.generate],  # an example takes long to make smaller
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-@given(identities, launches, st.sampled_from(["shard", "train", "evaluate", "report"]), st.sampled_from([*RENDERERS]))
-def test_every_job(identity: str, launch: dict[str, Any], stage: Stage, backend: str) -> None:
+@given(
+    identities,
+    launches,
+    st.sampled_from(["shard", "train", "evaluate", "report"]),
+    st.sampled_from([*RENDERERS_BY_KIND]),
+)
+def test_every_job(identity: str, launch: dict[str, Any], stage: StageName, backend: str) -> None:
     spec, manifests = made(identity, launch, stage, backend)
     pods = pods_of(manifests)
 

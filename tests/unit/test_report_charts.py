@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podscale.evaluate.report import figures
-from podscale.evaluate.report.charts import Series, heatmap, line_chart, ranked_counts, stacked_bar
-from podscale.evaluate.report.charts.dots import Row, dots_drawing
+from podscale.evaluate.report.charts import LineSeries, heatmap, line_chart, ranked_count_chart, stacked_bar_chart
+from podscale.evaluate.report.charts.dots import DotRow, dots_drawing
 from podscale.evaluate.report.charts.lines import MAX_POINTS, RIGHT, WIDTH, decimate, line_drawing
-from podscale.evaluate.report.charts.scale import Scale, linear_ticks, rounded_out
+from podscale.evaluate.report.charts.scale import Scale, linear_ticks, round_outwards
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
@@ -27,8 +27,8 @@ def test_ticks_are_round_inside_and_not_too_many(low: float, span: float) -> Non
 
 
 def test_the_range_is_widened_to_ticks() -> None:
-    assert rounded_out(0.13, 2.31) == pytest.approx((0, 2.5))
-    low, high = rounded_out(3.0, 3.0)
+    assert round_outwards(0.13, 2.31) == pytest.approx((0, 2.5))
+    low, high = round_outwards(3.0, 3.0)
     assert low < 3 < high
 
 
@@ -51,7 +51,7 @@ def test_decimation_keeps_ends_and_extremes_in_order(values: list[float], spike:
 
 
 def test_a_line_goes_through_its_points() -> None:
-    drawn = line_chart("t", [Series("a", [(0, 0.0), (5, 10.0), (10, 5.0)])], y_range=(0, 10))
+    drawn = line_chart("t", [LineSeries("a", [(0, 0.0), (5, 10.0), (10, 5.0)])], y_range=(0, 10))
     path = re.search(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', drawn)
     assert path is not None
     x0, y0, x1, y1, x2, y2 = (float(v) for v in path.groups())
@@ -62,19 +62,19 @@ def test_a_line_goes_through_its_points() -> None:
 
 
 def test_a_single_point_and_a_constant_are_drawn() -> None:
-    assert "<circle" in line_chart("t", [Series("a", [(1, 0.5)])])
-    assert "NaN" not in line_chart("t", [Series("a", [(1, 0.5), (2, 0.5)])])
+    assert "<circle" in line_chart("t", [LineSeries("a", [(1, 0.5)])])
+    assert "NaN" not in line_chart("t", [LineSeries("a", [(1, 0.5), (2, 0.5)])])
 
 
 def test_a_wide_loss_is_drawn_logarithmically() -> None:
-    drawn = line_chart("t", [Series("a", [(1, 100.0), (2, 0.01)])], log=True)
+    drawn = line_chart("t", [LineSeries("a", [(1, 100.0), (2, 0.01)])], log=True)
     assert ">0.1<" in drawn
     assert ">10<" in drawn
 
 
 def test_marked_values_without_a_point_lie_within_the_axis() -> None:
     """A batch at which no line reached the target still has its place."""
-    drawn = line_drawing([Series("a", [(64, 2.0), (256, 1.0)])], x_ticks=[64, 256, 1438], log_x=True)
+    drawn = line_drawing([LineSeries("a", [(64, 2.0), (256, 1.0)])], x_ticks=[64, 256, 1438], log_x=True)
     places = [float(v) for v in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"', drawn)]
     assert len(places) == 3
     assert places == sorted(places)
@@ -82,7 +82,9 @@ def test_marked_values_without_a_point_lie_within_the_axis() -> None:
 
 
 def test_rows_of_dots_stand_at_their_values() -> None:
-    drawn = dots_drawing([Row("a", [90.0, 100.0]), Row("b", [97.0], 2), Row("c", [], 3, "diverged")], x_range=(0, 100))
+    drawn = dots_drawing(
+        [DotRow("a", [90.0, 100.0]), DotRow("b", [97.0], 2), DotRow("c", [], 3, "diverged")], x_range=(0, 100)
+    )
     low, high, other = (float(x) for x in re.findall(r'cx="([\d.]+)"', drawn))
     assert (other - low) / (high - low) == pytest.approx(0.7, abs=1e-3)
     means = [float(x) for x in re.findall(r'x1="([\d.]+)"[^>]* class="line', drawn)]
@@ -94,7 +96,7 @@ def test_rows_of_dots_stand_at_their_values() -> None:
 
 
 def test_shares_of_the_bar_add_up() -> None:
-    widths = re.findall(r'width="([\d.]+)" height="34"', stacked_bar("t", [("a", 3.0), ("b", 1.0)]))
+    widths = re.findall(r'width="([\d.]+)" height="34"', stacked_bar_chart("t", [("a", 3.0), ("b", 1.0)]))
     assert [float(w) for w in widths] == pytest.approx([748.5, 248.5])
 
 
@@ -107,7 +109,7 @@ def test_the_heat_map_has_a_cell_a_pair() -> None:
 
 
 def test_a_thousand_classes_are_one_path() -> None:
-    drawn = ranked_counts("t", list(range(1, 1001)), "split train")
+    drawn = ranked_count_chart("t", list(range(1, 1001)), "split train")
     assert len(drawn) < 40_000
     assert "largest 1\u202f000, median 500, smallest 1" in drawn
 
@@ -115,19 +117,19 @@ def test_a_thousand_classes_are_one_path() -> None:
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (figures.percent(0.97216, 2), "97.22\u202f%"),
-        (figures.percent(None), "\u2013"),
-        (figures.count(1281167), "1\u202f281\u202f167"),
-        (figures.rate(3.14159), "3.14"),
-        (figures.rate(12345.6), "12\u202f346"),
-        (figures.duration(0.0123), "12.3 ms"),
-        (figures.duration(59.6), "1 min 00 s"),
-        (figures.duration(250), "4 min 10 s"),
-        (figures.duration(3600 * 2 + 300), "2 h 05 min"),
-        (figures.size(1_470_000), "1.47 MB"),
-        (figures.short(0.00002), "2e-5"),
-        (figures.short(1_500_000), "1.5M"),
-        (figures.short(0.5), "0.5"),
+        (figures.format_percent(0.97216, 2), "97.22\u202f%"),
+        (figures.format_percent(None), "\u2013"),
+        (figures.format_integer(1281167), "1\u202f281\u202f167"),
+        (figures.format_rate(3.14159), "3.14"),
+        (figures.format_rate(12345.6), "12\u202f346"),
+        (figures.format_seconds(0.0123), "12.3 ms"),
+        (figures.format_seconds(59.6), "1 min 00 s"),
+        (figures.format_seconds(250), "4 min 10 s"),
+        (figures.format_seconds(3600 * 2 + 300), "2 h 05 min"),
+        (figures.format_size(1_470_000), "1.47 MB"),
+        (figures.format_short(0.00002), "2e-5"),
+        (figures.format_short(1_500_000), "1.5M"),
+        (figures.format_short(0.5), "0.5"),
     ],
 )
 def test_figures(shown: str, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podscale.evaluate.history import STEPS, parse_history, read_history
+from podscale.evaluate.history import MAX_STEP_RECORDS, parse_history, read_history
 
 
 def step(number: int, time: float, loss: float = 1.0, rate: float = 100.0, **phases: float) -> bytes:
@@ -77,11 +77,11 @@ def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
 
 def test_a_long_run_is_thinned_and_its_throughput_stays_exact() -> None:
     lines, seconds = [], 0.0
-    for n in range(1, 5 * STEPS + 2):
+    for n in range(1, 5 * MAX_STEP_RECORDS + 2):
         rate = 100.0 + n % 7
         seconds += 10 * 32 / rate
         lines.append(step(10 * n, n, rate=rate))
     history = parse_history([event("start", 0, step=0), *lines])
-    assert STEPS <= len(history.steps) <= 2 * STEPS
-    assert history.steps[-1]["step"] == 10 * (5 * STEPS + 1)
+    assert MAX_STEP_RECORDS <= len(history.steps) <= 2 * MAX_STEP_RECORDS
+    assert history.steps[-1]["step"] == 10 * (5 * MAX_STEP_RECORDS + 1)
     assert history.images_per_second(32) == pytest.approx(len(lines) * 320 / seconds)

@@ -14,12 +14,12 @@ from PIL import Image
 
 from podscale.config import dumps, loads
 from podscale.evaluate.evaluation import evaluate_run
-from podscale.evaluate.predictions import Predictions, write
+from podscale.evaluate.predictions import Predictions, write_predictions
 from podscale.evaluate.report import build_report
-from podscale.evaluate.report.pictures import MAX_BYTES, thumbnail
+from podscale.evaluate.report.pictures import MAX_PICTURE_BYTES, thumbnail
 from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
-from podscale.rundir import Outcome, write_outcome
+from podscale.rundir import StageOutcome, write_outcome
 from podscale.telemetry.events import EventLog
 from podscale.text import printable
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_digits
@@ -84,12 +84,12 @@ def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, tmp_path: Pat
 
 
 def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, tmp_path: Path) -> None:
-    from podscale.evaluate.predictions import read
+    from podscale.evaluate.predictions import read_predictions
     from podscale.shards.shardset import ShardSet
 
     page = build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text()
     found, split = (
-        read(digits_run.path / "predictions.safetensors"),
+        read_predictions(digits_run.path / "predictions.safetensors"),
         ShardSet.open(digits_run.shard_set).split("validation"),
     )
     row = most_confident_mistakes(found, 1)[0]
@@ -131,7 +131,7 @@ def test_sources_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
     top = np.array([[1, 0], [0, 1]], dtype=np.int32)
     confidences = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
     labels = np.array([0, 1], dtype=np.int32)
-    write(
+    write_predictions(
         run / "predictions.safetensors",
         Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]),
     )
@@ -148,8 +148,8 @@ def test_a_training_that_failed_says_why(digits_run: DigitsRun, tmp_path: Path) 
     for name in ("evaluation.json", "predictions.safetensors", "model", "outcome.json"):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    write_outcome(run / "outcome.json", Outcome("shard", 0))
-    write_outcome(run / "outcome.json", Outcome("train", 77, "rank 1 was killed <hard>", 12.0))
+    write_outcome(run / "outcome.json", StageOutcome("shard", 0))
+    write_outcome(run / "outcome.json", StageOutcome("train", 77, "rank 1 was killed <hard>", 12.0))
     page = build_report(run, digits_run.shard_set).read_text()
     text = "".join(Outline(page).text)
     assert "train lost a rank (exit code 77)" in text
@@ -201,7 +201,7 @@ def test_many_classes_get_pairs_and_a_ranked_histogram(tmp_path: Path) -> None:
         [(labels + (labels % 3 == 0) * 7) % classes, *((labels + i) % classes for i in (1, 2, 3, 4))], axis=1
     )
     confidences = np.sort(rng.random((n, 5)), axis=1)[:, ::-1]
-    write(run / "predictions.safetensors",
+    write_predictions(run / "predictions.safetensors",
           Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]))  # fmt: skip
     from podscale.config import loads
 
@@ -218,7 +218,7 @@ def test_pictures_are_bounded(side: int) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (side, side + 5, 3), dtype=np.uint8)
     mime, content, small = thumbnail(png(noise))
     shown = Image.open(io.BytesIO(content))
-    assert len(content) <= MAX_BYTES
+    assert len(content) <= MAX_PICTURE_BYTES
     assert max(shown.size) <= 144
     assert small == (side == 8)
     assert mime == ("image/png" if small else "image/jpeg")

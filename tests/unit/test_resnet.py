@@ -11,8 +11,8 @@ from podscale import models
 from podscale.config import ModelSection, loads
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.blur import BlurredConv, blur
-from podscale.pytorch.models.resnet import BasicBlock, Bottleneck, SkippedBranch
-from podscale.pytorch.randomness import Randomness
+from podscale.pytorch.models.resnet import BasicBlock, Bottleneck, DropPath
+from podscale.pytorch.randomness import DropoutRng
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 
@@ -71,7 +71,7 @@ def test_stochastic_depth_rises_over_the_blocks_as_timms(name: str) -> None:
 
 def test_stochastic_depth_leaves_out_whole_branches_of_images() -> None:
     """The mean over draws is the branch itself, and evaluation leaves out nothing."""
-    skip = SkippedBranch(0.25)
+    skip = DropPath(0.25)
     y = torch.randn(4000, 3, 2, 2)
     found = skip(y)
     kept = found.abs().sum((1, 2, 3)) > 0
@@ -94,7 +94,7 @@ def test_a_network_with_stochastic_depth_draws_by_update_and_keeps_its_arrays() 
     plain = build_model(section, 4)
     model = build_model(section.model_copy(update={"stochastic_depth": 0.9}), 4)
     model.load_state_dict(plain.state_dict())
-    randomness = Randomness(model, 5, world)
+    randomness = DropoutRng(model, 5, world)
 
     def output(step: int) -> torch.Tensor:
         randomness.begin(step)
@@ -189,7 +189,7 @@ def test_what_strides_sees_blurred_images_but_not_the_first_convolution() -> Non
     ],
 )
 def test_the_catalogue_names_what_the_network_has(section: ModelSection) -> None:
-    network, spec = build_model(section, 7), models.spec(section, 7)
+    network, spec = build_model(section, 7), models.model_spec(section, 7)
     assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
     assert {b.name: b.shape for b in spec.buffers} == {n: tuple(b.shape) for n, b in network.named_buffers()}
 
@@ -209,10 +209,10 @@ def test_flops_are_those_torch_counts(section: ModelSection) -> None:
         images = torch.empty(1, 3, 37, 37)
     with FlopCounterMode(display=False) as counter:
         network(images)
-    assert models.spec(section, 10).flops(37) == counter.get_total_flops()
+    assert models.model_spec(section, 10).flops(37) == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         network(images).sum().backward()
-    assert models.spec(section, 10).training_flops(37) == counter.get_total_flops()
+    assert models.model_spec(section, 10).training_flops(37) == counter.get_total_flops()
 
 
 def test_blocks_start_as_the_identity() -> None:

@@ -11,7 +11,15 @@ import pytest
 from podscale import resume
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
-from podscale.rundir import LeaseTaken, Outcome, RunDirectory, is_held, read_outcomes, refuse_taken, write_outcome
+from podscale.rundir import (
+    LeaseTaken,
+    RunDirectory,
+    StageOutcome,
+    check_not_taken,
+    is_held,
+    read_outcomes,
+    write_outcome,
+)
 
 
 def model(directory: Path, **description: Any) -> Path:
@@ -32,12 +40,12 @@ def finish(config: RunConfig) -> None:
     run = RunDirectory.of(config).create()
     run.evaluation.write_text("{}")
     run.predictions.write_bytes(b"")
-    write_outcome(run.outcome, Outcome("evaluate", ExitCode.DONE))
-    resume.mark_finished(config, "evaluate", str(config.run.workspace))
+    write_outcome(run.outcome, StageOutcome("evaluate", ExitCode.DONE))
+    resume.record_finished(config, "evaluate", str(config.run.workspace))
 
 
 def finished(config: RunConfig) -> bool:
-    return resume.finished(config, "evaluate", str(config.run.workspace)) is not None
+    return resume.finished_outcome(config, "evaluate", str(config.run.workspace)) is not None
 
 
 @pytest.fixture(params=["a run of its own", "several models", "several and one beside"])
@@ -99,7 +107,7 @@ def test_a_stage_is_done_once(tmp_path: Path) -> None:
 
 def test_the_outcome_of_an_earlier_run_is_dropped_before_the_work(tmp_path: Path) -> None:
     config = document(tmp_path)
-    write_outcome(RunDirectory.of(config).create().outcome, Outcome("report", ExitCode.DONE))
+    write_outcome(RunDirectory.of(config).create().outcome, StageOutcome("report", ExitCode.DONE))
     with resume.stage_once(config, "evaluate", str(tmp_path)):
         assert read_outcomes(RunDirectory.of(config).outcome) == {}
 
@@ -117,5 +125,5 @@ def test_a_directory_in_use_is_not_entered(tmp_path: Path) -> None:
     config = document(tmp_path)
     with resume.stage_once(config, "report", str(tmp_path)) as entered:
         with pytest.raises(LeaseTaken):
-            refuse_taken(entered.run.lease)
+            check_not_taken(entered.run.lease)
         entered.run.report.write_text("")

@@ -53,7 +53,7 @@ def test_polynomial_is_mlperfs() -> None:
 
 def test_table_holds_every_step() -> None:
     document = train(warmup_epochs=3)
-    table = schedules.table(document, 2560)
+    table = schedules.step_table(document, 2560)
     assert table.dtype == np.float32
     assert table.shape == (900, len(schedules.COLUMNS))
     assert table[450, 0] == np.float32(schedules.learning_rate(document, 450, 10.0))
@@ -64,7 +64,7 @@ def test_a_decay_from_the_start_is_under_way_when_the_warm_up_ends() -> None:
     document = train(
         name="polynomial", power=1.0, learning_rate=4.8, warmup_epochs=5, warmup_start=0.1, decay_from="start"
     )
-    table = schedules.table(document, 25_600)
+    table = schedules.step_table(document, 25_600)
     assert len(table) == 9000
     oracle = [0.1 + (4.8 - 0.1) * it / 500 if it < 500 else 4.8 * (1 - it / 9000) for it in range(9000)]
     assert np.allclose(table[:, 0], oracle, rtol=1e-6)
@@ -94,7 +94,7 @@ def test_a_cycle_is_cut_before_its_rate_is_zero() -> None:
             ],
         }
     )
-    table = schedules.table(document, 4096 * 312)
+    table = schedules.step_table(document, 4096 * 312)
     init = [0.1 + 1.5 * it / 1560 if it < 1560 else 1.6 * (1 - it / 18_720) for it in range(7800)]
     cyc1 = [1.02 * (1 - it / 7488) ** 2 for it in range(3744)]
     assert np.allclose(table[:, 0], [*init, *cyc1], rtol=1e-6)
@@ -112,9 +112,9 @@ def test_a_phase_changes_what_it_sets_and_nothing_else() -> None:
             )
         }
     )
-    plain = schedules.table(document.model_copy(update={"phases": ()}), 2560)
-    until = schedules.table(document.model_copy(update={"phases": (), "epochs": 80.0}), 2560)
-    table = schedules.table(document, 2560)
+    plain = schedules.step_table(document.model_copy(update={"phases": ()}), 2560)
+    until = schedules.step_table(document.model_copy(update={"phases": (), "epochs": 80.0}), 2560)
+    table = schedules.step_table(document, 2560)
     assert np.array_equal(table[:800, 0], until[:, 0]), "the first schedule ends where the next one begins"
     assert (table[800:, 0] == np.float32(0.01)).all()
     assert not np.array_equal(plain[:800, 0], until[:, 0])
@@ -133,14 +133,14 @@ def test_a_phase_changes_what_it_sets_and_nothing_else() -> None:
 
 def test_a_phase_may_begin_with_an_empty_buffer() -> None:
     document = train().model_copy(update={"phases": (PhaseSection(start=40, reset_momentum=True),)})
-    momenta = schedules.table(document, 2560)[:, 1]
+    momenta = schedules.step_table(document, 2560)[:, 1]
     assert momenta[400] == 0
     assert (np.delete(momenta, 400) == np.float32(0.9)).all()
 
 
 def test_momentum_moves_linearly_and_the_other_way_than_the_rate() -> None:
     document = train(name="polynomial", warmup_epochs=10, momentum_start=0.95, momentum_end=0.97)
-    momenta = schedules.table(document, 2560)[:, 1]
+    momenta = schedules.step_table(document, 2560)[:, 1]
     oracle = [
         0.95 + (0.9 - 0.95) * step / 100 if step < 100 else 0.9 + (0.97 - 0.9) * (step - 100) / 800
         for step in range(900)
@@ -152,7 +152,7 @@ def test_momentum_moves_linearly_and_the_other_way_than_the_rate() -> None:
 def test_corrected_momentum_makes_a_buffer_with_the_rate_inside_equal_to_one_without(start: float) -> None:
     """Goyal 2017, section 3: v = m (rate_t / rate_before) v + rate g is rate times u = m u + g."""
     document = train(name="constant", warmup_epochs=5, warmup_start=start, momentum_correction=True)
-    rows = schedules.values(document, np.arange(100), 10.0)
+    rows = schedules.hyperparameters_at(document, np.arange(100), 10.0)
     rates, momenta = rows[:50, 0], rows[:50, 1]
     inside = outside = 0.0
     for rate, momentum, gradient in zip(rates, momenta, np.random.default_rng(0).normal(size=50), strict=True):
@@ -166,7 +166,7 @@ def test_corrected_momentum_makes_a_buffer_with_the_rate_inside_equal_to_one_wit
 def test_a_schedule_that_begins_anew_has_nothing_to_correct() -> None:
     again = ScheduleSection(learning_rate=0.2, warmup_epochs=2, warmup_start=0.05, momentum_correction=True)
     document = train().model_copy(update={"phases": (PhaseSection(start=40, schedule=again),)})
-    momenta = schedules.table(document, 2560)[:, 1]
+    momenta = schedules.step_table(document, 2560)[:, 1]
     assert momenta[400] == np.float32(0.9)
     assert momenta[401] == pytest.approx(0.9 * (0.05 + 0.15 / 20) / 0.05)
     assert (momenta[420:] == np.float32(0.9)).all()
@@ -183,7 +183,7 @@ def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: in
             "phases": [{"start": epochs * share, "schedule": {"learning_rate": 0.02}}],
         }
     )
-    table = schedules.table(document, samples)
+    table = schedules.step_table(document, samples)
     assert np.isfinite(table).all()
     assert (table[:, 0] >= 0).all()
     per_epoch = schedules.steps_per_epoch(document, samples)
@@ -196,15 +196,15 @@ def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: in
 
 def test_a_table_of_a_million_updates_takes_no_time() -> None:
     document = TrainSection(epochs=90, global_batch=96)
-    assert schedules.table(document, 1_281_167).shape == (1_201_095, 3)
+    assert schedules.step_table(document, 1_281_167).shape == (1_201_095, 3)
 
 
 def test_a_sketch_holds_both_sides_of_every_jump() -> None:
     document = train(name="step", warmup_epochs=5, milestones=(20,)).model_copy(
         update={"phases": (PhaseSection(start=40.03, reset_momentum=True, weight_decay=2e-4),)}
     )
-    epochs, found = schedules.sketch(document, 25_600, points=10)
-    whole = schedules.values(document, np.arange(9000), 100.0)
+    epochs, found = schedules.sample_for_plot(document, 25_600, points=10)
+    whole = schedules.hyperparameters_at(document, np.arange(9000), 100.0)
     at = np.rint(epochs * 100).astype(int)
     assert np.array_equal(found, whole[at])
     assert {0, 499, 500, 4002, 4003, 4004, 8999} <= set(at.tolist())
@@ -215,9 +215,9 @@ def test_a_sketch_holds_both_sides_of_every_jump() -> None:
 
 @given(st.floats(0.3, 50), st.integers(1, 2000))
 def test_periods_are_crossed_as_often_as_they_fit(period: float, steps: int) -> None:
-    crossed = sum(schedules.crosses(step, period) for step in range(1, steps + 1))
+    crossed = sum(schedules.completes_period(step, period) for step in range(1, steps + 1))
     assert crossed == (math.floor(steps / period + 1e-9) if period >= 1 else steps - _skipped(period, steps))
-    assert not schedules.crosses(steps, 0)
+    assert not schedules.completes_period(steps, 0)
 
 
 def _skipped(period: float, steps: int) -> int:

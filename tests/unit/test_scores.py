@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from podscale.errors import InputError
 from podscale.evaluate.predictions import Predictions
-from podscale.evaluate.scores import most_confident_mistakes, score, wilson_interval
+from podscale.evaluate.scores import compute_scores, most_confident_mistakes, wilson_interval
 from tests.support.refusals import refused
 
 
@@ -42,7 +42,7 @@ def test_against_scikit_learn(n: int, classes: int) -> None:
     from sklearn import metrics  # here: it takes seconds, of every process that only collects this test
 
     logits, labels, predictions = random_case(n, classes, seed=classes)
-    scores = score(predictions, classes)
+    scores = compute_scores(predictions, classes)
     predicted = logits.argmax(axis=1)
     everything = np.arange(classes)
     assert scores.top1 == pytest.approx((predicted == labels).mean(), abs=1e-15)
@@ -97,7 +97,7 @@ def test_ece_against_exact_fractions(cases: list[tuple[float, bool]]) -> None:
         np.zeros(n, dtype=np.float32),
     )
     expected = exact_ece([float(c) for c in confidences], [right for _, right in cases], 15)
-    calibration = score(predictions, 2).calibration
+    calibration = compute_scores(predictions, 2).calibration
     assert calibration.ece == pytest.approx(float(expected), abs=1e-12)
     assert calibration.count.sum() == n
 
@@ -108,10 +108,10 @@ def test_perfect_and_hopeless_calibration() -> None:
     order = np.tile(np.array([0, 1], dtype=np.int32), (n, 1))
     keys, losses = np.arange(n, dtype=np.uint64), np.zeros(n, dtype=np.float32)
     fair = Predictions(keys, (np.arange(n) % 2).astype(np.int32), order, half, losses)
-    assert score(fair, 2).calibration.ece == pytest.approx(0, abs=1e-12)
+    assert compute_scores(fair, 2).calibration.ece == pytest.approx(0, abs=1e-12)
     sure = np.tile(np.array([1.0, 0.0], dtype=np.float32), (n, 1))
     wrong = Predictions(keys, np.ones(n, dtype=np.int32), order, sure, losses)
-    assert score(wrong, 2).calibration.ece == pytest.approx(1, abs=1e-12)
+    assert compute_scores(wrong, 2).calibration.ece == pytest.approx(1, abs=1e-12)
 
 
 def test_loss_is_averaged_in_float64() -> None:
@@ -121,12 +121,12 @@ def test_loss_is_averaged_in_float64() -> None:
     one = np.zeros((n, 2), dtype=np.int32)
     one[:, 1] = 1
     p = Predictions(np.arange(n, dtype=np.uint64), np.zeros(n, np.int32), one, np.full((n, 2), 0.5, np.float32), losses)
-    assert score(p, 2).loss == pytest.approx(math.fsum(float(x) for x in losses) / n, rel=1e-13)
+    assert compute_scores(p, 2).loss == pytest.approx(math.fsum(float(x) for x in losses) / n, rel=1e-13)
 
 
 def test_top5_stops_at_the_number_of_classes() -> None:
     _, _, predictions = random_case(50, 3, seed=1)
-    scores = score(predictions, 3)
+    scores = compute_scores(predictions, 3)
     assert (scores.top5, scores.top5_k) == (1.0, 3)
 
 
@@ -135,14 +135,14 @@ def test_worst_pairs_against_a_counter() -> None:
     predicted = logits.argmax(axis=1)
     counts = Counter((int(t), int(p)) for t, p in zip(labels, predicted, strict=True) if t != p)
     expected = sorted(((t, p, c) for (t, p), c in counts.items()), key=lambda row: (-row[2], row[0], row[1]))
-    assert score(predictions, 100).confusion.worst(25) == expected[:25]
+    assert compute_scores(predictions, 100).confusion.worst(25) == expected[:25]
 
 
 def test_a_class_without_samples_has_no_accuracy() -> None:
     _, labels, predictions = random_case(200, 4, seed=2)
     keep = np.flatnonzero(labels != 2)
     few = Predictions(**{name: getattr(predictions, name)[keep] for name in predictions.__dataclass_fields__})
-    scores = score(few, 4)
+    scores = compute_scores(few, 4)
     assert math.isnan(scores.per_class.accuracy[2])
     assert scores.per_class.support[2] == 0
     others = scores.per_class.accuracy[[0, 1, 3]]
@@ -169,7 +169,7 @@ def test_wilson_interval_published_values(right: int, n: int, low: float, high: 
 def test_a_diverged_model_is_scored_as_not_a_number() -> None:
     _, _, p = random_case(20, 5, seed=3)
     broken = Predictions(p.keys, p.labels, p.topk, np.full_like(p.confidences, np.nan), np.full_like(p.losses, np.nan))
-    scores = score(broken, 5)
+    scores = compute_scores(broken, 5)
     assert math.isnan(scores.loss)
     assert math.isnan(scores.calibration.ece)
     assert 0 <= scores.top1 <= 1
@@ -178,16 +178,16 @@ def test_a_diverged_model_is_scored_as_not_a_number() -> None:
 def test_predictions_of_another_class_map_are_refused() -> None:
     _, _, predictions = random_case(50, 10, seed=4)
     with refused("9 classes", field="predictions.labels", got=9):
-        score(predictions, 9)
+        compute_scores(predictions, 9)
 
 
 def test_too_few_kept_classes_are_refused() -> None:
     logits, labels, _ = random_case(50, 10, seed=4)
     with refused(field="predictions.topk", got=3):
-        score(from_logits(logits, labels, k=3), 10)
+        compute_scores(from_logits(logits, labels, k=3), 10)
 
 
 def test_no_predictions_are_refused() -> None:
     _, _, p = random_case(5, 10, seed=4)
     with pytest.raises(InputError, match="empty"):
-        score(Predictions(*(getattr(p, name)[:0] for name in p.__dataclass_fields__)), 10)
+        compute_scores(Predictions(*(getattr(p, name)[:0] for name in p.__dataclass_fields__)), 10)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.blocks import matrix_elements, merged
-from podscale.pytorch.optim import Segment
-from podscale.pytorch.optim.peers import Peers
+from podscale.blocks import merge_small_dims, preconditioner_elements
+from podscale.pytorch.optim import ParamSlice
+from podscale.pytorch.optim.peers import ReplicaGroup
 from podscale.pytorch.optim.shampoo import Shampoo
 from podscale.pytorch.optim.shampoo.blocks import stack_blocks
-from podscale.pytorch.optim.shampoo.factors import Factor, deal, factors_of, message_layout
-from podscale.pytorch.optim.shampoo.roots import Method, inverse_root
+from podscale.pytorch.optim.shampoo.factors import KroneckerFactor, assign_factors, list_factors, message_layout
+from podscale.pytorch.optim.shampoo.roots import RootMethod, inverse_root
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.shampoo_oracle import Step, shampoo_oracle
 from tests.support.updates import Values, momentum, rate
@@ -47,7 +47,7 @@ def carry_out(arrays: FlatArrays, rule: Shampoo, first: int = 0, last: int = STE
 
 def build(**options: Any) -> tuple[FlatArrays, Shampoo]:
     arrays = FlatArrays(draw(0), DECAYS)
-    return arrays, Shampoo(arrays.share(), Peers(), **options)
+    return arrays, Shampoo(arrays.share(), ReplicaGroup(), **options)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def build(**options: Any) -> tuple[FlatArrays, Shampoo]:
         ({"block": 5, "start": 2, "every": 9, "graft": "rmsprop", "beta2": 0.9, "exponent": 3}, "newton"),
     ],
 )
-def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: Method) -> None:
+def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) -> None:
     options = {"eps": 1e-3, "beta2": 0.95, "start": 0} | options
     arrays, rule = build(**options, roots=roots)
     carry_out(arrays, rule)
@@ -113,7 +113,7 @@ def test_a_square_that_overflows_leaves_its_matrix_as_it_was() -> None:
 
 @pytest.mark.parametrize("method", ["eigh", "newton"])
 @pytest.mark.parametrize("power", [1, 2, 3, 4, 6, 8])
-def test_an_inverse_root_to_its_power_is_the_inverse(method: Method, power: int) -> None:
+def test_an_inverse_root_to_its_power_is_the_inverse(method: RootMethod, power: int) -> None:
     generator = torch.Generator().manual_seed(0)
     thin = torch.randn(5, 24, 12, generator=generator, dtype=torch.float64)
     full = torch.randn(5, 24, 40, generator=generator, dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_no_root_of_what_newton_cannot_take() -> None:
     ],
 )
 def test_small_dimensions_become_one(shape: tuple[int, ...], want: tuple[int, ...]) -> None:
-    assert merged(shape, 128) == want
+    assert merge_small_dims(shape, 128) == want
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -156,8 +156,8 @@ def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last:
     filters = torch.arange(20 * 10 * 9.0).view(20, 10, 3, 3)
     memory = filters.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     segments = [
-        Segment("vector", 0, 30, True, True),
-        Segment("filters", 32, filters.numel(), True, True, shape=(20, 10, 3, 3), strides=memory.stride()),
+        ParamSlice("vector", 0, 30, True, True),
+        ParamSlice("filters", 32, filters.numel(), True, True, shape=(20, 10, 3, 3), strides=memory.stride()),
     ]
     flat = torch.zeros(32 + filters.numel())
     segments[1].view(flat).copy_(filters)
@@ -173,9 +173,9 @@ def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last:
 @pytest.mark.parametrize("ranks", [1, 3, 8, 40])
 def test_factors_are_dealt_out_evenly_and_alike_everywhere(ranks: int) -> None:
     arrays = FlatArrays(draw(0), DECAYS)
-    factors = factors_of(stack_blocks(arrays.segments, 8, torch.device("cpu"), vectors=True))
-    owners = deal(factors, ranks)
-    assert owners == deal(factors, ranks)
+    factors = list_factors(stack_blocks(arrays.segments, 8, torch.device("cpu"), vectors=True))
+    owners = assign_factors(factors, ranks)
+    assert owners == assign_factors(factors, ranks)
     costs = [sum(f.size**3 for f, owner in zip(factors, owners, strict=True) if owner == rank) for rank in range(ranks)]
     assert max(costs) - min(costs) <= max(f.size for f in factors) ** 3
     length, starts = message_layout(factors, owners, ranks)
@@ -189,13 +189,13 @@ def test_factors_are_dealt_out_evenly_and_alike_everywhere(ranks: int) -> None:
 
 
 def test_the_largest_factor_comes_first() -> None:
-    factors: list[Factor] = [Factor(0, 0, row, size) for row, size in enumerate((1, 2, 2, 3))]
-    assert deal(factors, 2) == [1, 1, 1, 0]
+    factors: list[KroneckerFactor] = [KroneckerFactor(0, 0, row, size) for row, size in enumerate((1, 2, 2, 3))]
+    assert assign_factors(factors, 2) == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_what_a_rank_keeps_is_all_roots_and_its_part_of_the_statistics(ranks: int) -> None:
     arrays = FlatArrays(draw(0), DECAYS)
-    rule = Shampoo(arrays.share(), Peers(0, ranks), block=8)
-    roots = 4 * sum(matrix_elements(shape, 8, vectors=True) for shape in SHAPES.values())
+    rule = Shampoo(arrays.share(), ReplicaGroup(0, ranks), block=8)
+    roots = 4 * sum(preconditioner_elements(shape, 8, vectors=True) for shape in SHAPES.values())
     assert rule.shaped_bytes == pytest.approx(roots + roots / ranks, rel=0.05)

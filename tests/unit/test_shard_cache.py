@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from podscale.config.run_config import RunConfig
-from podscale.deadline import within
+from podscale.deadline import call_with_timeout
 from podscale.errors import PodscaleError
-from podscale.input import open_shard_set
-from podscale.order import build_order
-from podscale.shards.cache import ShardCache, is_remote, local_path
+from podscale.input.build import open_shard_set
+from podscale.order import build_sampler
+from podscale.shards.cache import ShardCache, is_remote, path_of_location
 from podscale.shards.manifest import Shard
-from podscale.shards.remote import Patience
+from podscale.shards.remote import ReadRetryPolicy
 from podscale.shards.shardset import ShardSet
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -183,7 +183,7 @@ def test_eviction_takes_the_least_recently_used_and_never_one_in_use(store, make
 
 def test_a_cache_full_of_shards_in_use_says_so(store, make_shard_set, tmp_path) -> None:
     sizes = shard_bytes(make_shard_set(shards=6))
-    cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-2:]), Patience(0.3, 2, 0.01, 2**20))
+    cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-2:]), ReadRetryPolicy(0.3, 2, 0.01, 2**20))
     split = cache.open(f"{store.url}/shards").split("train")
     first_of = [int(np.flatnonzero(split.column("shard") == shard)[0]) for shard in range(3)]
     views = [split.record(first_of[0]), split.record(first_of[1])]
@@ -269,7 +269,7 @@ def test_open_shard_set_and_prefetch_bring_a_hosts_own_shards(store, make_shard_
     assert isinstance(open_shard_set(str(directory), config), ShardSet)
     assert len(open_shard_set(f"file://{directory}", config).split("train")) == 48
     split = open_shard_set(f"{store.url}/shards", config).split("train")
-    rows = build_order(config, split).host_rows(1)
+    rows = build_sampler(config, split).host_rows(1)
     expected = sorted({split.shard_names[shard] for shard in split.column("shard")[rows]})
     assert len(expected) == 2
     split.prefetch(rows)
@@ -292,15 +292,15 @@ def test_prefetch_never_evicts(store, make_shard_set, tmp_path) -> None:
 
 
 def test_within_gives_results_errors_and_deadlines() -> None:
-    assert within(5, lambda: 7) == 7
+    assert call_with_timeout(5, lambda: 7) == 7
     with pytest.raises(KeyError):
-        within(5, lambda: {}["a"])
+        call_with_timeout(5, lambda: {}["a"])
     with pytest.raises(TimeoutError, match="no answer"):
-        within(0.05, lambda: time.sleep(1))
+        call_with_timeout(0.05, lambda: time.sleep(1))
 
 
 def test_locations() -> None:
     assert [is_remote(place) for place in ("/a", "a/b", "file:///a", "s3://a", "http://a/b")] == [False] * 3 + [
         True
     ] * 2
-    assert local_path("file:///a/b") == Path("/a/b")
+    assert path_of_location("file:///a/b") == Path("/a/b")

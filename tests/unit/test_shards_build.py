@@ -14,10 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from podscale.config.data import DataSection
-from podscale.progress import Update
+from podscale.progress import ProgressUpdate
 from podscale.shards.build import BuildResult, build_shard_set
-from podscale.shards.index import Flag
-from podscale.shards.manifest import NAME
+from podscale.shards.index import ImageFlag
+from podscale.shards.manifest import MANIFEST_FILE
 from podscale.shards.shardset import ShardSet
 from podscale.shards.sources import SourceMissing
 from tests.support.refusals import refused
@@ -106,8 +106,8 @@ def test_workers_and_pods_do_not_change_a_byte(folder: Path, tmp_path: Path) -> 
 
 def test_packing_processes_write_the_same_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(folder, tmp_path / "one")
-    monkeypatch.setattr("podscale.shards.pack.SMALL", 0)
-    updates: list[Update] = []
+    monkeypatch.setattr("podscale.shards.pack.SERIAL_PACK_BYTES", 0)
+    updates: list[ProgressUpdate] = []
     build_shard_set(section(folder), tmp_path / "two", workers=2, progress=updates.append)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
     assert [(u.images, u.total) for u in updates if u.stage == "pack" and u.done] == [(40, 40)]
@@ -125,7 +125,7 @@ def test_a_complete_set_is_reused_untouched(folder: Path, tmp_path: Path) -> Non
 def test_only_missing_shards_are_packed(folder: Path, tmp_path: Path) -> None:
     build(folder, tmp_path / "set")
     expected = tree(tmp_path / "set")
-    (tmp_path / "set" / NAME).unlink()
+    (tmp_path / "set" / MANIFEST_FILE).unlink()
     victims = sorted((tmp_path / "set" / "train").glob("*.tar"))[:2]
     victims[0].unlink()
     victims[1].write_bytes(victims[1].read_bytes()[:-512])
@@ -209,7 +209,7 @@ def test_policy_fail_names_the_image_and_leaves_no_set(folder: Path, tmp_path: P
     (folder / "train" / "cat" / "bad.jpg").write_bytes(picture(1)[:-300])
     with refused("train/cat/bad.jpg: corrupt", "data.policy", field="data.source", got=str(folder)):
         build(folder, tmp_path / "set", policy="fail")
-    assert not (tmp_path / "set" / NAME).exists()
+    assert not (tmp_path / "set" / MANIFEST_FILE).exists()
     assert not list((tmp_path / "set").rglob("*.tmp"))
 
 
@@ -224,7 +224,7 @@ def test_policy_convert_saves_what_can_be_saved(folder: Path, tmp_path: Path) ->
     converted = {
         split.source(i).rpartition(b"/")[2].decode(): split.record(i).tobytes()
         for i in range(len(split))
-        if split.column("flags")[i] & Flag.CONVERTED
+        if split.column("flags")[i] & ImageFlag.CONVERTED
     }
     assert set(converted) == {"gif.jpg", "png.jpg", "cmyk.jpg"}
     assert all(Image.open(io.BytesIO(data)).mode == "RGB" for data in converted.values())
@@ -237,7 +237,7 @@ def test_too_many_rejects_fail_with_a_list(folder: Path, tmp_path: Path, rate: f
     with refused("of 42 images", "rejects.jsonl", field="data.max_reject_rate", got=rate):
         build(folder, tmp_path / "set", max_reject_rate=rate)
     assert rejects(tmp_path / "set")
-    assert not (tmp_path / "set" / NAME).exists()
+    assert not (tmp_path / "set" / MANIFEST_FILE).exists()
 
 
 class Flaky(MemoryFileSystem):  # type: ignore[misc]
@@ -325,32 +325,34 @@ def test_duplicates_are_dropped_by_flag(twins: Path, tmp_path: Path) -> None:
 def test_duplicates_can_fail_the_build(twins: Path, tmp_path: Path) -> None:
     with refused("3 groups", "data.dedup", field="data.source", got=str(twins)):
         build(twins, tmp_path / "set", dedup="fail")
-    assert not (tmp_path / "set" / NAME).exists()
+    assert not (tmp_path / "set" / MANIFEST_FILE).exists()
 
 
 def test_reencoding_is_recorded(folder: Path, tmp_path: Path) -> None:
     result = build(folder, tmp_path / "set", resize_short=16, quality=70)
     split = ShardSet.open(tmp_path / "set").split("train")
     assert (split.column("height") == 16).all()
-    assert (split.column("flags") & Flag.RESIZED).all()
+    assert (split.column("flags") & ImageFlag.RESIZED).all()
     assert (result.manifest.options["resize_short"], result.manifest.options["quality"]) == (16, 70)
 
 
 def test_an_image_that_changes_while_packing_stops_it(folder: Path, tmp_path: Path) -> None:
-    from podscale.shards.convert import Rules
-    from podscale.shards.pack import Packer, Task
-    from podscale.shards.plan import make_plan
+    from podscale.shards.convert import ImageRules
+    from podscale.shards.pack import Packer, PackTask
+    from podscale.shards.plan import plan_shards
     from podscale.shards.sources import open_source
 
     data = section(folder)
     source = open_source(data)
-    plan = make_plan(source, data)
+    plan = plan_shards(source, data)
     for path in folder.rglob("*.jpg"):
         path.write_bytes(path.read_bytes() + b"more")
     for name in ("train", "records/train"):
         (tmp_path / "set" / name).mkdir(parents=True)
     with refused(".jpg: changed while", field="data.source", got=str(folder)):
-        Packer(tmp_path / "set", data, Rules.of(data)).pack(plan, source, Task("train", 0), lambda progress: None)
+        Packer(tmp_path / "set", data, ImageRules.of(data)).pack(
+            plan, source, PackTask("train", 0), lambda progress: None
+        )
     assert not [path for path in (tmp_path / "set").rglob("*") if path.is_file()]
 
 

@@ -9,9 +9,9 @@ from PIL import Image as Pil
 from PIL import ImageOps
 
 from podscale.config.data import DataSection
-from podscale.shards.convert import Rules, admit
-from podscale.shards.index import JPEG, PNG, Flag
-from podscale.shards.validate import Image, Unusable
+from podscale.shards.convert import ImageRules, prepare_image
+from podscale.shards.index import JPEG, PNG, ImageFlag
+from podscale.shards.validate import ImageHeader, InvalidImage
 
 
 def picture(size: tuple[int, int] = (96, 64)) -> Pil.Image:
@@ -25,8 +25,8 @@ def encoded(image: Pil.Image, form: str = "JPEG", **options: Any) -> bytes:
     return out.getvalue()
 
 
-def rules(**options: Any) -> Rules:
-    return Rules.of(DataSection(source="x", **options))
+def rules(**options: Any) -> ImageRules:
+    return ImageRules.of(DataSection(source="x", **options))
 
 
 def pixels(data: bytes) -> Any:
@@ -46,7 +46,7 @@ def rotated() -> bytes:
 @pytest.mark.parametrize("options", [{}, {"policy": "convert"}, {"resize_short": 64}])
 def test_a_clean_image_passes_untouched(options: dict[str, Any]) -> None:
     for data in (encoded(picture()), encoded(picture().convert("L"))):
-        assert admit(b"a.jpg", data, rules(**options))[0] is data
+        assert prepare_image(b"a.jpg", data, rules(**options))[0] is data
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_a_clean_image_passes_untouched(options: dict[str, Any]) -> None:
     ],
 )
 def test_convert_makes_a_clean_rgb_jpeg(name: bytes, data: bytes) -> None:
-    out, image = admit(name, data, rules(policy="convert", quality=95))
-    assert image == Image(JPEG, 64, 96, Flag.CONVERTED)
+    out, image = prepare_image(name, data, rules(policy="convert", quality=95))
+    assert image == ImageHeader(JPEG, 64, 96, ImageFlag.CONVERTED)
     assert Pil.open(io.BytesIO(out)).mode == "RGB"
     assert difference(out, Pil.open(io.BytesIO(data)).convert("RGB")) < 4
 
 
 def test_convert_turns_a_picture_upright() -> None:
-    out, image = admit(b"a.jpg", rotated(), rules(policy="convert", quality=95))
-    assert image == Image(JPEG, 96, 64, Flag.CONVERTED)
+    out, image = prepare_image(b"a.jpg", rotated(), rules(policy="convert", quality=95))
+    assert image == ImageHeader(JPEG, 96, 64, ImageFlag.CONVERTED)
     upright = ImageOps.exif_transpose(Pil.open(io.BytesIO(rotated())))
     assert difference(out, upright) < 3
     assert 0x0112 not in Pil.open(io.BytesIO(out)).getexif()
@@ -76,48 +76,48 @@ def test_convert_turns_a_picture_upright() -> None:
 
 def test_convert_scales_sixteen_bits() -> None:
     levels = np.linspace(0, 65535, 96 * 64).reshape(64, 96).astype(np.uint16)
-    out, image = admit(b"a.png", encoded(Pil.fromarray(levels), "PNG"), rules(policy="convert", quality=95))
-    assert image.flags == Flag.CONVERTED
+    out, image = prepare_image(b"a.png", encoded(Pil.fromarray(levels), "PNG"), rules(policy="convert", quality=95))
+    assert image.flags == ImageFlag.CONVERTED
     assert np.abs(pixels(out)[..., 0] - (levels >> 8)).mean() < 2
 
 
 def test_quarantine_keeps_usable_kinds_with_their_flags() -> None:
     """ImageNet has CMYK images and a PNG named .JPEG that every published run trained on."""
     for name, data, form, flags in (
-        (b"a.jpg", encoded(picture().convert("CMYK")), JPEG, Flag.CMYK),
-        (b"a.jpg", encoded(picture(), "PNG"), PNG, Flag(0)),
-        (b"a.jpg", rotated(), JPEG, Flag.ROTATED),
+        (b"a.jpg", encoded(picture().convert("CMYK")), JPEG, ImageFlag.CMYK),
+        (b"a.jpg", encoded(picture(), "PNG"), PNG, ImageFlag(0)),
+        (b"a.jpg", rotated(), JPEG, ImageFlag.ROTATED),
     ):
-        out, image = admit(name, data, rules())
+        out, image = prepare_image(name, data, rules())
         assert out is data
         assert (image.format, image.flags) == (form, flags)
 
 
 def test_resize_reduces_the_short_side_and_never_enlarges() -> None:
-    out, image = admit(b"a.jpg", encoded(picture((300, 200))), rules(resize_short=50))
-    assert image == Image(JPEG, 50, 75, Flag.RESIZED)
+    out, image = prepare_image(b"a.jpg", encoded(picture((300, 200))), rules(resize_short=50))
+    assert image == ImageHeader(JPEG, 50, 75, ImageFlag.RESIZED)
     assert difference(out, picture((75, 50))) < 4
-    gray, image = admit(b"a.jpg", encoded(picture((300, 200)).convert("L")), rules(resize_short=50))
-    assert image.flags == Flag.RESIZED | Flag.GRAY
+    gray, image = prepare_image(b"a.jpg", encoded(picture((300, 200)).convert("L")), rules(resize_short=50))
+    assert image.flags == ImageFlag.RESIZED | ImageFlag.GRAY
     assert Pil.open(io.BytesIO(gray)).mode == "L"
     small = encoded(picture((40, 30)))
-    assert admit(b"a.jpg", small, rules(resize_short=50))[0] is small
+    assert prepare_image(b"a.jpg", small, rules(resize_short=50))[0] is small
 
 
 def test_quality_is_that_of_the_document() -> None:
     data = encoded(picture((300, 200)))
-    sizes = [len(admit(b"a.jpg", data, rules(resize_short=100, quality=q))[0]) for q in (30, 60, 95)]
+    sizes = [len(prepare_image(b"a.jpg", data, rules(resize_short=100, quality=q))[0]) for q in (30, 60, 95)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[2]
 
 
 def test_what_is_broken_is_not_converted() -> None:
     for data in (encoded(picture())[:-200], encoded(picture(), "GIF")[:200], b"", b"hello"):
-        with pytest.raises(Unusable):
-            admit(b"a.jpg", data, rules(policy="convert"))
+        with pytest.raises(InvalidImage):
+            prepare_image(b"a.jpg", data, rules(policy="convert"))
 
 
 def test_a_bomb_of_a_convertible_kind_is_not_decoded() -> None:
     data = encoded(Pil.new("P", (9000, 9000)), "GIF")
-    with pytest.raises(Unusable, match="too_many_pixels"):
-        admit(b"a.gif", data, rules(policy="convert"))
+    with pytest.raises(InvalidImage, match="too_many_pixels"):
+        prepare_image(b"a.gif", data, rules(policy="convert"))

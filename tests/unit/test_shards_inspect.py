@@ -10,7 +10,7 @@ from PIL import Image
 from podscale.config.data import DataSection
 from podscale.shards.build import build_shard_set
 from podscale.shards.contact import contact_sheet
-from podscale.shards.inspect import inspect
+from podscale.shards.inspect import inspect_shard_set
 from tests.support.refusals import refused
 
 
@@ -22,7 +22,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_summary_counts_what_is_there(digits: Path) -> None:
-    summary = inspect(digits)
+    summary = inspect_shard_set(digits)
     train, validation = summary.splits["train"], summary.splits["validation"]
     assert train.images + validation.images == 1797
     assert sum(train.classes.values()) == train.images
@@ -34,7 +34,7 @@ def test_the_summary_counts_what_is_there(digits: Path) -> None:
 
 
 def test_the_text_shows_counts_classes_and_verdict(digits: Path) -> None:
-    text = inspect(digits, verify=True).to_text()
+    text = inspect_shard_set(digits, verify=True).to_text()
     for part in ("train: 1,438 images, 10 classes, 1 shard,", "rejects: none", "everything is as the manifest says"):
         assert part in text
     assert sum(line.startswith("  7 ") and line.endswith("#") for line in text.splitlines()) == 2
@@ -50,19 +50,19 @@ def test_damage_is_named(digits: Path, tmp_path: Path) -> None:
     (copy / "validation" / "shard-00000-of-00001.tar").unlink()
     index = copy / "validation" / "index"
     index.write_bytes(index.read_bytes()[:-1] + b"\1")
-    damage = inspect(copy, verify=True).damage
+    damage = inspect_shard_set(copy, verify=True).damage
     assert damage is not None
     assert [entry.split(":")[0] for entry in damage] == [
         "train/shard-00000-of-00001.tar",
         "validation/shard-00000-of-00001.tar",
         "validation/index",
     ]
-    assert "DAMAGED" in inspect(copy, verify=True).to_text()
+    assert "DAMAGED" in inspect_shard_set(copy, verify=True).to_text()
 
 
 def test_an_incomplete_set_is_refused(digits: Path, tmp_path: Path) -> None:
     with refused("Run `podscale shard`", field=tmp_path):
-        inspect(tmp_path)
+        inspect_shard_set(tmp_path)
 
 
 def test_the_contact_sheet_shows_every_class(digits: Path, tmp_path: Path) -> None:

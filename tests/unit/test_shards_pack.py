@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from podscale.shards import ustar
-from podscale.shards.pack import FLUSH_BYTES, FLUSH_PIECES, _Writer
+from podscale.shards.pack import FLUSH_BYTES, FLUSH_PIECES, _ShardWriter
 
 SIZES = {
     "large": [300_000, 700_000, 2 * FLUSH_BYTES, 1, 5 * FLUSH_BYTES + 17, 40_000],
-    "to the byte": [FLUSH_BYTES - 4 * ustar.BLOCK, FLUSH_BYTES - 3 * ustar.BLOCK, FLUSH_BYTES],
+    "to the byte": [FLUSH_BYTES - 4 * ustar.TAR_BLOCK_BYTES, FLUSH_BYTES - 3 * ustar.TAR_BLOCK_BYTES, FLUSH_BYTES],
     "many small ones": [10] * (2 * FLUSH_PIECES),
 }
 
@@ -23,14 +23,14 @@ def test_a_shard_is_its_samples_one_after_the_other(sizes: list[int], tmp_path: 
     rng = np.random.default_rng(0)
     contents = [rng.bytes(size) for size in sizes]
     path = tmp_path / "shard.tar"
-    with _Writer(path, sum(sizes), hashing=True) as writer:
+    with _ShardWriter(path, sum(sizes), hashing=True) as writer:
         offsets = [writer.sample(key, b"jpg", content, label=key) for key, content in enumerate(contents)]
     expected = b""
     for key, content in enumerate(contents):
         label = b"%d" % key
-        expected += ustar.header(b"%08d.jpg" % key, len(content)) + content + bytes(ustar.padding(len(content)))
-        expected += ustar.header(b"%08d.cls" % key, len(label)) + label + bytes(ustar.padding(len(label)))
-    expected += ustar.END
+        expected += ustar.tar_header(b"%08d.jpg" % key, len(content)) + content + bytes(ustar.tar_padding(len(content)))
+        expected += ustar.tar_header(b"%08d.cls" % key, len(label)) + label + bytes(ustar.tar_padding(len(label)))
+    expected += ustar.TAR_END
     written = path.read_bytes()
     assert written == expected
     assert writer.position == len(expected)
@@ -48,7 +48,7 @@ def test_writes_end_at_multiples_of_a_megabyte(tmp_path: Path, monkeypatch: pyte
         return write(descriptor, pieces)
 
     monkeypatch.setattr(os, "writev", counting)
-    with _Writer(tmp_path / "shard.tar", 20 * 2**20, hashing=False) as writer:
+    with _ShardWriter(tmp_path / "shard.tar", 20 * 2**20, hashing=False) as writer:
         for key in range(100):
             writer.sample(key, b"jpg", bytes(150_000), label=0)
     assert len(sizes) > 10

@@ -10,30 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.data import DataSection
-from podscale.progress import Update
-from podscale.shards.plan import Plan, changes, make_plan
-from podscale.shards.sources import Item
+from podscale.progress import ProgressUpdate
+from podscale.shards.plan import ShardPlan, describe_changes, plan_shards
+from podscale.shards.sources import SourceItem
 from tests.support.refusals import refused
 
 
 class Fixed:
     """A source of made-up items."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[SourceItem]) -> None:
         self._items = items
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         return iter(self._items)
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         raise AssertionError("planning reads no image")
 
 
-def images(count: int, classes: int = 3, size: int = 5000) -> list[Item]:
-    return [Item(b"c%d/%05d.jpg" % (i % classes, i), f"c{i % classes}", size + i % 97) for i in range(count)]
+def images(count: int, classes: int = 3, size: int = 5000) -> list[SourceItem]:
+    return [SourceItem(b"c%d/%05d.jpg" % (i % classes, i), f"c{i % classes}", size + i % 97) for i in range(count)]
 
 
-def split_of(plan: Plan) -> dict[bytes, str]:
+def split_of(plan: ShardPlan) -> dict[bytes, str]:
     return {
         entry.item.name: split
         for split in plan.bounds
@@ -46,12 +46,12 @@ def test_the_order_of_listing_does_not_matter() -> None:
     items = images(300)
     shuffled = random.Random(1).sample(items, len(items))
     data = DataSection(source="x", shard_bytes=100_000)
-    assert make_plan(Fixed(items), data).fingerprint == make_plan(Fixed(shuffled), data).fingerprint
+    assert plan_shards(Fixed(items), data).fingerprint == plan_shards(Fixed(shuffled), data).fingerprint
 
 
 def test_containers_do_not_depend_on_the_order_of_listing() -> None:
     items = [item._replace(container=b"t%d.tar" % (i % 3), offset=512 * i + 512) for i, item in enumerate(images(60))]
-    plans = [make_plan(Fixed(order), DataSection(source="x")) for order in (items, items[::-1])]
+    plans = [plan_shards(Fixed(order), DataSection(source="x")) for order in (items, items[::-1])]
     assert plans[0].fingerprint == plans[1].fingerprint
     found = {entry.item.name: entry.item for entry in plans[0].entries("train", 0)}
     assert all(found[item.name][4:] == item[4:] for item in items if item.name in found)
@@ -63,12 +63,12 @@ def test_containers_do_not_depend_on_the_order_of_listing() -> None:
 def test_what_changes_the_shards_changes_the_fingerprint(change: dict[str, int]) -> None:
     data = DataSection(source="x", shard_bytes=100_000)
     other = data.model_copy(update=change)
-    assert make_plan(Fixed(images(300)), data).fingerprint != make_plan(Fixed(images(300)), other).fingerprint
+    assert plan_shards(Fixed(images(300)), data).fingerprint != plan_shards(Fixed(images(300)), other).fingerprint
 
 
 def test_every_image_is_planned_once_and_mixed() -> None:
     items = images(1500)
-    plan = make_plan(Fixed(items), DataSection(source="x", shard_bytes=500_000))
+    plan = plan_shards(Fixed(items), DataSection(source="x", shard_bytes=500_000))
     assert sorted(split_of(plan)) == sorted(item.name for item in items)
     assert [e.key for s in range(plan.shards("train")) for e in plan.entries("train", s)] == list(range(1200))
     # the classes of a listing come in runs; after the pre-shuffle neighbours agree only by chance (1/3)
@@ -78,26 +78,28 @@ def test_every_image_is_planned_once_and_mixed() -> None:
 
 def test_a_plain_hold_out_moves_nothing_when_images_are_added() -> None:
     data = DataSection(source="x", stratify=False, validation_fraction=0.25)
-    before = split_of(make_plan(Fixed(images(1000)), data))
-    after = split_of(make_plan(Fixed(images(1500)), data))
+    before = split_of(plan_shards(Fixed(images(1000)), data))
+    after = split_of(plan_shards(Fixed(images(1500)), data))
     assert all(after[name] == split for name, split in before.items())
     assert 0.2 < sum(split == "validation" for split in after.values()) / 1500 < 0.3
 
 
 def test_a_stratified_hold_out_takes_the_same_share_of_every_class() -> None:
-    items = images(400, classes=2) + [Item(b"rare/%d.jpg" % i, "rare", 100) for i in range(2)]
-    plan = make_plan(Fixed(items), DataSection(source="x", validation_fraction=0.1))
+    items = images(400, classes=2) + [SourceItem(b"rare/%d.jpg" % i, "rare", 100) for i in range(2)]
+    plan = plan_shards(Fixed(items), DataSection(source="x", validation_fraction=0.1))
     train = int(plan.bounds["train"][-1])
     assert np.bincount(plan.columns["label"][train:]).tolist() == [20, 20, 1]
     # adding one image to a class moves at most one other of that class
-    more = make_plan(Fixed([*items, Item(b"c0/new.jpg", "c0", 100)]), DataSection(source="x", validation_fraction=0.1))
+    more = plan_shards(
+        Fixed([*items, SourceItem(b"c0/new.jpg", "c0", 100)]), DataSection(source="x", validation_fraction=0.1)
+    )
     before, after = split_of(plan), split_of(more)
     assert sum(before[name] != after[name] for name in before) <= 1
 
 
 def test_given_splits_are_kept() -> None:
     items = [item._replace(split="validation" if i % 5 == 0 else "train") for i, item in enumerate(images(100, 2))]
-    assert split_of(make_plan(Fixed(items), DataSection(source="x"))) == {item.name: item.split for item in items}
+    assert split_of(plan_shards(Fixed(items), DataSection(source="x"))) == {item.name: item.split for item in items}
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,9 +111,9 @@ def test_given_splits_are_kept() -> None:
 def test_shards_are_contiguous_never_empty_and_near_their_size(
     sizes: list[int], shard_bytes: int, min_shards: int
 ) -> None:
-    items = [Item(b"%04d.jpg" % i, "ab"[i % 2], size) for i, size in enumerate(sizes)]
+    items = [SourceItem(b"%04d.jpg" % i, "ab"[i % 2], size) for i, size in enumerate(sizes)]
     data = DataSection(source="x", shard_bytes=shard_bytes, min_shards=min_shards, validation_fraction=0.3)
-    plan = make_plan(Fixed(items), data)
+    plan = plan_shards(Fixed(items), data)
     for split, bounds in plan.bounds.items():
         assert (np.diff(bounds) >= 1).all()
         assert plan.shards(split) >= min_shards
@@ -122,25 +124,25 @@ def test_shards_are_contiguous_never_empty_and_near_their_size(
 
 def test_a_plan_is_read_back(tmp_path: Path) -> None:
     names = [b"c0/\xff\xfe.jpg", b"c0/new\nline.jpg", b"c1/a.jpg", b"c1/b.jpg"]
-    plan = make_plan(Fixed([Item(name, name[:2].decode(), 7) for name in names]), DataSection(source="x"))
+    plan = plan_shards(Fixed([SourceItem(name, name[:2].decode(), 7) for name in names]), DataSection(source="x"))
     plan.write(tmp_path / "plan")
-    back = Plan.read(tmp_path / "plan")
+    back = ShardPlan.read(tmp_path / "plan")
     assert (back.fingerprint, back.classes, sorted(back.names)) == (plan.fingerprint, ["c0", "c1"], sorted(names))
     assert list(back.entries("train", 0)) == list(plan.entries("train", 0))
 
 
 def test_a_cut_plan_is_refused(tmp_path: Path) -> None:
-    make_plan(Fixed(images(50)), DataSection(source="x")).write(tmp_path / "plan")
+    plan_shards(Fixed(images(50)), DataSection(source="x")).write(tmp_path / "plan")
     whole = (tmp_path / "plan").read_bytes()
     for length in (0, 5, 100, len(whole) - 10):
         (tmp_path / "plan").write_bytes(whole[:length])
         with refused(field=tmp_path / "plan"):
-            Plan.read(tmp_path / "plan")
+            ShardPlan.read(tmp_path / "plan")
 
 
 def test_the_class_map_is_the_sorted_names_or_the_given_one() -> None:
-    assert make_plan(Fixed(images(30)), DataSection(source="x")).classes == ["c0", "c1", "c2"]
-    plan = make_plan(Fixed(images(30)), DataSection(source="x", classes=("c2", "c0", "c1")))
+    assert plan_shards(Fixed(images(30)), DataSection(source="x")).classes == ["c0", "c1", "c2"]
+    plan = plan_shards(Fixed(images(30)), DataSection(source="x", classes=("c2", "c0", "c1")))
     assert plan.classes == ["c2", "c0", "c1"]
     assert all(e.label == ["c2", "c0", "c1"].index(e.item.name[:2].decode()) for e in plan.entries("train", 0))
 
@@ -154,7 +156,7 @@ def test_the_class_map_is_the_sorted_names_or_the_given_one() -> None:
         (images(10), {"classes": ("c0", "c1", "cat")}, "data.source", "missing 'cat', unexpected 'c2'"),
         (images(10), {"classes": ("c0", "c0", "c1", "c2")}, "data.classes", "twice"),
         (
-            [*images(10), Item(b"one/1.jpg", "one", 10)],
+            [*images(10), SourceItem(b"one/1.jpg", "one", 10)],
             {},
             "data.source",
             "'one' without an image in the validation split",
@@ -171,22 +173,22 @@ def test_the_class_map_is_the_sorted_names_or_the_given_one() -> None:
     ],
 )
 def test_what_cannot_be_a_data_set_is_refused(
-    items: list[Item], options: dict[str, object], field: str, said: str
+    items: list[SourceItem], options: dict[str, object], field: str, said: str
 ) -> None:
     with refused(said, field=field):
-        make_plan(Fixed(items), DataSection(source="x", **options))
+        plan_shards(Fixed(items), DataSection(source="x", **options))
 
 
 def test_changes_are_told_in_words() -> None:
     data = DataSection(source="x")
-    before = make_plan(Fixed(images(30)), data)
-    now = make_plan(Fixed([*(i._replace(size=1) if n == 4 else i for n, i in enumerate(images(32)[2:]))]), data)
-    assert changes(before, now) == "2 added (such as c0/00030.jpg), 2 removed (such as c0/00000.jpg), " + (
+    before = plan_shards(Fixed(images(30)), data)
+    now = plan_shards(Fixed([*(i._replace(size=1) if n == 4 else i for n, i in enumerate(images(32)[2:]))]), data)
+    assert describe_changes(before, now) == "2 added (such as c0/00030.jpg), 2 removed (such as c0/00000.jpg), " + (
         "1 changed (such as c0/00006.jpg)"
     )
 
 
 def test_listing_reports_progress() -> None:
-    updates: list[Update] = []
-    make_plan(Fixed(images(30)), DataSection(source="x"), updates.append)
+    updates: list[ProgressUpdate] = []
+    plan_shards(Fixed(images(30)), DataSection(source="x"), updates.append)
     assert (updates[-1].stage, updates[-1].images, updates[-1].done) == ("list", 30, True)

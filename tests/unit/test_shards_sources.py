@@ -14,7 +14,7 @@ from PIL import Image
 
 from podscale.config.data import DataSection
 from podscale.errors import ABSENT
-from podscale.shards.sources import Item, SourceMissing, digits, open_source
+from podscale.shards.sources import SourceItem, SourceMissing, digits, open_source
 from tests.support.refusals import refused
 
 
@@ -96,7 +96,7 @@ class TestImageFolder:
         assert sizes[b"cat/gone.jpg"] == sizes[b"cat/self.jpg"] == sizes[b"cat/folder.jpg"] == 0
         for name in (b"cat/gone.jpg", b"cat/self.jpg", b"cat/folder.jpg"):
             with pytest.raises(OSError):
-                source.read(Item(name, "cat", 0))
+                source.read(SourceItem(name, "cat", 0))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
     def test_a_folder_without_permission(self, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import simplejpeg
 from PIL import Image as Pil
 
-from podscale.shards.index import JPEG, PNG, Flag
-from podscale.shards.validate import Unusable, decode_strictly, examine, jpeg_header
+from podscale.shards.index import JPEG, PNG, ImageFlag
+from podscale.shards.validate import InvalidImage, decode_strictly, jpeg_header, read_header
 
 CAPS = {"max_pixels": 40_000_000, "max_bytes": 2**26}
 
@@ -36,32 +36,32 @@ def exif(orientation: int, order: str = "<") -> bytes:
 
 
 def reason(data: bytes, **caps: int) -> str:
-    with pytest.raises(Unusable) as caught:
-        decode_strictly(data, examine(data, **{**CAPS, **caps}))
+    with pytest.raises(InvalidImage) as caught:
+        decode_strictly(data, read_header(data, **{**CAPS, **caps}))
     return caught.value.reason
 
 
 @pytest.mark.parametrize(
     ("data", "form", "flags"),
     [
-        (encoded(), JPEG, Flag(0)),
-        (encoded(quality=95, subsampling=0), JPEG, Flag(0)),
-        (encoded(progressive=True), JPEG, Flag.PROGRESSIVE),
-        (encoded(mode="L"), JPEG, Flag.GRAY),
-        (encoded(mode="CMYK"), JPEG, Flag.CMYK),
-        (encoded(exif=exif(6)), JPEG, Flag.ROTATED),
-        (encoded(exif=exif(8, ">")), JPEG, Flag.ROTATED),
-        (encoded(exif=exif(1)), JPEG, Flag(0)),
-        (encoded(comment=b"x" * 60000, icc_profile=b"y" * 200_000), JPEG, Flag(0)),
-        (encoded("PNG"), PNG, Flag(0)),
-        (encoded("PNG", "L"), PNG, Flag.GRAY),
-        (encoded("PNG", "RGBA"), PNG, Flag(0)),
-        (encoded("PNG", "P"), PNG, Flag(0)),
-        (encoded(size=(3, 3)), JPEG, Flag(0)),
+        (encoded(), JPEG, ImageFlag(0)),
+        (encoded(quality=95, subsampling=0), JPEG, ImageFlag(0)),
+        (encoded(progressive=True), JPEG, ImageFlag.PROGRESSIVE),
+        (encoded(mode="L"), JPEG, ImageFlag.GRAY),
+        (encoded(mode="CMYK"), JPEG, ImageFlag.CMYK),
+        (encoded(exif=exif(6)), JPEG, ImageFlag.ROTATED),
+        (encoded(exif=exif(8, ">")), JPEG, ImageFlag.ROTATED),
+        (encoded(exif=exif(1)), JPEG, ImageFlag(0)),
+        (encoded(comment=b"x" * 60000, icc_profile=b"y" * 200_000), JPEG, ImageFlag(0)),
+        (encoded("PNG"), PNG, ImageFlag(0)),
+        (encoded("PNG", "L"), PNG, ImageFlag.GRAY),
+        (encoded("PNG", "RGBA"), PNG, ImageFlag(0)),
+        (encoded("PNG", "P"), PNG, ImageFlag(0)),
+        (encoded(size=(3, 3)), JPEG, ImageFlag(0)),
     ],
 )
-def test_usable_images_are_described(data: bytes, form: int, flags: Flag) -> None:
-    image = examine(data, **CAPS)
+def test_usable_images_are_described(data: bytes, form: int, flags: ImageFlag) -> None:
+    image = read_header(data, **CAPS)
     decode_strictly(data, image)
     assert (image.width, image.height) == Pil.open(io.BytesIO(data)).size
     assert (image.format, image.flags) == (form, flags)
@@ -166,8 +166,8 @@ def test_any_bytes_give_a_verdict() -> None:
             data = bytearray(good[: rng.randrange(1, len(good) + 1)])
             for _ in range(rng.randrange(4)):
                 data[rng.randrange(len(data))] = rng.randrange(256)
-            with contextlib.suppress(Unusable):  # and nothing else may be raised
-                decode_strictly(bytes(data), examine(bytes(data), **CAPS))
+            with contextlib.suppress(InvalidImage):  # and nothing else may be raised
+                decode_strictly(bytes(data), read_header(bytes(data), **CAPS))
 
 
 def test_real_originals_are_all_usable(real_data: Any) -> None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from podscale.config.data import DataSection
 from podscale.shards import pack
 from podscale.shards.build import BuildResult, build_shard_set
-from podscale.shards.watch import Phase, Progress
+from podscale.shards.watch import BuildPhase, PackProgress
 from podscale.telemetry.sharding import ShardMetrics
 
 
@@ -36,16 +36,16 @@ class Heard:
     def __init__(self) -> None:
         self.phases: list[str] = []
         self.totals: dict[str, int] = {}
-        self.so_far: dict[str, list[Progress]] = {"train": [], "validation": []}
+        self.so_far: dict[str, list[PackProgress]] = {"train": [], "validation": []}
         self.shards: list[tuple[str, dict[str, int]]] = []
 
-    def phase(self, name: Phase) -> None:
+    def phase(self, name: BuildPhase) -> None:
         self.phases.append(name)
 
     def planned(self, split: str, images: int) -> None:
         self.totals[split] = images
 
-    def packed(self, split: str, so_far: Progress) -> None:
+    def packed(self, split: str, so_far: PackProgress) -> None:
         self.so_far[split].append(so_far)
 
     def finished(self, split: str, rejects: Mapping[str, int]) -> None:
@@ -59,7 +59,7 @@ def build(source: Path, out: Path, watch: Heard | ShardMetrics, workers: int = 1
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "SMALL", 0)  # in processes, however little there is to do
+    monkeypatch.setattr(pack, "SERIAL_PACK_BYTES", 0)  # in processes, however little there is to do
     heard = Heard()
     result = build(source, tmp_path / "out", heard, workers)
     assert heard.phases == ["plan", "pack", "merge"]

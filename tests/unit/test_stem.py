@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from podscale.config import ModelSection
-from podscale.pytorch.models import Stem, build_model, choose_stem
+from podscale.pytorch.models import Stem, build_model, set_stem_compute
 
 torch.set_num_threads(1)
 
@@ -37,7 +37,7 @@ def test_a_network_keeps_its_parameters_and_its_outputs() -> None:
     images = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     outputs = {}
     for compute in ("plain", "padded4", "space_to_depth"):
-        choose_stem(network, compute)
+        set_stem_compute(network, compute)
         assert network.conv1.compute == compute
         outputs[compute] = network(images)
     torch.testing.assert_close(outputs["padded4"], outputs["plain"], rtol=1e-10, atol=1e-12)
@@ -47,15 +47,15 @@ def test_a_network_keeps_its_parameters_and_its_outputs() -> None:
 
 def test_a_stem_without_stride_stays_plain() -> None:
     network = build_model(ModelSection(name="resnet18", width=8, stem="small"), 5)
-    choose_stem(network, "space_to_depth")
+    set_stem_compute(network, "space_to_depth")
     assert network.conv1.compute == "plain"
 
 
 def test_folding_gives_channels_last_memory() -> None:
     """One copy: the convolution finds NHWC memory, as it wants it on a GPU."""
-    from podscale.pytorch.models.stem import fold
+    from podscale.pytorch.models.stem import space_to_depth
 
     images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    folded = fold(images, 2)
+    folded = space_to_depth(images, 2)
     assert folded.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(folded, torch.nn.functional.pixel_unshuffle(images, 2))

@@ -20,15 +20,15 @@ from podscale.config import InputSection, ModelSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.input.batch import Batch
 from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.loss import Loss
+from podscale.pytorch.loss import TrainingLoss
 from podscale.pytorch.models import build_model
 from podscale.pytorch.normalise import Normalise
-from podscale.pytorch.optim import build_optimizer, build_share
+from podscale.pytorch.optim import build_optimizer, build_param_shard
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.reducer import FlatReducer
+from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.statistics import RunningStatistics
-from podscale.pytorch.step import Step
-from podscale.pytorch.weights import Weights
+from podscale.pytorch.step import TrainStep
+from podscale.pytorch.weights import FlatWeights
 from podscale.pytorch.world import World
 
 ASKS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default", "aten.nonzero.default"}
@@ -66,20 +66,20 @@ def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[],
     network = build_model(model, 5).to(FAR, memory_format=torch.channels_last)
     statistics = RunningStatistics(network)
     policy = Precision(precision, FAR, 1024.0)
-    reducer = FlatReducer(network, Alone(), world, bucket_mb=0.01, extra=1 + len(statistics))
-    weights = Weights(reducer.buffer, cast=lambda: policy.cast(network))
+    reducer = BucketedReducer(network, Alone(), world, bucket_mb=0.01, extra=1 + len(statistics))
+    weights = FlatWeights(reducer.buffer, cast=lambda: policy.cast(network))
     section = OptimizerSection.model_validate({"name": optimizer})
-    share = build_share(section, reducer.buffer, weights.masters, models.spec(model, 5))
+    share = build_param_shard(section, reducer.buffer, weights.masters, models.model_spec(model, 5))
     normalise = Normalise(InputSection(), world, channels_last=True)
     schedule = torch.zeros(3, 3, device=FAR)
-    step = Step(
+    step = TrainStep(
         reducer,
         build_optimizer(section, share, 10.0),
         weights,
         policy,
         statistics,
         schedule=schedule,
-        loss=Loss(0.1, 0.4),
+        loss=TrainingLoss(0.1, 0.4),
         accumulation=2,
         forward=lambda images: network(normalise(images)),
     )

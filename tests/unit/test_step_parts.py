@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.pytorch.evaluate import answers_of, evaluating
-from podscale.pytorch.failure import kind_of
+from podscale.pytorch.evaluate import batch_predictions, eval_mode
+from podscale.pytorch.failure import classify_error
 from podscale.pytorch.step import all_finite
 
 
@@ -26,7 +26,7 @@ def test_large_but_finite_values_are_finite() -> None:
 
 def test_answers_are_ordered_and_ties_go_to_the_lower_class() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0, -1.0, 3.0], [1.0] * 6])
-    answers = answers_of(logits, torch.tensor([1, 5]))
+    answers = batch_predictions(logits, torch.tensor([1, 5]))
     assert answers.topk.tolist() == [[5, 1, 2, 3, 0], [0, 1, 2, 3, 4]]
     probabilities = np.exp(logits.double().numpy())
     probabilities /= probabilities.sum(1, keepdims=True)
@@ -35,15 +35,15 @@ def test_answers_are_ordered_and_ties_go_to_the_lower_class() -> None:
 
 
 def test_few_classes_have_few_answers() -> None:
-    assert answers_of(torch.randn(2, 3), torch.tensor([0, 1])).topk.shape == (2, 3)
+    assert batch_predictions(torch.randn(2, 3), torch.tensor([0, 1])).topk.shape == (2, 3)
 
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:
     model = torch.nn.Dropout()
-    with evaluating(model):
+    with eval_mode(model):
         assert not model.training
     assert model.training
-    with evaluating(model.eval()):
+    with eval_mode(model.eval()):
         pass
     assert not model.training
 
@@ -57,9 +57,9 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
     ],
 )
 def test_failed_collectives_are_told_from_other_errors(text: str, code: int | None) -> None:
-    kind = kind_of(RuntimeError(text))
+    kind = classify_error(RuntimeError(text))
     assert (int(kind.exit_code) if kind else None) == code
 
 
 def test_other_errors_are_no_lost_peers() -> None:
-    assert kind_of(ValueError("gloo connection closed by peer")) is None
+    assert classify_error(ValueError("gloo connection closed by peer")) is None

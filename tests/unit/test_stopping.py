@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import Preempted
-from podscale.rundir import Outcome, read_outcomes, recorded_stage
+from podscale.rundir import StageOutcome, read_outcomes, record_stage
 from podscale.rundir.lease import LeaseLost
-from podscale.stopping import Stopped, stoppable
+from podscale.stopping import SigtermReceived, preempt_on_sigterm
 
 
 def stop() -> None:
@@ -31,7 +31,7 @@ def test_a_stop_passes_every_except_exception_and_ends_as_preempted() -> None:
             stop()  # a second request does not cut short what is left to do
             cleaned.append(True)
 
-    with pytest.raises(Preempted, match="the same command continues"), stoppable():
+    with pytest.raises(Preempted, match="the same command continues"), preempt_on_sigterm():
         work()
     assert cleaned
     assert signal.getsignal(signal.SIGTERM) is before
@@ -39,7 +39,7 @@ def test_a_stop_passes_every_except_exception_and_ends_as_preempted() -> None:
 
 def test_a_stopped_stage_is_recorded_as_preempted(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
-    with pytest.raises(Preempted), stoppable(), recorded_stage(path, "report"):
+    with pytest.raises(Preempted), preempt_on_sigterm(), record_stage(path, "report"):
         stop()
     assert read_outcomes(path)["report"].exit_code == 75
 
@@ -50,13 +50,13 @@ def test_who_lost_the_lease_records_nothing(tmp_path: Path) -> None:
     def lost() -> None:
         raise LeaseLost("another launch")
 
-    with pytest.raises(LeaseLost), recorded_stage(path, "train", lost):
+    with pytest.raises(LeaseLost), record_stage(path, "train", lost):
         pass
-    with pytest.raises(ValueError, match="its own error"), recorded_stage(path, "train", lost):
+    with pytest.raises(ValueError, match="its own error"), record_stage(path, "train", lost):
         raise ValueError("its own error")
-    with pytest.raises(Stopped), recorded_stage(path, "train", lost):
-        raise Stopped
+    with pytest.raises(SigtermReceived), record_stage(path, "train", lost):
+        raise SigtermReceived
     assert read_outcomes(path) == {}
-    with recorded_stage(path, "train"):
+    with record_stage(path, "train"):
         pass
-    assert isinstance(read_outcomes(path)["train"], Outcome)
+    assert isinstance(read_outcomes(path)["train"], StageOutcome)

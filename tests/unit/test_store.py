@@ -7,20 +7,20 @@ import time
 
 import pytest
 
-from podscale.store import FAILED, Store, StoreError, StoreTimeout
-from podscale.store.client import OwnStore, RemoteStore
+from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
+from podscale.store.client import LocalStore, StoreClient
 from podscale.store.server import StoreServer
 from tests.support.ports import free_port
 
 
 @pytest.fixture
-def store() -> RemoteStore:
-    return RemoteStore("127.0.0.1", StoreServer("127.0.0.1").port, 20.0)
+def store() -> StoreClient:
+    return StoreClient("127.0.0.1", StoreServer("127.0.0.1").port, 20.0)
 
 
 @pytest.mark.parametrize("kind", ["remote", "own"])
 def test_values_are_kept(kind: str, request: pytest.FixtureRequest) -> None:
-    store: Store = request.getfixturevalue("store") if kind == "remote" else OwnStore()
+    store: Store = request.getfixturevalue("store") if kind == "remote" else LocalStore()
     other = store.own(20.0)
     assert not other.check("a")
     store.set("a", 'x"\n\u00fc')
@@ -32,10 +32,10 @@ def test_values_are_kept(kind: str, request: pytest.FixtureRequest) -> None:
     with pytest.raises(StoreTimeout, match="c"):
         other.wait(["a", "c"], 0.05)
     assert other.get(["a"]) == ['x"\n\u00fc'], "a client goes on after a time-out"
-    assert not other.check(FAILED)
+    assert not other.check(FAILED_KEY)
 
 
-def test_who_waits_hears_of_it(store: RemoteStore) -> None:
+def test_who_waits_hears_of_it(store: StoreClient) -> None:
     heard: list[list[str]] = []
     waiting = [threading.Thread(target=lambda: heard.append(store.own(20.0).get(["a", "b"]))) for _ in range(20)]
     for thread in waiting:
@@ -52,7 +52,7 @@ def test_who_waits_hears_of_it(store: RemoteStore) -> None:
 def test_a_server_may_come_later() -> None:
     port = free_port()
     heard: list[bool] = []
-    early = threading.Thread(target=lambda: heard.append(RemoteStore("127.0.0.1", port, 30.0).check("a")))
+    early = threading.Thread(target=lambda: heard.append(StoreClient("127.0.0.1", port, 30.0).check("a")))
     early.start()
     time.sleep(0.3)
     StoreServer("127.0.0.1", port)
@@ -62,9 +62,9 @@ def test_a_server_may_come_later() -> None:
 
 def test_a_server_that_never_comes_or_has_ended_is_told() -> None:
     with pytest.raises(StoreError, match="does not answer"):
-        RemoteStore("127.0.0.1", free_port(), 0.1).check("a")
+        StoreClient("127.0.0.1", free_port(), 0.1).check("a")
     with socket.create_server(("127.0.0.1", 0)) as place:
-        store = RemoteStore("127.0.0.1", place.getsockname()[1], 20.0)
+        store = StoreClient("127.0.0.1", place.getsockname()[1], 20.0)
         threading.Thread(target=lambda: place.accept()[0].close(), daemon=True).start()
         with pytest.raises(StoreError, match="does not answer"):
             store.get(["a"])
@@ -76,16 +76,16 @@ def test_the_last_words_of_one_world_do_not_reach_the_next() -> None:
     """Pods are started again one by one, and meet where they met before."""
     port = free_port()
     first = StoreServer("127.0.0.1", port)
-    store = RemoteStore("127.0.0.1", port, 20.0)
+    store = StoreClient("127.0.0.1", port, 20.0)
     store.set("a", "1")
     first.close()
     second = StoreServer("127.0.0.1", port)
     with pytest.raises(StoreError, match="another one has taken its place"):
-        store.own(20.0).set(FAILED, "1")
-    assert not RemoteStore("127.0.0.1", second.port, 20.0).check(FAILED)
+        store.own(20.0).set(FAILED_KEY, "1")
+    assert not StoreClient("127.0.0.1", second.port, 20.0).check(FAILED_KEY)
 
 
-def test_who_asks_nonsense_harms_nobody(store: RemoteStore) -> None:
+def test_who_asks_nonsense_harms_nobody(store: StoreClient) -> None:
     store.set("a", "1")
     for line in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", json.dumps({"get": 3}).encode() + b"\n", b"\xff\n"):
         with socket.create_connection(("127.0.0.1", store._port)) as stranger:
@@ -98,7 +98,7 @@ def test_who_asks_nonsense_harms_nobody(store: RemoteStore) -> None:
 
 def test_the_server_stays_for_its_clients() -> None:
     server = StoreServer("127.0.0.1")
-    store = RemoteStore("127.0.0.1", server.port, 20.0)
+    store = StoreClient("127.0.0.1", server.port, 20.0)
     store.set("a", "1")
     server.linger(0.1)
     assert store.get(["a"]) == ["1"]

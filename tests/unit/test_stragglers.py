@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.readings import Readings
+from podscale.telemetry.readings import MetricRegistry
 from podscale.telemetry.stragglers import (
-    INTERVALS,
-    LEAST_UPDATES,
+    CONSECUTIVE_INTERVALS,
+    MIN_INTERVAL_STEPS,
     BusyTime,
-    Comparison,
-    Stragglers,
-    interval,
+    RankComparison,
+    StragglerDetector,
+    interval_steps,
 )
 
 HOSTS = ("a", "b", "c")
-SLOW = Comparison(1, 40, 20)
-EVEN = Comparison(2, 21, 20)
+SLOW = RankComparison(1, 40, 20)
+EVEN = RankComparison(2, 21, 20)
 
 
 @pytest.fixture
@@ -26,29 +26,29 @@ def told() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.fixture
-def stragglers(told: list[tuple[str, dict[str, Any]]]) -> Stragglers:
-    return Stragglers(HOSTS, lambda event, **values: told.append((event, values)))
+def stragglers(told: list[tuple[str, dict[str, Any]]]) -> StragglerDetector:
+    return StragglerDetector(HOSTS, lambda event, **values: told.append((event, values)))
 
 
-def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(stragglers: Stragglers, told: Any) -> None:
-    found = [SLOW] * (INTERVALS + 4) + [EVEN] * (INTERVALS + 4)
+def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(stragglers: StragglerDetector, told: Any) -> None:
+    found = [SLOW] * (CONSECUTIVE_INTERVALS + 4) + [EVEN] * (CONSECUTIVE_INTERVALS + 4)
     for number, comparison in enumerate(found, start=1):
         stragglers.compared(10 * number, comparison)
     figures = {"ratio": 2.0, "milliseconds": 40, "fastest_milliseconds": 20}
     assert told == [
-        ("straggler", {"step": 10 * INTERVALS, "rank": 1, "host": "b", **figures}),
-        ("straggler_over", {"step": 10 * (2 * INTERVALS + 4), "rank": 1, "host": "b"}),
+        ("straggler", {"step": 10 * CONSECUTIVE_INTERVALS, "rank": 1, "host": "b", **figures}),
+        ("straggler_over", {"step": 10 * (2 * CONSECUTIVE_INTERVALS + 4), "rank": 1, "host": "b"}),
     ]
 
 
-def test_who_returns_is_named_again(stragglers: Stragglers, told: Any) -> None:
-    for comparison in ([SLOW] * INTERVALS + [EVEN] * INTERVALS) * 2:
+def test_who_returns_is_named_again(stragglers: StragglerDetector, told: Any) -> None:
+    for comparison in ([SLOW] * CONSECUTIVE_INTERVALS + [EVEN] * CONSECUTIVE_INTERVALS) * 2:
         stragglers.compared(0, comparison)
     assert [event for event, _ in told] == ["straggler", "straggler_over"] * 2
 
 
-def test_another_rank_takes_its_place(stragglers: Stragglers, told: Any) -> None:
-    for comparison in [SLOW] * INTERVALS + [Comparison(2, 60, 20)] * INTERVALS:
+def test_another_rank_takes_its_place(stragglers: StragglerDetector, told: Any) -> None:
+    for comparison in [SLOW] * CONSECUTIVE_INTERVALS + [RankComparison(2, 60, 20)] * CONSECUTIVE_INTERVALS:
         stragglers.compared(0, comparison)
     assert [(event, values["rank"]) for event, values in told] == [
         ("straggler", 1), ("straggler_over", 1), ("straggler", 2)
@@ -58,14 +58,14 @@ def test_another_rank_takes_its_place(stragglers: Stragglers, told: Any) -> None
 @pytest.mark.parametrize(
     "found",
     [
-        [SLOW] * (INTERVALS - 1) + [EVEN] + [SLOW] * (INTERVALS - 1),
-        [SLOW, Comparison(2, 40, 20)] * INTERVALS,  # always someone else: noise
-        [Comparison(1, 24, 20)] * 9,  # below the threshold
-        [Comparison(1, 3, 1)] * 9,  # a ratio of rounded milliseconds
+        [SLOW] * (CONSECUTIVE_INTERVALS - 1) + [EVEN] + [SLOW] * (CONSECUTIVE_INTERVALS - 1),
+        [SLOW, RankComparison(2, 40, 20)] * CONSECUTIVE_INTERVALS,  # always someone else: noise
+        [RankComparison(1, 24, 20)] * 9,  # below the threshold
+        [RankComparison(1, 3, 1)] * 9,  # a ratio of rounded milliseconds
     ],
     ids=["interrupted", "alternating", "small", "short"],
 )
-def test_noise_names_nobody(stragglers: Stragglers, told: Any, found: list[Comparison]) -> None:
+def test_noise_names_nobody(stragglers: StragglerDetector, told: Any, found: list[RankComparison]) -> None:
     for comparison in found:
         stragglers.compared(0, comparison)
     assert told == []
@@ -94,14 +94,14 @@ def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
 
 @pytest.mark.parametrize(("log_every", "updates"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
 def test_an_interval_ends_with_a_line_of_the_log(log_every: int, updates: int) -> None:
-    assert interval(log_every) == updates
-    assert updates >= LEAST_UPDATES
+    assert interval_steps(log_every) == updates
+    assert updates >= MIN_INTERVAL_STEPS
 
 
-def test_what_is_exported(stragglers: Stragglers) -> None:
+def test_what_is_exported(stragglers: StragglerDetector) -> None:
     registry, busy = CollectorRegistry(), BusyTime()
     for source in (busy, stragglers):
-        readings = Readings(run="r", rank="0")
+        readings = MetricRegistry(run="r", rank="0")
         readings.look_up(source)
         registry.register(readings)
     busy.add(2.5)

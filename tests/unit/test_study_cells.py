@@ -9,9 +9,9 @@ import pytest
 from podscale.errors import ABSENT
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
-from podscale.study.budget import plan
-from podscale.study.cells import Cell, Chain, Grid
-from podscale.study.records import Point, Record, Records, cell_key
+from podscale.study.budget import plan_study
+from podscale.study.cells import SweepSeries, Trial, TrialGrid
+from podscale.study.records import EvaluationPoint, RecordStore, TrialRecord, trial_key
 from tests.support.refusals import refused
 
 RUN = {"train": {"epochs": 10}, "launch": {"processes": 1}}
@@ -31,16 +31,16 @@ def swept(at: Any = 0.1, **given: Any) -> StudyDocument:
     return study(**{"variants": variants, "grid": {"train.global_batch": [64, 256, 1024]}, **given})
 
 
-def record(cell: Cell, top1: float | None, **more: Any) -> Record:
+def record(cell: Trial, top1: float | None, **more: Any) -> TrialRecord:
     ended: Any = "done" if top1 is not None else "diverged"
-    return Record(cell.key, ended, dict(cell.settings), cell.seed, top1=top1, **more)
+    return TrialRecord(cell.key, ended, dict(cell.settings), cell.seed, top1=top1, **more)
 
 
 class Known:
     """Records by a function of the cell; `get` learns of each cell when the grid makes it."""
 
-    def __init__(self, grid: Grid, top1: Callable[[Cell], float | None], **more: Any) -> None:
-        self.records: dict[str, Record] = {}
+    def __init__(self, grid: TrialGrid, top1: Callable[[Trial], float | None], **more: Any) -> None:
+        self.records: dict[str, TrialRecord] = {}
         for _ in range(20):
             due = grid.due(self.get)
             self.records |= {cell.key: record(cell, top1(cell), **more) for cell in due}
@@ -48,26 +48,26 @@ class Known:
                 return
         raise AssertionError("a study ends")
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> TrialRecord | None:
         return self.records.get(key)
 
 
-def nothing(key: str) -> Record | None:
+def nothing(key: str) -> TrialRecord | None:
     return None
 
 
-def chain(grid: Grid, variant: str, batch: int) -> Chain:
+def chain(grid: TrialGrid, variant: str, batch: int) -> SweepSeries:
     return grid.chain(variant, (("train.global_batch", batch),))
 
 
 class TestDocument:
-    @pytest.mark.parametrize("name", presets.studies())
+    @pytest.mark.parametrize("name", presets.study_names())
     def test_every_study_that_comes_along_is_valid(self, name: str) -> None:
         path = presets.resolve_study(name)
-        found = read_study(path, {}, presets.resolve)
+        found = read_study(path, {}, presets.resolve_preset)
         assert found.name == name
         assert len(found.seeds) >= 3
-        grid = Grid(found)
+        grid = TrialGrid(found)
         assert len(grid.due(nothing)) >= 3
         head = path.read_text().split("\n\n")[0].splitlines()
         assert all(line.startswith("#") for line in head)
@@ -96,7 +96,7 @@ class TestDocument:
         path = tmp_path / "s.yaml"
         path.write_text(text)
         with refused(says, field=field, got=got):
-            read_study(path, {}, presets.resolve)
+            read_study(path, {}, presets.resolve_preset)
 
     def test_rates_that_follow_each_other_in_a_circle_are_refused(self) -> None:
         variants = [{"name": a, "learning_rate": {"at": b}} for a, b in ("xy", "yx")]
@@ -105,15 +105,15 @@ class TestDocument:
 
     def test_a_cell_that_is_no_valid_run_is_told_before_anything_runs(self) -> None:
         with refused("train.optimizer.momentum", "study s", field="train.optimizer.momentun"):
-            Grid(study(variants=[{"name": "a", "set": {"train.optimizer.momentun": 0.5}}]))
+            TrialGrid(study(variants=[{"name": "a", "set": {"train.optimizer.momentun": 0.5}}]))
         with refused("study s", field="train.epochs"):
-            Grid(study(variants=[{"name": "a", "set": {"train.epochs": 5}}], grid={"train.epochs": [1, 2]}))
+            TrialGrid(study(variants=[{"name": "a", "set": {"train.epochs": 5}}], grid={"train.epochs": [1, 2]}))
 
     def test_the_run_beside_the_study_and_changes_on_top(self, tmp_path: Path) -> None:
         (tmp_path / "own.yaml").write_text("train: {epochs: 3, optimizer: {name: sgd, momentum: 0.5}}\n")
         path = tmp_path / "s.yaml"
         path.write_text("name: s\nrun: own.yaml\nset: {train.optimizer: {momentum: 0.7}, train.epochs: 4}\n")
-        config = Grid(read_study(path, {"train.epochs": 5}, presets.resolve)).chains[0].config
+        config = TrialGrid(read_study(path, {"train.epochs": 5}, presets.resolve_preset)).chains[0].config
         assert (config.train.epochs, config.train.optimizer.name) == (5, "sgd")
         assert config.train.optimizer.momentum == 0.7, "a section sets only what it names"
 
@@ -121,7 +121,7 @@ class TestDocument:
 class TestExpansion:
     def test_variants_times_grid_times_seeds(self) -> None:
         variants = [{"name": name, "set": {"train.optimizer.name": name}} for name in ("sgd", "lars")]
-        grid = Grid(study(variants=variants, grid={"train.global_batch": [64, 256], "train.epochs": [1, 2]}))
+        grid = TrialGrid(study(variants=variants, grid={"train.global_batch": [64, 256], "train.epochs": [1, 2]}))
         assert len(grid.chains) == 8
         cells = grid.due(nothing)
         assert len(cells) == len({cell.key for cell in cells}) == 24
@@ -130,38 +130,38 @@ class TestExpansion:
         }
 
     def test_the_order_is_seed_by_seed_and_the_cheapest_first(self) -> None:
-        grid = Grid(study(grid={"train.global_batch": [64, 1024, 256]}))
+        grid = TrialGrid(study(grid={"train.global_batch": [64, 1024, 256]}))
         cells = grid.due(nothing)
         assert [(cell.seed, cell.config.train.global_batch) for cell in cells] == [
             (seed, batch) for seed in (1, 2, 3) for batch in (1024, 256, 64)
         ]
 
     def test_a_cell_is_known_by_what_changes_its_numbers(self) -> None:
-        one = Grid(study()).chains[0].config
-        assert one.run.id == cell_key(one)
-        assert cell_key(Grid(study(set={"launch.threads": 2})).chains[0].config) == one.run.id
-        assert cell_key(Grid(study(set={"train.epochs": 11})).chains[0].config) != one.run.id
-        assert cell_key(Grid(study(name="other")).chains[0].config) == one.run.id, "studies share their cells"
+        one = TrialGrid(study()).chains[0].config
+        assert one.run.id == trial_key(one)
+        assert trial_key(TrialGrid(study(set={"launch.threads": 2})).chains[0].config) == one.run.id
+        assert trial_key(TrialGrid(study(set={"train.epochs": 11})).chains[0].config) != one.run.id
+        assert trial_key(TrialGrid(study(name="other")).chains[0].config) == one.run.id, "studies share their cells"
 
 
 class TestRates:
     @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 1.6), ("sqrt", 0.4)])
     def test_rules(self, rule: str, expected: float) -> None:
         rate = {"at": 0.1, "batch": 64, "rule": rule}
-        grid = Grid(study(learning_rate=rate, set={"train.global_batch": 1024}))
+        grid = TrialGrid(study(learning_rate=rate, set={"train.global_batch": 1024}))
         assert [cell.rate for cell in grid.due(nothing)] == [expected] * 3
 
     def test_a_table(self) -> None:
         given = {"table": {64: 0.1, 256: 0.7}}
-        grid = Grid(study(learning_rate=given, grid={"train.global_batch": [64, 256]}))
+        grid = TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 256]}))
         assert {cell.config.train.global_batch: cell.rate for cell in grid.due(nothing)} == {64: 0.1, 256: 0.7}
         with refused("64, 256", field="learning_rate.table", got=512):
-            Grid(study(learning_rate=given, grid={"train.global_batch": [64, 512]}))
+            TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 512]}))
 
     def test_a_sweep_is_widened_towards_its_best_rate(self) -> None:
-        grid = Grid(swept())
+        grid = TrialGrid(swept())
 
-        def rates(top1: Callable[[Cell], float | None]) -> list[float]:
+        def rates(top1: Callable[[Trial], float | None]) -> list[float]:
             return chain(grid, "swept", 256).sweep(Known(grid, top1).get)
 
         assert chain(grid, "swept", 256).sweep(nothing) == [0.2, 0.4, 0.8]
@@ -170,20 +170,20 @@ class TestRates:
         assert rates(lambda cell: 1 - cell.rate / 100) == [0.05, 0.1, 0.2, 0.4, 0.8]
 
     def test_a_rate_that_diverged_is_not_the_best(self) -> None:
-        grid = Grid(swept())
+        grid = TrialGrid(swept())
         known = Known(grid, lambda cell: None if cell.rate > 0.5 else cell.rate)
         assert chain(grid, "swept", 256).rate(known.get) == 0.4
         assert chain(grid, "swept", 256).rate(nothing) is None
 
     def test_among_equal_accuracies_the_smaller_loss_decides(self) -> None:
-        grid, records = Grid(swept()), {}
+        grid, records = TrialGrid(swept()), {}
         for cell in grid.due(nothing):
             records[cell.key] = record(cell, 0.9, loss=0.3 + abs(cell.rate - 0.4))
         assert chain(grid, "swept", 256).rate(records.get) == 0.4
 
     def test_the_mean_over_the_seeds_of_the_sweep_decides(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2], "widen": 0, "seeds": 2}}
-        grid = Grid(study(learning_rate=rate))
+        grid = TrialGrid(study(learning_rate=rate))
         top1 = {(0.1, 1): 0.9, (0.1, 2): 0.1, (0.2, 1): 0.6, (0.2, 2): 0.6}
         known = Known(grid, lambda cell: top1.get((cell.rate, cell.seed), 0.0))
         assert grid.chains[0].rate(known.get) == 0.2
@@ -191,68 +191,70 @@ class TestRates:
 
     def test_the_fewest_updates_to_the_target_may_decide(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2, 4], "widen": 0}}
-        grid = Grid(study(learning_rate=rate, choose="updates", target=0.5))
+        grid = TrialGrid(study(learning_rate=rate, choose="updates", target=0.5))
         ends = {0.1: (40, 0.9), 0.2: (20, 0.6), 0.4: (10, 0.4)}  # the last never reaches the target
         records = {
-            cell.key: record(cell, ends[cell.rate][1], curve=(Point(ends[cell.rate][0], 1.0, ends[cell.rate][1]),))
+            cell.key: record(
+                cell, ends[cell.rate][1], curve=(EvaluationPoint(ends[cell.rate][0], 1.0, ends[cell.rate][1]),)
+            )
             for cell in grid.due(nothing)
         }
         assert grid.chains[0].rate(records.get) == 0.2
 
     def test_a_rate_may_follow_another_variants(self) -> None:
-        grid = Grid(swept())
+        grid = TrialGrid(swept())
         assert chain(grid, "ruled", 1024).rate(nothing) is None
         known = Known(grid, lambda cell: 1 / (1 + abs(cell.rate - 0.2)))
         assert chain(grid, "swept", 64).rate(known.get) == 0.2
         assert [chain(grid, "ruled", batch).rate(known.get) for batch in (64, 256, 1024)] == [0.2, 0.4, 0.8]
         assert [[c.variant.name for c in wave] for wave in grid.waves()] == [["swept"] * 3, ["ruled"] * 3]
         with refused("train.global_batch=64", field="learning_rate.at", got="swept"):
-            Grid(swept(grid={"train.global_batch": [256]}))
+            TrialGrid(swept(grid={"train.global_batch": [256]}))
 
 
 class TestTimeBox:
     def test_without_measurements_a_guess_or_nothing(self) -> None:
-        grid = Grid(study(grid={"train.global_batch": [64, 256]}))
-        assert plan(grid, nothing, jobs=1, box=None).seconds is None
-        assert plan(Grid(study(cell_seconds=10.0)), nothing, jobs=2, box=None).seconds == pytest.approx(15.0)
+        grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}))
+        assert plan_study(grid, nothing, jobs=1, box=None).seconds is None
+        assert plan_study(TrialGrid(study(cell_seconds=10.0)), nothing, jobs=2, box=None).seconds == pytest.approx(15.0)
 
     def test_what_does_not_fit_is_the_last_and_is_named(self) -> None:
-        grid = Grid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))
-        made = plan(grid, nothing, jobs=1, box=35.0)
+        grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))
+        made = plan_study(grid, nothing, jobs=1, box=35.0)
         assert [(cell.seed, cell.config.train.global_batch) for cell in made.kept] == [(1, 256), (1, 64), (2, 256)]
         assert [(cell.seed, cell.config.train.global_batch) for cell in made.left_out] == [(2, 64), (3, 256), (3, 64)]
         assert made.by_chain == {"as it is, batch 256": (2, 1), "as it is, batch 64": (1, 2)}
 
     def test_estimates_come_from_the_nearest_measured_cell(self) -> None:
-        grid = Grid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=99.0))
+        grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=99.0))
         records = {
             cell.key: record(cell, 0.9, seconds=2 * cpu, cpu_seconds=cpu)
             for cell, cpu in zip(grid.due(nothing), (2.0, 4.0), strict=False)
         }
         assert [cell.config.train.global_batch for cell in grid.due(nothing)[:2]] == [256, 64]
-        made = plan(grid, records.get, jobs=1, box=None, cores=2)
+        made = plan_study(grid, records.get, jobs=1, box=None, cores=2)
         assert (made.done, made.measured) == (2, 2)
         assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
 
     def test_a_cell_measured_on_a_busy_machine_costs_its_cpu_seconds(self) -> None:
         """Nine seconds of the clock were one cell's bad luck: what the others took of it for a CPU second counts."""
-        grid = Grid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
+        grid = TrialGrid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
         cells = grid.due(nothing)
         records = {
             cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=3.0)
             for cell, seconds in zip(cells, (9.0, 4.5, 4.5), strict=False)
         }
-        made = plan(grid, records.get, jobs=1, box=None, cores=2)
+        made = plan_study(grid, records.get, jobs=1, box=None, cores=2)
         assert (made.pace, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
-        busy = plan(grid, records.get, jobs=1, box=None, cores=2, ended={cells[0].key})
+        busy = plan_study(grid, records.get, jobs=1, box=None, cores=2, ended={cells[0].key})
         assert (busy.pace, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
             "now it is so again"
         )
-        on_gpus = plan(grid, records.get, jobs=1, box=None, cores=0)
+        on_gpus = plan_study(grid, records.get, jobs=1, box=None, cores=0)
         assert (on_gpus.pace, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
 
     def test_the_newest_records_say_how_fast_the_machine_is(self) -> None:
-        grid = Grid(study(seeds=list(range(1, 10)), grid={"train.global_batch": [64]}))
+        grid = TrialGrid(study(seeds=list(range(1, 10)), grid={"train.global_batch": [64]}))
         records = {
             cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=2.0, date=date)
             for cell, seconds, date in zip(
@@ -260,36 +262,36 @@ class TestTimeBox:
                 strict=False,
             )
         }  # fmt: skip
-        assert plan(grid, records.get, jobs=1, box=None, cores=2).pace == pytest.approx(1.0)
+        assert plan_study(grid, records.get, jobs=1, box=None, cores=2).pace == pytest.approx(1.0)
 
     def test_jobs_cannot_be_faster_than_the_cores(self) -> None:
         """A cell that had both cores to itself took half its CPU seconds; beside another it gets one."""
-        grid = Grid(study(grid={"train.global_batch": [64]}))
+        grid = TrialGrid(study(grid={"train.global_batch": [64]}))
         first = grid.due(nothing)[0]
         records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}
-        alone, beside = (plan(grid, records.get, jobs=jobs, box=None, cores=2).seconds for jobs in (1, 2))
+        alone, beside = (plan_study(grid, records.get, jobs=jobs, box=None, cores=2).seconds for jobs in (1, 2))
         assert (alone, beside) == (pytest.approx(2 * 1.5), pytest.approx(2 * 3.0 / 2))
 
     def test_cells_whose_rate_is_not_known_yet_are_counted(self) -> None:
-        made = plan(Grid(swept()), nothing, jobs=1, box=None)
+        made = plan_study(TrialGrid(swept()), nothing, jobs=1, box=None)
         assert len(made.kept) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the chains that follow
         assert made.widening == 6
 
 
 class TestRecords:
     def test_a_record_is_kept_and_dropped(self, tmp_path: Path) -> None:
-        cell = Grid(study()).due(nothing)[0]
-        made = record(cell, 0.5, curve=(Point(5, 1.0, 0.3, 2.0), Point(10, 2.0, 0.5)))
-        Records(str(tmp_path)).add(made)
-        fresh = Records(str(tmp_path))
+        cell = TrialGrid(study()).due(nothing)[0]
+        made = record(cell, 0.5, curve=(EvaluationPoint(5, 1.0, 0.3, 2.0), EvaluationPoint(10, 2.0, 0.5)))
+        RecordStore(str(tmp_path)).add(made)
+        fresh = RecordStore(str(tmp_path))
         assert fresh.get(cell.key) == made
         fresh.drop(cell.key)
-        assert Records(str(tmp_path)).get(cell.key) is None
+        assert RecordStore(str(tmp_path)).get(cell.key) is None
 
     @pytest.mark.parametrize(
         ("target", "expected"), [(0.3, (5.0, 1.0)), (0.4, (7.5, 1.5)), (0.15, (2.5, 0.5)), (0.6, None)]
     )
     def test_the_target_is_reached_between_evaluations(self, target: float, expected: tuple[float, float]) -> None:
-        curve = (Point(5, 1.0, 0.3), Point(10, 2.0, 0.5), Point(15, 3.0, 0.45))
-        found = Record("c", "done", {}, 1, curve=curve).reached(target)
+        curve = (EvaluationPoint(5, 1.0, 0.3), EvaluationPoint(10, 2.0, 0.5), EvaluationPoint(15, 3.0, 0.45))
+        found = TrialRecord("c", "done", {}, 1, curve=curve).reached(target)
         assert found == (pytest.approx(expected) if expected else None)

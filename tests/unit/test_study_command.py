@@ -10,7 +10,7 @@ import pytest
 from podscale.cli import main
 from podscale.errors import ExitCode
 from podscale.study import StudyDocument
-from podscale.study.cells import Grid
+from podscale.study.cells import TrialGrid
 from tests.support.kfp_api import check_package
 from tests.support.outcomes import assert_error
 
@@ -67,7 +67,7 @@ class TestPackage:
     def test_the_study_travels_inside(self, pipeline: dict[str, Any]) -> None:
         given = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
         study = StudyDocument.model_validate_json(given["runtimeValue"]["constant"])
-        chains = Grid(study).chains
+        chains = TrialGrid(study).chains
         assert [chain.name for chain in chains][:2] == ["the whole recipe", "no label smoothing"]
         assert chains[0].config.run.workspace == "/workspace"
 

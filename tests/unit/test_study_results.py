@@ -10,16 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.engine.session import DIVERGED
+from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.evaluate.history import parse_history
 from podscale.study import StudyDocument
-from podscale.study.blocks import Bullets, Chart, Dots, Table, at_a_glance, blocks, comparison, over_the_range
-from podscale.study.cells import Grid
-from podscale.study.findings import Findings, findings
-from podscale.study.measure import ended_how, record_of
-from podscale.study.publish import conditions, publish, table
-from podscale.study.records import Point, Record
-from podscale.study.statistics import critical_batch, difference, spread
+from podscale.study.blocks import (
+    BulletBlock,
+    ChartBlock,
+    DotBlock,
+    TableBlock,
+    comparison_table,
+    range_table,
+    result_blocks,
+    summary_sentences,
+)
+from podscale.study.cells import TrialGrid
+from podscale.study.findings import StudyResults, study_results
+from podscale.study.measure import build_record, trial_outcome
+from podscale.study.publish import measurement_conditions, render_csv, write_results
+from podscale.study.records import EvaluationPoint, TrialRecord
+from podscale.study.statistics import critical_batch, mean_deviation_percent, mean_difference
 
 LINES = (
     {"kind": "step", "step": 1, "epoch": 1.0, "loss": 2.0, "time": 1.0},
@@ -37,16 +46,16 @@ def history(*lines: Any) -> Any:
 class TestStatistics:
     def test_a_difference_has_its_interval(self) -> None:
         first, other = [0.60, 0.61, 0.62], [0.65, 0.66, 0.67]
-        assert spread(first) == "61.00 \u00b1 1.00 %"
-        found = difference(first, other)
+        assert mean_deviation_percent(first) == "61.00 \u00b1 1.00 %"
+        found = mean_difference(first, other)
         assert found is not None
         pooled = math.sqrt((np.var(first, ddof=1) + np.var(other, ddof=1)) / 2)
         assert found.value == pytest.approx(np.mean(other) - np.mean(first))
         assert found.half == pytest.approx(2.776 * pooled * math.sqrt(2 / 3), rel=2e-3)
         assert str(found) == "+5.00 \u00b1 2.27"
-        assert str(difference(first, [0.61, 0.63])) == "+1.00 \u00b1 3.35 (within noise)"
-        assert difference(first, []) is None
-        assert difference([0.5], [0.6]) is not None
+        assert str(mean_difference(first, [0.61, 0.63])) == "+1.00 \u00b1 3.35 (within noise)"
+        assert mean_difference(first, []) is None
+        assert mean_difference([0.5], [0.6]) is not None
 
     @pytest.mark.parametrize(("least", "critical"), [(100.0, 256.0), (37.0, 900.0)])
     def test_the_critical_batch_is_found_where_it_was_put(self, least: float, critical: float) -> None:
@@ -102,18 +111,18 @@ TOP1 = {("one", 64): 0.9, ("one", 256): 0.9, ("one", 1024): 0.6, ("two", 64): 0.
 UPDATES = {64: 500, 256: 200, 1024: 125}
 
 
-def found_in(**changes: Any) -> Findings:
+def found_in(**changes: Any) -> StudyResults:
     """A study whose first line loses at 1,024 and whose second diverges there with one seed of three."""
-    grid = Grid(StudyDocument.model_validate({**STUDY, **changes}))
-    records: dict[str, Record] = {}
+    grid = TrialGrid(StudyDocument.model_validate({**STUDY, **changes}))
+    records: dict[str, TrialRecord] = {}
     for _ in range(3):
         for cell in grid.due(records.get):
             variant, batch = cell.chain.partition(",")[0], cell.config.train.global_batch
             bad = (variant, batch, cell.seed) == ("two", 1024, 2)
             top1 = TOP1.get((variant, batch), 0.9) + 0.01 * (cell.seed - 2) - (0.2 if cell.rate == 0.2 else 0.0)
             half = UPDATES[batch]
-            curve = (Point(half, 5.0, 0.5, 1.0), Point(2 * half, 10.0, top1, 0.5))
-            records[cell.key] = Record(
+            curve = (EvaluationPoint(half, 5.0, 0.5, 1.0), EvaluationPoint(2 * half, 10.0, top1, 0.5))
+            records[cell.key] = TrialRecord(
                 cell.key,
                 "diverged" if bad else "done",
                 dict(cell.settings),
@@ -126,7 +135,7 @@ def found_in(**changes: Any) -> Findings:
                 curve=() if bad else curve,
                 cpu_seconds=30.0,
             )
-    return findings(grid, records.get)
+    return study_results(grid, records.get)
 
 
 class TestFindings:
@@ -140,7 +149,7 @@ class TestFindings:
     def test_one_seed_tells_nothing_of_noise(self) -> None:
         found = found_in(seeds=[1])
         assert found.holds_to("one") is None
-        assert not any("keeps" in line or "noise" in line for line in at_a_glance(found))
+        assert not any("keeps" in line or "noise" in line for line in summary_sentences(found))
 
     def test_the_critical_batch_counts_what_reached_the_target_with_every_seed(self) -> None:
         found = found_in()
@@ -168,7 +177,7 @@ class TestFindings:
 class TestBlocks:
     def test_a_comparison_tells_what_noise_can_explain(self) -> None:
         found = found_in()
-        made = comparison(found, found.at(1024), "batch 1,024")
+        made = comparison_table(found, found.at(1024), "batch 1,024")
         heads = ["", "rate", "updates", "n", "updates to 50.0\u202f%", "epochs"]
         assert list(made.heads[:6]) == heads
         one, two = made.rows
@@ -178,55 +187,60 @@ class TestBlocks:
         assert "noise" not in two[7]
 
     def test_what_matters_stands_first(self) -> None:
-        glance = list(at_a_glance(found_in()))
+        glance = list(summary_sentences(found_in()))
         assert glance[0] == "Best at batch 1,024: two, 90.00 \u00b1 1.41 % (n = 2)."
         assert glance[1] == "one: 90.00 \u00b1 1.00 % at 64, keeps its accuracy to batch 256."
         assert glance[3].startswith("one: critical batch size 260 (fit")
         assert glance[4].startswith("two: no critical batch size to 50.0")
-        made = list(blocks(found_in()))
-        assert isinstance(made[1], Bullets)
-        assert [block.name for block in made if isinstance(block, Chart)] == ["accuracy", "epochs", "updates", "curves"]
+        made = list(result_blocks(found_in()))
+        assert isinstance(made[1], BulletBlock)
+        assert [block.name for block in made if isinstance(block, ChartBlock)] == [
+            "accuracy",
+            "epochs",
+            "updates",
+            "curves",
+        ]
 
     def test_what_has_no_axis_is_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
         found = found_in(grid={"train.global_batch": [1024]}, target=None)
-        rows = next(block for block in blocks(found) if isinstance(block, Dots)).rows
+        rows = next(block for block in result_blocks(found) if isinstance(block, DotBlock)).rows
         assert [(row.name, row.values, row.note) for row in rows] == [
             ("one", pytest.approx([59.0, 60.0, 61.0]), "60.00 \u00b1 1.00 %"),
             ("two", pytest.approx([89.0, 91.0]), "90.00 \u00b1 1.41 %"),
         ]
-        publish(found, tmp_path, [])
+        write_results(found, tmp_path, [])
         assert (tmp_path / "s-accuracy.svg").read_text().count("<circle") == 5
         assert (tmp_path / "s.html").read_text().count("dot pale") == 5
 
     def test_many_lines_can_be_told_apart(self) -> None:
         variants = [{"name": f"v{i}"} for i in range(9)]
-        charts = [block for block in blocks(found_in(variants=variants)) if isinstance(block, Chart)]
+        charts = [block for block in result_blocks(found_in(variants=variants)) if isinstance(block, ChartBlock)]
         for chart in charts:
             assert len({(line.colour, line.dashed) for line in chart.series}) == 9
         assert not any(line.spread for line in charts[-1].series), "nine bands would hide each other"
 
     def test_no_axis_of_accuracy_goes_beyond_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TOP1, ("one", 64), 0.995)
-        accuracy = next(block for block in blocks(found_in()) if isinstance(block, Chart))
+        accuracy = next(block for block in result_blocks(found_in()) if isinstance(block, ChartBlock))
         assert accuracy.options["y_range"] == (50, 100)
 
     def test_lines_are_followed_over_the_whole_range(self) -> None:
-        made = over_the_range(found_in())
+        made = range_table(found_in())
         assert list(made.heads) == ["", "64", "256", "1,024", "from 64 to 1,024"]
         assert made.rows[0][1:4] == ["90.00 \u00b1 1.00 %", "90.00 \u00b1 1.00 %", "60.00 \u00b1 1.00 %"]
         assert made.rows[0][4] == "-30.00 \u00b1 2.27"
 
     def test_an_unfinished_study_says_so(self) -> None:
-        grid = Grid(StudyDocument.model_validate(STUDY))
-        found = findings(grid, lambda key: None)
-        assert list(at_a_glance(found)) == ["Not finished: 21 cells still to be run."]
-        tables = [block for block in blocks(found) if isinstance(block, Table)]
+        grid = TrialGrid(StudyDocument.model_validate(STUDY))
+        found = study_results(grid, lambda key: None)
+        assert list(summary_sentences(found)) == ["Not finished: 21 cells still to be run."]
+        tables = [block for block in result_blocks(found) if isinstance(block, TableBlock)]
         assert tables[0].rows[0][1] == "not chosen yet"
 
 
 class TestPublished:
     def test_files(self, tmp_path: Path) -> None:
-        made = publish(found_in(), tmp_path, ["Command: `podscale study s`"])
+        made = write_results(found_in(), tmp_path, ["Command: `podscale study s`"])
         assert {path.name for path in made} == {path.name for path in tmp_path.iterdir()}
         text = (tmp_path / "s.md").read_text()
         assert text.startswith("# A study\n\nCommand: `podscale study s`  \n")
@@ -245,10 +259,10 @@ class TestPublished:
         kept = "podscale study s.yaml --out results/learning --set 'a.b=[1, 2]'"
         typed = kept.replace("s.yaml", "/home/me/s.yaml") + " --set data.source=/home/me/photos.tar"
         monkeypatch.setenv("PODSCALE_COMMAND", typed)
-        assert conditions()[0] == f"Command: `{kept} --set data.source=photos.tar`"
+        assert measurement_conditions()[0] == f"Command: `{kept} --set data.source=photos.tar`"
 
     def test_the_table_for_programs(self) -> None:
-        rows = list(csv.DictReader(io.StringIO(table(found_in()))))
+        rows = list(csv.DictReader(io.StringIO(render_csv(found_in()))))
         assert len(rows) == 21  # two rates at three batches, two more seeds of one of them, three seeds of the other
         row = next(row for row in rows if row["train.optimizer.name"] == "lars" and row["train.global_batch"] == "256")
         assert (row["updates_to_target"], row["epochs_to_target"]) == ("200.0", "5.0")
@@ -256,16 +270,16 @@ class TestPublished:
 
 class TestMeasuring:
     def test_a_training_is_read_from_its_log(self) -> None:
-        cell = Grid(StudyDocument.model_validate(STUDY)).due(lambda key: None)[0]
-        made = record_of(cell, "done", "", history(*LINES), images=100)
+        cell = TrialGrid(StudyDocument.model_validate(STUDY)).due(lambda key: None)[0]
+        made = build_record(cell, "done", "", history(*LINES), images=100)
         assert (made.updates, made.top1, made.loss, made.masked, made.images) == (3, 0.6, 1.0, 1, 100)
         assert made.training_loss == pytest.approx(1.3)
-        assert made.curve == (Point(3, 2.2, 0.6, 1.0),)
-        assert record_of(cell, "diverged", "why", history(*LINES[:4]), images=100).top1 is None
+        assert made.curve == (EvaluationPoint(3, 2.2, 0.6, 1.0),)
+        assert build_record(cell, "diverged", "why", history(*LINES[:4]), images=100).top1 is None
 
     def test_only_divergence_is_a_result(self) -> None:
-        assert ended_how(0, "", history(*LINES)) == "done"
-        assert ended_how(1, f"9 updates in a row {DIVERGED} (train", history(*LINES[:3])) == "diverged"
-        assert ended_how(0, "", history(*LINES[:3], {**LINES[3], "loss": None}, LINES[4])) == "diverged"
-        assert ended_how(1, "was killed by SIGSEGV", history(*LINES[:3])) is None
-        assert ended_how(75, "stopped on request", history(*LINES[:3])) is None
+        assert trial_outcome(0, "", history(*LINES)) == "done"
+        assert trial_outcome(1, f"9 updates in a row {NONFINITE_MESSAGE} (train", history(*LINES[:3])) == "diverged"
+        assert trial_outcome(0, "", history(*LINES[:3], {**LINES[3], "loss": None}, LINES[4])) == "diverged"
+        assert trial_outcome(1, "was killed by SIGSEGV", history(*LINES[:3])) is None
+        assert trial_outcome(75, "stopped on request", history(*LINES[:3])) is None

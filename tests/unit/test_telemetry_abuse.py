@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry.access import OPEN, access_of
+from podscale.telemetry.access import NO_AUTH, read_endpoint_auth
 from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer
 from tests.support.certificates import Authority
 from tests.support.polling import until
@@ -34,10 +34,10 @@ def many_files() -> Iterator[None]:
 
 @pytest.fixture(params=["http", "https"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetricsServer]:
-    access = OPEN
+    access = NO_AUTH
     if request.param == "https":
         pair = Authority(tmp_path).sign("server")
-        access = access_of(TelemetrySection(tls_certificate=str(pair.certificate), tls_key=str(pair.key)))
+        access = read_endpoint_auth(TelemetrySection(tls_certificate=str(pair.certificate), tls_key=str(pair.key)))
     server = MetricsServer("127.0.0.1", 0, lambda: TEXT, access=access, request_seconds=600).start()
     yield server
     server.close()

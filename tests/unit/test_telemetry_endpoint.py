@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry.endpoint import Client, Endpoint, NotServed
+from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
 from podscale.telemetry.stage import StageTelemetry
 from tests.support.certificates import Authority
 from tests.support.refusals import refused
@@ -68,9 +68,9 @@ def test_the_certificate_itself_is_trusted_whatever_names_it_has(
         assert "podscale_build_info" in found.get(SECONDS)
         assert found.name(SECONDS) == (None if signed_for == "127.0.0.1" else signed_for)
         other = Endpoint(found.url, authority.sign("other").certificate)
-        with pytest.raises(NotServed, match="certificate verify failed"):
+        with pytest.raises(EndpointError, match="certificate verify failed"):
             other.get(SECONDS)
-        with pytest.raises(NotServed, match="gone: No such file"):
+        with pytest.raises(EndpointError, match="gone: No such file"):
             Endpoint(found.url, tmp_path / "gone").get(SECONDS)
 
 
@@ -86,7 +86,7 @@ def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> N
     chain.write_bytes(other.certificate.read_bytes() + authority.pair.certificate.read_bytes())
     with (
         serving(tmp_path, tls_certificate=pair.certificate, tls_key=pair.key) as served,
-        pytest.raises(NotServed, match="verify failed"),
+        pytest.raises(EndpointError, match="verify failed"),
     ):
         Endpoint(served.url or "", chain).get(SECONDS)
 
@@ -97,7 +97,7 @@ def test_a_token_goes_with_the_request(tmp_path: Path) -> None:
         found = Endpoint.read(tmp_path / "url")
         assert found is not None
         assert "podscale_build_info" in found.get(SECONDS)
-        with pytest.raises(NotServed, match="answers 401 Unauthorized"):
+        with pytest.raises(EndpointError, match="answers 401 Unauthorized"):
             Endpoint(found.url).get(SECONDS)
 
 
@@ -107,18 +107,18 @@ def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authori
     with serving(tmp_path, **options):
         found = Endpoint.read(tmp_path / "url")
         assert found is not None
-        assert "podscale_build_info" in found.get(SECONDS, Client.of(mine.certificate, mine.key))
-        with pytest.raises(NotServed, match="--client-certificate and --client-key"):
+        assert "podscale_build_info" in found.get(SECONDS, ClientCertFiles.of(mine.certificate, mine.key))
+        with pytest.raises(EndpointError, match="--client-certificate and --client-key"):
             found.get(SECONDS)
 
 
 def test_a_clients_files_are_looked_at_first(tmp_path: Path, authority: Authority) -> None:
     mine, other = authority.sign("me"), authority.sign("other")
-    assert Client.of(None, None) is None
+    assert ClientCertFiles.of(None, None) is None
     for certificate, key, field, said in (
         (mine.certificate, None, "--client-key", "--client-certificate"),
         (mine.certificate, other.key, "--client-certificate", "KEY_VALUES_MISMATCH"),
         (mine.certificate, tmp_path / "gone", "--client-certificate", os.strerror(errno.ENOENT)),
     ):
         with refused(said, field=field):
-            Client.of(certificate, key)
+            ClientCertFiles.of(certificate, key)

@@ -9,9 +9,9 @@ import pytest
 
 from podscale.errors import PodscaleError
 from podscale.rundir import Lease, LeaseLost
-from podscale.telemetry.events import EventLog, read_records, undisturbed
-from podscale.telemetry.steplog import Pace, StepLog, describe
-from podscale.text import duration
+from podscale.telemetry.events import EventLog, filter_replays, read_records
+from podscale.telemetry.steplog import EtaEstimator, StepLog, format_record
+from podscale.text import format_duration
 
 
 def step(log: EventLog, number: int, loss: float = 1.0) -> None:
@@ -78,7 +78,7 @@ def test_history_leaves_out_what_was_lost_and_done_again(tmp_path: Path) -> None
         log.event("resumed", step=2)
         for number in (3, 4, 5):
             step(log, number, loss=2.0)
-    records = undisturbed(read_records(path))
+    records = filter_replays(read_records(path))
     assert [(r["step"], r["loss"]) for r in records if r["kind"] == "step"] == [
         (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)
     ]  # fmt: skip
@@ -95,19 +95,19 @@ RECORD = {
 
 
 def test_a_step_is_one_line_with_the_time_left() -> None:
-    left = Pace()
+    left = EtaEstimator()
     assert left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100}) is None
     seconds = left.after(RECORD)
     assert seconds == pytest.approx(40.0)
-    line = describe(RECORD, seconds)
+    line = format_record(RECORD, seconds)
     shares = "data 10%  compute 60%  wait 20%"  # of the updates, whatever evaluations took
     assert line == f"step     20  epoch 1.25  loss 0.5000  lr 0.0125      1,234 images/s  0:40 left  {shares}"
-    assert describe(RECORD, total=1500).startswith("step   20/1500  epoch")
-    assert "not finite" in describe({**RECORD, "loss": None})
+    assert format_record(RECORD, total=1500).startswith("step   20/1500  epoch")
+    assert "not finite" in format_record({**RECORD, "loss": None})
 
 
 def test_the_pace_counts_from_where_the_launch_continued() -> None:
-    left = Pace()
+    left = EtaEstimator()
     left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100})
     left.after({"time": 95.0, "kind": "event", "event": "resumed", "step": 15})
     assert left.after(RECORD) == pytest.approx(80 * 5 / 5)
@@ -115,37 +115,37 @@ def test_the_pace_counts_from_where_the_launch_continued() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (-1, "0:00")])
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_events_and_evaluations_in_words() -> None:
-    text = describe({"time": 1, "kind": "event", "event": "new_thing", "key": 7, "error": "cut\x1b[31m\noff"})
+    text = format_record({"time": 1, "kind": "event", "event": "new_thing", "key": 7, "error": "cut\x1b[31m\noff"})
     assert text == r"new thing  key 7  error cut\x1b[31m | off"
-    text = describe({"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1})
+    text = format_record({"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1})
     assert text == "evaluation  step 9  epoch 2.00  top-1 97.31%  top-5 100.00%  loss 0.1000"
     line = {**START, "event": "resumed", "step": 40}
-    assert describe(START) == "start  2 processes on cpu  90 updates of 64 images  701,466 parameters"
-    assert describe(line).startswith("resumed  after step 40  2 processes")
+    assert format_record(START) == "start  2 processes on cpu  90 updates of 64 images  701,466 parameters"
+    assert format_record(line).startswith("resumed  after step 40  2 processes")
     line = {"kind": "event", "event": "checkpoint", "step": 90, "bytes": 5637328, "seconds": 0.0714}
-    assert describe(line) == "checkpoint  step 90  5.4 MiB in 0.07 s"
+    assert format_record(line) == "checkpoint  step 90  5.4 MiB in 0.07 s"
     line = {"kind": "event", "event": "checkpoint_passed", "step": 40, "reason": "weights.bin:\nanother sha256"}
-    assert describe(line) == "checkpoint of step 40 cannot be used: weights.bin: | another sha256"
-    assert describe({"kind": "event", "event": "skipped_update", "step": 3}).startswith("update 3 skipped: ")
-    assert describe({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
-    assert describe({"kind": "event", "event": "done", "step": 90, "skipped_updates": 0}) == "done  step 90"
-    assert describe({"kind": "event", "event": "done", "step": 90, "skipped_updates": 2}).endswith("2 skipped")
+    assert format_record(line) == "checkpoint of step 40 cannot be used: weights.bin: | another sha256"
+    assert format_record({"kind": "event", "event": "skipped_update", "step": 3}).startswith("update 3 skipped: ")
+    assert format_record({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
+    assert format_record({"kind": "event", "event": "done", "step": 90, "skipped_updates": 0}) == "done  step 90"
+    assert format_record({"kind": "event", "event": "done", "step": 90, "skipped_updates": 2}).endswith("2 skipped")
     seconds = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle": 0.0}
     line = {"kind": "event", "event": "goodput", "goodput": 0.87, "wall_seconds": 100.0, "seconds": seconds}
-    assert describe(line) == "goodput 87%  of 1:40  redo 10%  init 3%"
+    assert format_record(line) == "goodput 87%  of 1:40  redo 10%  init 3%"
     who = {"kind": "event", "rank": 3, "host": "node-b", "ratio": 1.625, "milliseconds": 65, "fastest_milliseconds": 40}
     text = "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms an update"
-    assert describe({**who, "event": "straggler"}).startswith(text)
-    assert describe({**who, "event": "straggler_over"}) == "rank 3 on node-b is no longer the slowest by far"
+    assert format_record({**who, "event": "straggler"}).startswith(text)
+    assert format_record({**who, "event": "straggler_over"}) == "rank 3 on node-b is no longer the slowest by far"
 
 
 def test_a_tracker_that_failed_is_shown_with_its_reason() -> None:
     failed = {"time": 1, "kind": "event", "event": "tracker_failed", "tracker": "wandb", "reason": "no key\nset"}
-    assert describe(failed) == "the tracker wandb has failed, the run goes on without it: no key | set"
+    assert format_record(failed) == "the tracker wandb has failed, the run goes on without it: no key | set"
 
 
 START = {

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, merge, snapshot_path
-from podscale.telemetry.metrics import STEP_BUCKETS, TrainMetrics
+from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, merge_expositions, snapshot_path
+from podscale.telemetry.metrics import STEP_SECONDS_BUCKETS, TrainMetrics
 from podscale.telemetry.phases import PHASES, PhaseClock
 
 LABELS = {"run": "r", "rank": "3"}
@@ -74,8 +74,8 @@ def test_steps_count_images_and_fall_into_buckets(registry: CollectorRegistry, m
 
 
 def test_buckets_rise_from_a_millisecond_to_four_seconds() -> None:
-    assert list(STEP_BUCKETS) == sorted(set(STEP_BUCKETS))
-    assert STEP_BUCKETS[4:] == tuple(0.02 * 1.5**i for i in range(14))
+    assert list(STEP_SECONDS_BUCKETS) == sorted(set(STEP_SECONDS_BUCKETS))
+    assert STEP_SECONDS_BUCKETS[4:] == tuple(0.02 * 1.5**i for i in range(14))
 
 
 def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
@@ -212,7 +212,7 @@ def test_snapshots_of_ranks_are_merged_into_one_exposition(tmp_path: Path) -> No
 
 def test_merging_one_text_changes_nothing(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
     text = generate_latest(registry).decode()
-    assert merge([text]) == text
+    assert merge_expositions([text]) == text
 
 
 def test_rendered_at_most_once_an_interval(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from podscale.telemetry.server import MAX_CONNECTIONS, CannotListen, MetricsServer
+from podscale.telemetry.server import MAX_CONNECTIONS, ListenError, MetricsServer
 from tests.support.refusals import refused
 
 
@@ -81,13 +81,13 @@ def test_silent_clients_are_shed_and_the_server_recovers(server: MetricsServer) 
 
 
 def test_a_taken_port_is_named(server: MetricsServer) -> None:
-    with refused("127.0.0.1", "or 0 for any", field="telemetry.port", got=server.port, kind=CannotListen):
+    with refused("127.0.0.1", "or 0 for any", field="telemetry.port", got=server.port, kind=ListenError):
         MetricsServer("127.0.0.1", server.port, lambda: b"")
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no such host"])
 def test_an_address_that_is_not_ours_is_named(address: str) -> None:
-    with refused(field="telemetry.address", got=address, kind=CannotListen):
+    with refused(field="telemetry.address", got=address, kind=ListenError):
         MetricsServer(address, 0, lambda: b"")
 
 

@@ -15,12 +15,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry import metrics as metrics_module
+from podscale.telemetry import metrics as telemetry_metrics
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import TrainMetrics
-from podscale.telemetry.readings import LONGEST_LABEL
+from podscale.telemetry.readings import MAX_LABEL_LENGTH
 from podscale.telemetry.stage import StageTelemetry
-from podscale.telemetry.summary import series
+from podscale.telemetry.summary import series_values
 from tests.support.exposition import families, foreign, names, scrape
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -92,7 +92,7 @@ def test_a_summary_holds_numbers_that_json_knows() -> None:
     text = (
         '# TYPE a gauge\na{b="x\\"\\\\\\n"} NaN\na{b="y"} 2.5\n# TYPE h histogram\nh_bucket{le="+Inf"} 1\nh_count 1\n'
     )
-    assert series(text) == {'a{b="x\\"\\\\\\n"}': None, 'a{b="y"}': 2.5, "h_count": 1.0}
+    assert series_values(text) == {'a{b="x\\"\\\\\\n"}': None, 'a{b="y"}': 2.5, "h_count": 1.0}
 
 
 class Gateway:
@@ -210,7 +210,7 @@ def test_any_text_may_become_a_label(value: str) -> None:
     text = generate_latest(registry).decode()
     found = {sample.labels["run"] for family in families(text) for sample in family.samples}
     assert len(found) == 1
-    assert all(0 < len(label) <= LONGEST_LABEL for label in found)
+    assert all(0 < len(label) <= MAX_LABEL_LENGTH for label in found)
     if shutil.which("promtool") is not None:
         check = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True)
         assert (check.returncode, check.stdout + check.stderr) == (0, b"")
@@ -222,7 +222,7 @@ def test_a_clock_that_jumps_back_changes_time_stamps_alone(monkeypatch: pytest.M
     with metrics.phase("optimizer"):
         metrics.step(3, 0.1)
     before = values(registry)
-    monkeypatch.setattr(metrics_module, "time", lambda: time.time() - 86_400 * 400)
+    monkeypatch.setattr(telemetry_metrics, "time", lambda: time.time() - 86_400 * 400)
     with metrics.phase("optimizer"):
         metrics.step(3, 0.1)
     after = values(registry)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from podscale import env, progress
-from podscale.progress import Ticker, Update
-from podscale.terminal import ProgressLine, paint, progress_text
+from podscale.progress import ProgressReporter, ProgressUpdate
+from podscale.terminal import ProgressLine, format_progress, paint
 
 
 class Terminal(io.StringIO):
@@ -17,10 +17,10 @@ class Terminal(io.StringIO):
 
 
 def test_what_a_progress_line_says() -> None:
-    text = progress_text(Update("pack", 500, 2000, rejects=3, seconds=5.0))
+    text = format_progress(ProgressUpdate("pack", 500, 2000, rejects=3, seconds=5.0))
     assert text == f"pack      {'━' * 6}{'╌' * 18}  25%  500 of 2,000 images  100 images/s  0:15 left  3 unusable"
-    assert progress_text(Update("list", 1, 0)) == "list      1 image"
-    assert "100%" in progress_text(Update("evaluate", 12, 10, seconds=1.0)), "padding is no image"
+    assert format_progress(ProgressUpdate("list", 1, 0)) == "list      1 image"
+    assert "100%" in format_progress(ProgressUpdate("evaluate", 12, 10, seconds=1.0)), "padding is no image"
 
 
 def test_the_line_is_drawn_again_cut_to_the_terminal_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +28,8 @@ def test_the_line_is_drawn_again_cut_to_the_terminal_and_taken_away(monkeypatch:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         line = ProgressLine(stream)
-        line(Update("pack", 500, 2000, seconds=5.0))
-        line(Update("pack", 2000, 2000, seconds=5.0, done=True))
+        line(ProgressUpdate("pack", 500, 2000, seconds=5.0))
+        line(ProgressUpdate("pack", 2000, 2000, seconds=5.0, done=True))
         line.clear()
     assert terminal.getvalue() == f"\r\x1b[2Kpack      {'━' * 6}{'╌' * 3}\r\x1b[2K"
     assert pipe.getvalue() == ""
@@ -46,17 +46,17 @@ def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.Mo
 
 def test_progress_goes_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.json"
-    assert progress.read(path) is None
+    assert progress.read_progress(path) is None
     monkeypatch.setenv(env.PROGRESS_FILE, str(path))
-    ticker = Ticker("evaluate", progress.from_environment(), 100)
+    ticker = ProgressReporter("evaluate", progress.progress_from_env(), 100)
     ticker.set(100, 0, 0)
     ticker.close()
-    update = progress.read(path)
+    update = progress.read_progress(path)
     assert update is not None
     assert (update.stage, update.images, update.total, update.done) == ("evaluate", 100, 100, True)
     assert os.listdir(tmp_path) == ["progress.json"]  # noqa: PTH208
     path.write_text('{"stage"')
-    assert progress.read(path) is None
-    progress.to_file(tmp_path / "gone" / "p.json")(update)
+    assert progress.read_progress(path) is None
+    progress.write_progress_to(tmp_path / "gone" / "p.json")(update)
     monkeypatch.delenv(env.PROGRESS_FILE)
-    assert progress.from_environment() is progress.silent
+    assert progress.progress_from_env() is progress.ignore_progress

@@ -30,13 +30,17 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_end_of_a_stage(log: Path, error: BaseException, code: int, text: str) -> None:
-    with pytest.raises(type(error)), termination.told("train"):
+    with pytest.raises(type(error)), termination.write_termination_on_exit("train"):
         raise error
-    assert termination.read(log.read_text()) == {"stage": "train", "exit_code": code, "error": text}
+    assert termination.parse_termination_message(log.read_text()) == {
+        "stage": "train",
+        "exit_code": code,
+        "error": text,
+    }
 
 
 def test_a_stage_that_is_done(log: Path) -> None:
-    with termination.told("shard"):
+    with termination.write_termination_on_exit("shard"):
         pass
     assert json.loads(log.read_text()) == {"stage": "shard", "exit_code": 0, "error": ""}
 
@@ -44,7 +48,7 @@ def test_a_stage_that_is_done(log: Path) -> None:
 def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(env.TERMINATION_LOG, raising=False)
     monkeypatch.chdir(tmp_path)
-    with termination.told("train"):
+    with termination.write_termination_on_exit("train"):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -52,16 +56,16 @@ def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytes
 def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.TERMINATION_LOG, "/proc/no/such/file")
     error = InputError("the reason")
-    with pytest.raises(InputError) as caught, termination.told("train"):
+    with pytest.raises(InputError) as caught, termination.write_termination_on_exit("train"):
         raise error
     assert caught.value is error
 
 
 @pytest.mark.parametrize("error", ["x" * 10_000, "\u00e9" * 4096, '"\\\n' * 3000, "\U0001f600" * 2000, "x" * 4040])
 def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
-    message = termination.message("train", 1, error)
+    message = termination.termination_message("train", 1, error)
     assert len(message) <= 4096
-    found = termination.read(message.decode())
+    found = termination.parse_termination_message(message.decode())
     assert found is not None
     assert found["error"].rstrip(".") == error[: len(found["error"].rstrip("."))], "the beginning is kept"
     assert len(message) > 4096 - 16 or found["error"] == error
@@ -71,7 +75,7 @@ def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
     "text", ["", "{}", "not json", '{"stage": "x"}', "[1]", '{"stage":"t","exit_code":"a","error":""}']
 )
 def test_messages_of_others_are_none_of_ours(text: str) -> None:
-    assert termination.read(text) is None
+    assert termination.parse_termination_message(text) is None
 
 
 def test_a_command_tells_even_what_is_wrong_with_its_document(
@@ -81,7 +85,7 @@ def test_a_command_tells_even_what_is_wrong_with_its_document(
 
     monkeypatch.setenv(env.RUN_DOCUMENT, "launch: {nodez: 2}")
     assert main(["train"]) == 2
-    found = termination.read(log.read_text())
+    found = termination.parse_termination_message(log.read_text())
     assert found is not None
     assert found["exit_code"] == 2
     assert found["error"].startswith("PODSCALE_RUN_DOCUMENT:1: ")
@@ -93,6 +97,6 @@ def test_a_stage_reads_its_document_from_the_environment(monkeypatch: pytest.Mon
 
     given: RunConfig = load(None, ["run.id=from-the-environment"])
     monkeypatch.setenv(env.RUN_DOCUMENT, dumps(given))
-    assert documents.load(None, []) == given
-    assert documents.load(None, ["run.seed=5"]).run.seed == 5
-    assert documents.load("digits", []).run.id == "digits", "a document that is named comes first"
+    assert documents.load_run_document(None, []) == given
+    assert documents.load_run_document(None, ["run.seed=5"]).run.seed == 5
+    assert documents.load_run_document("digits", []).run.id == "digits", "a document that is named comes first"

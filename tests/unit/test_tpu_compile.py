@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from podscale.cli import main
 from podscale.config import RunConfig
 from podscale.errors import InputError, PodscaleError
-from podscale.hardware import TPU_CHIPS, TPUS, find_topology
-from podscale.jax.ahead import request as requests
-from podscale.jax.ahead.capacity import largest_known
-from podscale.jax.ahead.estimate import Bounds, Work, bounds_of, estimated, rates
-from podscale.jax.ahead.findings import findings
-from podscale.jax.ahead.report import report, sweep_report
-from podscale.jax.ahead.request import Compiled, Request, compile_ahead
-from podscale.jax.ahead.shortage import Shortage, find_shortage
-from podscale.jax.ahead.sweep import Measured, batches_of, largest_batch, with_batch
+from podscale.hardware import TPU_CHIPS, TPU_KINDS, find_topology
+from podscale.jax.ahead import request as jax_request
+from podscale.jax.ahead.capacity import largest_known_batch
+from podscale.jax.ahead.estimate import DeviceWork, StepBounds, compute_bounds, estimate_step_seconds, step_rates
+from podscale.jax.ahead.findings import compile_findings
+from podscale.jax.ahead.report import format_compile_report, format_sweep_report
+from podscale.jax.ahead.request import CompileRequest, CompileResult, compile_aot
+from podscale.jax.ahead.shortage import MemoryShortage, parse_memory_shortage
+from podscale.jax.ahead.sweep import FitResult, allowed_batches, find_largest_batch, with_batch
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
 
@@ -35,7 +35,7 @@ def document(**values: Any) -> RunConfig:
     return RunConfig.model_validate({"train": train, "model": {"name": "resnet18"}})
 
 
-REQUEST = Request(document(), V5E, classes=1000, updates=100)
+REQUEST = CompileRequest(document(), V5E, classes=1000, updates=100)
 FOUND: dict[str, Any] = {
     "mesh": {"slice": 1, "column": 4, "row": 4, "group_column": 1, "group_row": 1, "height": 1, "width": 1},
     "fits": True,
@@ -94,8 +94,8 @@ def test_a_topology_that_does_not_exist_is_answered_with_those_that_do(name: str
 
 def test_every_tpu_of_a_cluster_can_be_compiled_for() -> None:
     kinds = [chip.kind for chip in TPU_CHIPS]
-    assert [kind for kind in kinds if kind is not None] == list(TPUS)
-    for kind in TPUS:
+    assert [kind for kind in kinds if kind is not None] == list(TPU_KINDS)
+    for kind in TPU_KINDS:
         for sides in kind.smallest:
             assert find_topology(f"{kind.name}-{sides}").chip.kind is kind
     with refused(field="--slices", got=0):
@@ -106,20 +106,22 @@ def test_every_tpu_of_a_cluster_can_be_compiled_for() -> None:
 
 
 def test_bounds_are_work_over_peaks_of_a_device() -> None:
-    work = Work(flops=61.5e12, bytes=450e9, sent=166e9, crossing=0)
-    assert bounds_of(work, find_topology("v3:4x4"), "bf16") == Bounds(1.0, 1.0, 1.0, 0.0), "half a chip each"
-    two = bounds_of(Work(0, 0, 0, crossing=3.125e9), find_topology("v5e:4x4", 2), "bf16")
+    work = DeviceWork(flops=61.5e12, bytes=450e9, sent=166e9, crossing=0)
+    assert compute_bounds(work, find_topology("v3:4x4"), "bf16") == StepBounds(1.0, 1.0, 1.0, 0.0), "half a chip each"
+    two = compute_bounds(DeviceWork(0, 0, 0, crossing=3.125e9), find_topology("v5e:4x4", 2), "bf16")
     assert (two.network, two.binding, two.seconds) == (1.0, "network", 1.0)
-    assert bounds_of(work, find_topology("v3:4x4"), "fp32").compute == 6.0, "an exact product is six of bf16"
+    assert compute_bounds(work, find_topology("v3:4x4"), "fp32").compute == 6.0, "an exact product is six of bf16"
 
 
 def test_the_cost_model_counts_where_it_can_be() -> None:
-    bounds = Bounds(compute=0.010, memory=0.050, links=0.001, network=0.0)
+    bounds = StepBounds(compute=0.010, memory=0.050, links=0.001, network=0.0)
     assert bounds.binding == "memory"
-    assert estimated(0.040, bounds) == (0.040, "cost model"), "less than memory's bound, which counts too much"
+    assert estimate_step_seconds(0.040, bounds) == (0.040, "cost model"), (
+        "less than memory's bound, which counts too much"
+    )
     for nonsense in (-60.9, 0.0, 0.009, None):
-        assert estimated(nonsense, bounds) == (0.050, "roofline")
-    told = rates(0.5, 1000, Work(flops=49.25e12, bytes=0, sent=0, crossing=0), V5E)
+        assert estimate_step_seconds(nonsense, bounds) == (0.050, "roofline")
+    told = step_rates(0.5, 1000, DeviceWork(flops=49.25e12, bytes=0, sent=0, crossing=0), V5E)
     assert told == {"images_per_second": 2000.0, "peak_share": pytest.approx(0.5)}
 
 
@@ -129,37 +131,37 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
         (
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (24.60G) "
             "exceeds available HBM (15.75G).",
-            Shortage(round(24.6 * GIB), round(15.75 * GIB)),
+            MemoryShortage(round(24.6 * GIB), round(15.75 * GIB)),
         ),
         (
             "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 17.56G "
             "of 15.48G hbm. Exceeded hbm capacity by 2.08G.",
-            Shortage(round(17.56 * GIB), round(15.48 * GIB)),
+            MemoryShortage(round(17.56 * GIB), round(15.48 * GIB)),
         ),
         ("INTERNAL: Mosaic failed to compile", None),
     ],
 )
-def test_what_the_compiler_says_of_memory(message: str, found: Shortage | None) -> None:
-    assert find_shortage(message) == found
+def test_what_the_compiler_says_of_memory(message: str, found: MemoryShortage | None) -> None:
+    assert parse_memory_shortage(message) == found
 
 
 # what is told
 
 
 def test_findings_and_report_of_a_step_that_fits() -> None:
-    found = findings(REQUEST, Compiled(FOUND, TEXT, VERSIONS))
+    found = compile_findings(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
     assert (found["memory"]["available"], found["memory"]["free"]) == (15.75 * GIB, 12.75 * GIB)
     assert found["bound_seconds"]["compute"] == pytest.approx(0.010)
     assert (found["step_seconds"], found["step_source"]) == (pytest.approx(0.010), "roofline")
     assert found["images_per_second"] == pytest.approx(204_800)
     assert found["collectives"][0]["bytes"] == 4 * 2**20
     assert json.loads(json.dumps(found)) == found
-    v3 = findings(replace(REQUEST, topology=find_topology("v3:4x4")), Compiled(FOUND, TEXT, VERSIONS))
+    v3 = compile_findings(replace(REQUEST, topology=find_topology("v3:4x4")), CompileResult(FOUND, TEXT, VERSIONS))
     assert (v3["cycles"], v3["cycle_seconds"], found["cycle_seconds"]) == (3_760_000, pytest.approx(0.004), None)
     assert "3.76 million in the operations by themselves, messages left out (4 ms), 25% of them in copies" in "\n".join(
-        report(v3)
+        format_compile_report(v3)
     )
-    text = "\n".join(report(found))
+    text = "\n".join(format_compile_report(found))
     assert "fits: 3.0 GiB of 15.8 GiB that a program may use of a device's 16.0 GiB; arguments" in text
     assert "(the largest bound, because the cost model's -60,900.0 ms cannot be): 204,800 images/s" in text
     assert "all-reduce          all" in text
@@ -168,16 +170,16 @@ def test_findings_and_report_of_a_step_that_fits() -> None:
 
 def test_findings_and_report_of_a_step_that_does_not_fit() -> None:
     short = {**FOUND, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
-    found = findings(REQUEST, Compiled(short, "", VERSIONS))
+    found = compile_findings(REQUEST, CompileResult(short, "", VERSIONS))
     assert (found["memory"]["over"], "step_seconds" in found) == (3 * GIB, False)
-    text = "\n".join(report(found))
+    text = "\n".join(format_compile_report(found))
     assert "NOT FIT: 18.0 GiB needed of 15.0 GiB that a program may use of a device's 16.0 GiB: 3.0 GiB too" in text
-    fits = findings(with_batch(REQUEST, 64), Compiled(FOUND, TEXT, VERSIONS))
-    table = sweep_report([found, fits], 64)
+    fits = compile_findings(with_batch(REQUEST, 64), CompileResult(FOUND, TEXT, VERSIONS))
+    table = format_sweep_report([found, fits], 64)
     assert [line.split()[:2] for line in table[1:3]] == [["64", "1,024"], ["128", "2,048"]]
     assert "Largest that fits: 64 images a device" in table[-1]
     shared = {**fits, "topology": {**fits["topology"], "mesh": {**FOUND["mesh"], "height": 2}}}
-    assert "Largest that fits: 1 image for each 2 devices" in sweep_report([shared], 1)[-1]
+    assert "Largest that fits: 1 image for each 2 devices" in format_sweep_report([shared], 1)[-1]
 
 
 # the largest batch, without a sweep
@@ -214,13 +216,13 @@ def test_the_largest_batch_by_what_is_known(
     results: dict[int, Any], batch: int, basis: str, images: int, of: list[int]
 ) -> None:
     want = {"batch": batch, "global_batch": 16 * batch, "basis": basis, "images": images, "of": of}
-    assert largest_known(REQUEST, results) == want
+    assert largest_known_batch(REQUEST, results) == want
 
 
 def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
     """Statistics over 256 images: 1,024 for each rank, but not 944."""
     spans = RunConfig.model_validate({"train": {"global_batch": 2048}, "model": {"batch_norm": {"span": 256}}})
-    found = largest_known(replace(REQUEST, config=spans), {128: needing(3)})
+    found = largest_known_batch(replace(REQUEST, config=spans), {128: needing(3)})
     assert (found["batch"], found["images"]) == (768, 944)
 
 
@@ -237,20 +239,20 @@ def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fi
             return {"fits": True, "memory": {"needed": needed, "temporaries": temporaries}}
         return {"fits": False, "memory": {"needed": needed, "available": memory * GIB}}
 
-    found = largest_known(small, {batch: result(batch) for batch in (64, 128)})
+    found = largest_known_batch(small, {batch: result(batch) for batch in (64, 128)})
     assert (found["basis"], found["images"]) == ("line", pytest.approx(limit, abs=1))
     for batch in (8, 1024):
-        alone = largest_known(small, {batch: result(batch)})["images"]
+        alone = largest_known_batch(small, {batch: result(batch)})["images"]
         assert min(batch, limit) <= alone + 1
         assert alone <= max(batch, limit)
 
 
 def test_the_report_says_how_the_largest_batch_is_known() -> None:
-    found = findings(REQUEST, Compiled(FOUND, TEXT, VERSIONS))
-    assert not any(line.startswith("largest") for line in report(found))
+    found = compile_findings(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
+    assert not any(line.startswith("largest") for line in format_compile_report(found))
 
     def told(results: dict[int, Any], own: dict[str, Any] = found) -> str:
-        text = "\n".join(report({**own, "largest": largest_known(REQUEST, results)}))
+        text = "\n".join(format_compile_report({**own, "largest": largest_known_batch(REQUEST, results)}))
         return text.partition("\nlargest    ")[2].partition("\nwork")[0].partition("\ncompiled")[0]
 
     assert told({128: needing(3)}) == (
@@ -264,7 +266,9 @@ def test_the_report_says_how_the_largest_batch_is_known() -> None:
     assert told({96: needing(14), 104: needing(15.5, 15)}) == (
         "96 images a device, 1,536 in all: fits, and 104 do not (both compiled)"
     )
-    short = findings(REQUEST, Compiled({**FOUND, "fits": False, "memory": needing(18, 15)["memory"]}, "", VERSIONS))
+    short = compile_findings(
+        REQUEST, CompileResult({**FOUND, "fits": False, "memory": needing(18, 15)["memory"]}, "", VERSIONS)
+    )
     assert told({128: needing(18, 15)}, short).endswith("whose memory is taken to grow evenly")
     assert told({4: needing(40, 8)}, short).startswith("no batch that the document allows, an ESTIMATE (exactly: --")
     assert told({1: needing(17, 15)}, short).startswith("no batch fits: not 1 image a device, the smallest that the")
@@ -306,28 +310,28 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ahead_child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
-    monkeypatch.setattr(requests, "CHILD", "ahead_child")
-    monkeypatch.setattr(requests, "versions", lambda: VERSIONS)
+    monkeypatch.setattr(jax_request, "COMPILER_MODULE", "ahead_child")
+    monkeypatch.setattr(jax_request, "compiler_versions", lambda: VERSIONS)
     return tmp_path / "count"
 
 
-def named(name: str) -> Request:
+def named(name: str) -> CompileRequest:
     run = REQUEST.config.run.model_copy(update={"id": name})
     return replace(REQUEST, config=REQUEST.config.model_copy(update={"run": run}))
 
 
 def test_a_result_is_kept_and_found_again(child: Path, tmp_path: Path) -> None:
-    first = compile_ahead(REQUEST, tmp_path / "kept", 60.0)
+    first = compile_aot(REQUEST, tmp_path / "kept", 60.0)
     assert (first.found, first.text, first.from_cache) == ({"classes": 1000}, "text of v5e:4x4", False)
-    again = compile_ahead(named("other-run"), tmp_path / "kept", 60.0)
+    again = compile_aot(named("other-run"), tmp_path / "kept", 60.0)
     assert (again.found, again.text, again.from_cache) == (first.found, first.text, True)
-    other = compile_ahead(replace(REQUEST, classes=10), tmp_path / "kept", 60.0)
+    other = compile_aot(replace(REQUEST, classes=10), tmp_path / "kept", 60.0)
     assert (other.found, other.from_cache) == ({"classes": 10}, False)
     assert child.read_text() == "xx"
 
 
 def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "versions", lambda: VERSIONS)
+    monkeypatch.setattr(jax_request, "compiler_versions", lambda: VERSIONS)
     others = [
         replace(REQUEST, classes=10),
         replace(REQUEST, updates=10**6),
@@ -349,23 +353,23 @@ def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.Monkey
     assert len(set(keys)) == len(keys)
     alike = document(epochs=3.0, schedule={"learning_rate": 7.0, "warmup_epochs": 0.0}, target_top1=0.5)
     assert replace(REQUEST, config=alike, updates=1).key == REQUEST.key
-    monkeypatch.setattr(requests, "versions", lambda: {**VERSIONS, "libtpu": "4"})
+    monkeypatch.setattr(jax_request, "compiler_versions", lambda: {**VERSIONS, "libtpu": "4"})
     assert replace(REQUEST).key != REQUEST.key
-    monkeypatch.setattr(requests, "sources", lambda: "other")
+    monkeypatch.setattr(jax_request, "source_hash", lambda: "other")
     assert replace(REQUEST).key not in keys
 
 
 def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
-    names = {f"{path.parent.name}/{path.name}" for path in requests._modules()}
+    names = {f"{path.parent.name}/{path.name}" for path in jax_request._source_modules()}
     step = {"jax/step.py", "jax/mesh.py", "optim/lars.py", "allreduce/torus2d.py", "batchnorm/function.py"}
     assert {*step, "ahead/compiling.py", "models/table.py", "config/spans.py"} <= names
     assert not {"ahead/report.py", "ahead/program.py", "jax/rank.py", "jax/world.py"} & names
 
 
 def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "FRAMEWORK_FREE", (*requests.FRAMEWORK_FREE, "gone/*.py"))
+    monkeypatch.setattr(jax_request, "FRAMEWORK_FREE", (*jax_request.FRAMEWORK_FREE, "gone/*.py"))
     with pytest.raises(AssertionError, match="gone"):
-        requests.sources()
+        jax_request.source_hash()
 
 
 @pytest.mark.parametrize(
@@ -383,19 +387,19 @@ def test_a_compiler_that_fails_is_one_clear_error(
 ) -> None:
     for _ in range(2):  # a failure is not kept
         with pytest.raises(kind, match=said):
-            compile_ahead(named(name), tmp_path / "kept", 60.0)
+            compile_aot(named(name), tmp_path / "kept", 60.0)
     assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_time_is_limited(child: Path, tmp_path: Path) -> None:
     with pytest.raises(PodscaleError, match=r"1 s.* --time-limit"):
-        compile_ahead(named("slow"), tmp_path / "kept", 1.0)
+        compile_aot(named("slow"), tmp_path / "kept", 1.0)
 
 
 def test_a_folder_that_cannot_hold_results(child: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(field="--cache", got=str(tmp_path / "file" / "kept")):
-        compile_ahead(REQUEST, tmp_path / "file" / "kept", 60.0)
+        compile_aot(REQUEST, tmp_path / "file" / "kept", 60.0)
 
 
 # the command line
@@ -427,7 +431,7 @@ def test_the_command_tells_what_is_kept(
     child: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """launch.hardware and launch.cluster.slices stand in for the options; JSON is what the report is made of."""
-    from podscale.commands.tpu_compile import request_of
+    from podscale.commands.tpu_compile import build_compile_request
 
     changes = ["launch.hardware=tpu-v5e-4x4", "launch.cluster.slices=2", "launch.backend=jobset"]
     asked = [word for change in changes for word in ("--set", change)]
@@ -435,7 +439,7 @@ def test_the_command_tells_what_is_kept(
     from podscale import config
     from podscale.pipelines import presets
 
-    request = request_of(config.load(presets.resolve("digits"), changes), find_topology("v5e:4x4", 2))
+    request = build_compile_request(config.load(presets.resolve_preset("digits"), changes), find_topology("v5e:4x4", 2))
     mesh = {**FOUND["mesh"], "slice": 2}
     (tmp_path / f"{request.key}.json").write_text(json.dumps({**FOUND, "mesh": mesh}))
     (tmp_path / f"{request.key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
@@ -472,15 +476,15 @@ def test_the_command_tells_what_is_kept(
 )
 def test_a_step_that_the_jax_engine_does_not_have_is_not_compiled_as_another(preset: str, field: str | None) -> None:
     from podscale import config
-    from podscale.commands.tpu_compile import request_of
+    from podscale.commands.tpu_compile import build_compile_request
     from podscale.pipelines import presets
 
-    document = config.load(presets.resolve(preset), [] if field else ["train.all_reduce.overlap=false"])
+    document = config.load(presets.resolve_preset(preset), [] if field else ["train.all_reduce.overlap=false"])
     if field is None:
-        assert request_of(document, V5E).config.train.engine == "jax"
+        assert build_compile_request(document, V5E).config.train.engine == "jax"
         return
     with refused(f"{field}=", field=field):
-        request_of(document, V5E)
+        build_compile_request(document, V5E)
 
 
 # the sweep
@@ -488,8 +492,8 @@ def test_a_step_that_the_jax_engine_does_not_have_is_not_compiled_as_another(pre
 
 def test_only_batches_that_the_document_allows_are_tried() -> None:
     spans = RunConfig.model_validate({"train": {"global_batch": 2048}, "model": {"batch_norm": {"span": 256}}})
-    assert batches_of(replace(REQUEST, config=spans))[:8] == [16, 32, 64, 128, 256, 512, 768, 1024]
-    assert batches_of(REQUEST)[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 16, 24]
+    assert allowed_batches(replace(REQUEST, config=spans))[:8] == [16, 32, 64, 128, 256, 512, 768, 1024]
+    assert allowed_batches(REQUEST)[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 16, 24]
 
 
 def test_devices_that_share_images_are_one_rank() -> None:
@@ -506,21 +510,21 @@ def test_the_largest_batch_is_found_with_few_compilations(limit: int, fixed: flo
     available = fixed + each * limit
     tried: list[int] = []
 
-    def measure(request: Request) -> Measured:
+    def measure(request: CompileRequest) -> FitResult:
         batch = request.batch
         tried.append(batch)
         needed = fixed + each * batch * (1 + 0.01 * (batch % 3))
-        return Measured(needed <= available, needed, available)
+        return FitResult(needed <= available, needed, available)
 
     start = with_batch(REQUEST, first)
-    allowed = batches_of(start)
+    allowed = allowed_batches(start)
     fitting = [batch for batch in allowed if measure(with_batch(REQUEST, batch)).fits]
     tried.clear()
     if not fitting:
         with refused("1 image for each of the 16 ranks", field="--sweep", got="batch"):
-            largest_batch(start, measure)
+            find_largest_batch(start, measure)
         return
-    found = largest_batch(start, measure)
+    found = find_largest_batch(start, measure)
     assert found in fitting
     following = next((batch for batch in allowed if batch > found), None)
     assert following is None or following not in fitting, "the next one does not fit"
@@ -532,22 +536,22 @@ def test_few_compilations_find_the_end_of_a_memory_that_is_no_line(first: int, n
     """Where it is short the compiler recomputes, and needs as good as all of it for many batches; or has a floor."""
     tried: list[int] = []
 
-    def measure(request: Request) -> Measured:
+    def measure(request: CompileRequest) -> FitResult:
         batch = request.batch
         tried.append(batch)
         if batch > largest:
-            return Measured(False, 16 + batch * 1e-3, 15.75)
-        return Measured(True, min(batch * 15.7 / 256, needed), 15.75)
+            return FitResult(False, 16 + batch * 1e-3, 15.75)
+        return FitResult(True, min(batch * 15.7 / 256, needed), 15.75)
 
-    assert largest_batch(with_batch(REQUEST, first), measure) == largest
+    assert find_largest_batch(with_batch(REQUEST, first), measure) == largest
     assert len(tried) == len(set(tried)) <= 16
 
 
 def test_the_compiler_decides_what_fits_and_not_the_figures_of_its_message() -> None:
     """Which are rounded: 15.75G needed of 15.75G."""
     fits = {96: 14.0, 104: 14.9}
-    found = largest_batch(
-        with_batch(REQUEST, 96), lambda one: Measured(one.batch in fits, fits.get(one.batch, 15.75), 15.75)
+    found = find_largest_batch(
+        with_batch(REQUEST, 96), lambda one: FitResult(one.batch in fits, fits.get(one.batch, 15.75), 15.75)
     )
     assert found == 104
 
@@ -556,4 +560,4 @@ def test_a_sweep_without_a_possible_batch() -> None:
     ranks = find_topology("v5e:4x4").devices
     odd = RunConfig.model_validate({"train": {"global_batch": 48}, "model": {"batch_norm": {"group": 3}}})
     with refused(f"4096 images for each of the {ranks} ranks", field="--sweep", got="batch"):
-        largest_batch(replace(REQUEST, config=odd), lambda request: Measured(True, 0.0, 1.0))
+        find_largest_batch(replace(REQUEST, config=odd), lambda request: FitResult(True, 0.0, 1.0))

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from podscale.jax.ahead.program import Collective, Cycles, axes_of, find_collectives, find_cycles, summarised
+from podscale.jax.ahead.program import (
+    Collective,
+    CompilerCycles,
+    axes_of_groups,
+    find_collectives,
+    find_cycles,
+    summarise_collectives,
+)
 
 # v3:4x4 with batch-norm groups of 8 cores, and two slices of v5e:4x4 with groups of 4 chips.
 V3 = {"slice": 1, "column": 2, "row": 2, "group_column": 2, "group_row": 4}
@@ -142,10 +149,10 @@ def test_what_crosses_between_slices_is_a_message_to_the_host() -> None:
 
 def test_axes_of_groups() -> None:
     numbers = np.arange(32).reshape(tuple(V3.values()))
-    assert axes_of(numbers.reshape(1, 32), V3) == "all"
-    assert axes_of(numbers.reshape(32, 1), V3) == "none"
-    assert axes_of(numbers.transpose(0, 1, 2, 4, 3).reshape(16, 2), V3) == "group_column"
-    assert axes_of(np.array([[0, 1], [2, 3]]), V3) == "irregular", "half of an axis"
+    assert axes_of_groups(numbers.reshape(1, 32), V3) == "all"
+    assert axes_of_groups(numbers.reshape(32, 1), V3) == "none"
+    assert axes_of_groups(numbers.transpose(0, 1, 2, 4, 3).reshape(16, 2), V3) == "group_column"
+    assert axes_of_groups(np.array([[0, 1], [2, 3]]), V3) == "irregular", "half of an axis"
 
 
 def test_bytes_sent_are_those_of_a_ring() -> None:
@@ -157,11 +164,11 @@ def test_bytes_sent_are_those_of_a_ring() -> None:
 
 def test_messages_of_a_kind_are_put_together() -> None:
     small, large = Collective("all-reduce", "row", 4, 10), Collective("all-gather", "row", 4, 1000)
-    assert summarised([small, large, small]) == [
+    assert summarise_collectives([small, large, small]) == [
         {"kind": "all-gather", "axes": "row", "members": 4, "messages": 1, "bytes": 1000, "sent": 750.0},
         {"kind": "all-reduce", "axes": "row", "members": 4, "messages": 2, "bytes": 20, "sent": 30.0},
     ]
-    assert summarised([]) == []
+    assert summarise_collectives([]) == []
 
 
 def test_cycles_of_operations_and_of_copies() -> None:
@@ -172,4 +179,4 @@ backend_config={"window_config":{"estimated_cycles":"2658000","x":["1"]}}
 calls=%fused, backend_config={"window_config":{"estimated_cycles":"470000"}}
   %psum = f32[8]{0} all-reduce(%x), replica_groups={}, backend_config={"barrier_config":{"id":"3"}}
 """
-    assert find_cycles(text.replace("\\\n", "")) == Cycles(3_128_000, 2_658_000)
+    assert find_cycles(text.replace("\\\n", "")) == CompilerCycles(3_128_000, 2_658_000)

@@ -5,38 +5,38 @@ from pathlib import Path
 
 from podscale.config import loads
 from podscale.rundir import RunDirectory
-from podscale.telemetry.trackers.figures import Point
-from podscale.telemetry.trackers.sent import Sent, new_name
+from podscale.telemetry.trackers.figures import TrackerPoint
+from podscale.telemetry.trackers.sent import SentPoints, new_run_name
 
 
-def point(step: int, kind: str = "step") -> Point:
-    return Point(kind, step, 100.0 + step, {"a": 1.0})
+def point(step: int, kind: str = "step") -> TrackerPoint:
+    return TrackerPoint(kind, step, 100.0 + step, {"a": 1.0})
 
 
 def test_a_point_is_taken_once(tmp_path: Path) -> None:
-    sent = Sent(tmp_path / "t.json")
+    sent = SentPoints(tmp_path / "t.json")
     assert [sent.take(point(step)) for step in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
     assert sent.take(point(2, "evaluation")), "another kind of point"
 
 
 def test_what_has_arrived_is_not_taken_by_later_launches(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    sent = Sent.of(run, "mlflow")
+    sent = SentPoints.of(run, "mlflow")
     sent.keep("name")
     for step in (1, 2, 3):
         assert sent.take(point(step))
     sent.arrived(point(1))
     sent.arrived(point(2))
     sent.save()
-    again = Sent.of(run, "mlflow")
+    again = SentPoints.of(run, "mlflow")
     assert again.id == "name"
     assert [again.take(point(step)) for step in (1, 2, 3)] == [False, False, True]
-    assert Sent.of(run, "wandb").id == ""
+    assert SentPoints.of(run, "wandb").id == ""
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "t.json"
-    sent = Sent(path)
+    sent = SentPoints(path)
     sent.save()
     assert not path.exists()
     sent.keep("name")
@@ -51,6 +51,6 @@ def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
 
 def test_names_are_told_apart_and_recognised() -> None:
     config = loads("", overrides=["run.id=digits"])
-    names = {new_name(config) for _ in range(100)}
+    names = {new_run_name(config) for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("digits-") for name in names)

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.telemetry.events import Record
+from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.eventfile import EventFile, crc32c, masked
 from podscale.telemetry.trackers.tensorboard import TensorBoard
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.trackers.tracker import LaunchExit
 from tests.support.event_files import events, parsed
 from tests.support.tensorboard import curves
 
 
-def launched(step: int, time: float = 100.0) -> Record:
+def launched(step: int, time: float = 100.0) -> EventRecord:
     return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
 
 
-def update(step: int, loss: float | None = 1.0, **more: Any) -> Record:
+def update(step: int, loss: float | None = 1.0, **more: Any) -> EventRecord:
     values = {"epoch": step / 10, "loss": loss, "learning_rate": 0.1, "images_per_second": 1000.0}
     return {
         "time": 100.0 + step,
@@ -35,18 +35,18 @@ def update(step: int, loss: float | None = 1.0, **more: Any) -> Record:
     }
 
 
-def evaluation(step: int, top1: float) -> Record:
+def evaluation(step: int, top1: float) -> EventRecord:
     return {"time": 100.0 + step, "kind": "evaluation", "step": step, "top1": top1, "top5": 0.9, "loss": 0.5}
 
 
-def track(directory: Path, records: list[Record], *, killed: bool = False) -> None:
+def track(directory: Path, records: list[EventRecord], *, killed: bool = False) -> None:
     """One launch's tracker; where killed, it had no time for an end."""
     tracker = TensorBoard(directory)
     for record in records:
         tracker.add(record)
     tracker.flush()
     if not killed:
-        tracker.close(Ended(0))
+        tracker.close(LaunchExit(0))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> 
     tracker.flush()
     for record in (launched(1), update(2, 2.0)):
         tracker.add(record)
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     assert curves(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0)]
 
 
@@ -147,7 +147,7 @@ def test_a_reader_that_is_already_there_sees_no_point_twice(tmp_path: Path) -> N
 
 
 def test_a_launch_writes_only_what_is_new(tmp_path: Path) -> None:
-    records: list[Record] = [launched(0)]
+    records: list[EventRecord] = [launched(0)]
     for step in (1, 2, 3):
         records.append(update(step))
         track(tmp_path, records)
@@ -176,8 +176,8 @@ def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
 
 
 def test_an_end_of_the_launch_is_told_in_one_line() -> None:
-    ended = Ended(75, "stopped\non request")
+    ended = LaunchExit(75, "stopped\non request")
     assert ended.line().count(b"\n") == 1
-    assert Ended.parse(ended.line()) == ended
-    assert Ended.parse(b"").exit_code == 1
+    assert LaunchExit.parse(ended.line()) == ended
+    assert LaunchExit.parse(b"").exit_code == 1
     assert json.loads(ended.line())["exit_code"] == 75

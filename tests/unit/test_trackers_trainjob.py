@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from podscale.telemetry.events import Record
-from podscale.telemetry.trackers.tracker import Ended
-from podscale.telemetry.trackers.trainjob import TrainJobStatus, is_wanted
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.trackers.trainjob import TrainJobStatus, is_enabled
 from tests.support import crds
 from tests.support.certificates import Authority
 
@@ -101,20 +101,20 @@ def place(tmp_path: Path, authority: Authority) -> Iterator[Place]:
     server.server_close()
 
 
-def launched(step: int, time: float = 100.0) -> Record:
+def launched(step: int, time: float = 100.0) -> EventRecord:
     return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
 
 
-def update(step: int, loss: float | None = 2.0) -> Record:
+def update(step: int, loss: float | None = 2.0) -> EventRecord:
     values = {"epoch": step / 10, "loss": loss, "learning_rate": 0.1, "images_per_second": 1234.5678}
     return {"time": 100.0 + step, "kind": "step", "step": step, **values, "phases": {"other": 1.0}}
 
 
-def evaluation(step: int) -> Record:
+def evaluation(step: int) -> EventRecord:
     return {"time": 100.0 + step, "kind": "evaluation", "step": step, "top1": 0.5, "top5": 0.9, "loss": 0.5}
 
 
-def told(tracker: TrainJobStatus, *records: Record) -> None:
+def told(tracker: TrainJobStatus, *records: EventRecord) -> None:
     for record in records:
         tracker.add(record)
     tracker.flush()
@@ -143,7 +143,7 @@ def test_how_far_a_training_is(place: Place) -> None:
     told(tracker, update(50, None))
     assert place.newest["progressPercentage"] == 99, "the model is not written yet"
     assert {"name": "train/loss", "value": "nan"} in place.newest["metrics"]
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     assert (place.newest["progressPercentage"], place.newest["estimatedRemainingSeconds"]) == (100, 0)
     assert place.warnings == []
 
@@ -154,7 +154,7 @@ def test_what_is_told_fits_the_definition_of_a_trainjob(place: Place) -> None:
     for number in range(400):
         tracker._values[f"n{number}"] = 1.0
     tracker._values["x" * 65] = 1.0
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     assert len(place.newest["metrics"]) == 256
     for body in place.server.bodies:
         crds.validate_status("TrainJob", body)
@@ -165,14 +165,14 @@ def test_a_run_that_is_continued_or_fails(place: Place) -> None:
     told(tracker, launched(0), update(30), launched(10, 200.0))
     assert place.newest["progressPercentage"] == 20
     assert "estimatedRemainingSeconds" not in place.newest
-    tracker.close(Ended(1, "boom"))
+    tracker.close(LaunchExit(1, "boom"))
     assert place.newest["progressPercentage"] == 20
 
 
 def test_a_training_that_reaches_its_target_early_is_done(place: Place) -> None:
     tracker = place.tracker()
     told(tracker, launched(0), update(10))
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     assert place.newest["progressPercentage"] == 100
 
 
@@ -193,7 +193,7 @@ def test_it_is_told_once_an_interval_and_at_the_end(place: Place) -> None:
     told(tracker, launched(0), update(1))
     told(tracker, update(2))
     assert len(place.server.bodies) == 1
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     assert len(place.server.bodies) == 2
 
 
@@ -240,7 +240,7 @@ def test_trouble_costs_one_warning(
     tracker = place.tracker()
     told(tracker, launched(0))
     told(tracker, update(1))
-    tracker.close(Ended(0))
+    tracker.close(LaunchExit(0))
     (warning,) = place.warnings
     assert said in warning
     assert "first" not in warning
@@ -265,8 +265,8 @@ def test_no_proxy_sees_the_token(place: Place, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_is_wanted_where_all_three_variables_are_set(place: Place) -> None:
-    assert not is_wanted({})
-    assert not is_wanted({**os.environ})
-    assert is_wanted(place.environment)
+    assert not is_enabled({})
+    assert not is_enabled({**os.environ})
+    assert is_enabled(place.environment)
     for name in place.environment:
-        assert not is_wanted({**place.environment, name: ""})
+        assert not is_enabled({**place.environment, name: ""})

@@ -16,13 +16,13 @@ from rich.console import Console
 from podscale.cli import main
 from podscale.config.telemetry import TelemetrySection
 from podscale.telemetry.endpoint import Endpoint
-from podscale.telemetry.events import EventLog, Record
-from podscale.telemetry.goodput import goodput
+from podscale.telemetry.events import EventLog, EventRecord
+from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.server import MetricsServer
 from podscale.telemetry.stage import StageTelemetry
-from podscale.watch.figures import read_figures
-from podscale.watch.standing import Standing
-from podscale.watch.view import MOST_RANKS, Frame, picture, sparkline
+from podscale.watch.figures import read_run_stats
+from podscale.watch.standing import RunStatus
+from podscale.watch.view import MAX_RANKS, ScreenFrame, render_frame, sparkline
 from tests.support.outcomes import assert_error
 
 PHASES = {"data_wait": 1.0, "forward_backward": 6.0, "allreduce_wait": 3.0, "evaluation": 50.0}
@@ -91,16 +91,16 @@ def watched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return found
 
 
-def standing(*records: Record) -> Standing:
-    found = Standing()
+def standing(*records: EventRecord) -> RunStatus:
+    found = RunStatus()
     for number, record in enumerate(records):
         found.add({"time": 100.0 + number, **record})
     return found
 
 
-def drawn(frame: Frame, width: int = 100) -> str:
+def drawn(frame: ScreenFrame, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(picture(frame, now=200.0))
+    console.print(render_frame(frame, now=200.0))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -155,11 +155,11 @@ def test_goodput_is_known_of_a_run_that_serves_no_metrics_any_more(
 
 
 def test_metrics_come_to_figures_of_each_rank() -> None:
-    found = read_figures({"pod-a": exposition({0: 400.0}), "pod-b": exposition({1: 200.0})})
+    found = read_run_stats({"pod-a": exposition({0: 400.0}), "pod-b": exposition({1: 200.0})})
     assert [found.ranks[rank].images_per_second for rank in (0, 1)] == [40.0, 20.0]
     assert found.ranks[1].pod == "pod-b"
     assert (found.ranks[0].memory_bytes, found.ranks[0].queued_batches, found.ranks[0].bad_records) == (2**20, 3, 1)
-    assert goodput(found.spent) == 0.75
+    assert goodput_fraction(found.spent) == 0.75
 
 
 def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +178,10 @@ def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.
 
 
 def test_figures_over_the_time_between_two_looks() -> None:
-    before, now = read_figures({"": exposition({0: 400.0})}), read_figures({"": exposition({0: 900.0}, data_wait=5.0)})
+    before, now = (
+        read_run_stats({"": exposition({0: 400.0})}),
+        read_run_stats({"": exposition({0: 900.0}, data_wait=5.0)}),
+    )
     since = now.ranks[0].since(before.ranks[0])
     assert (since.images, since.phases["data_wait"]) == (500.0, 3.0)
     assert before.ranks[0].since(now.ranks[0]) is before.ranks[0]  # it began anew
@@ -186,13 +189,13 @@ def test_figures_over_the_time_between_two_looks() -> None:
 
 @pytest.mark.parametrize("text", ["", "not metrics {", 'podscale_train_images_total{rank="x"} 1\n'])
 def test_texts_that_are_no_metrics_tell_nothing(text: str) -> None:
-    found = read_figures({"": text})
-    assert (found.ranks, goodput(found.spent)) == ({}, None)
+    found = read_run_stats({"": text})
+    assert (found.ranks, goodput_fraction(found.spent)) == ({}, None)
 
 
 def test_the_picture_says_what_is_known() -> None:
-    figures = read_figures({"": exposition({0: 400.0, 1: 200.0})})
-    frame = Frame("runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.spent)
+    figures = read_run_stats({"": exposition({0: 400.0, 1: 200.0})})
+    frame = ScreenFrame("runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.spent)
     text = drawn(frame)
     for words in ("step 4 of 10", "250", "75%", "redo 25%", "rank 1, 70 ms", "data wait 10%", "2 processes (cpu)"):
         assert words in text
@@ -202,15 +205,15 @@ def test_the_picture_says_what_is_known() -> None:
 
 
 def test_the_picture_of_a_run_that_has_not_begun_and_on_a_narrow_terminal() -> None:
-    assert "waiting" in drawn(Frame("runs/r", "", Standing(), [], {}), width=30)
-    narrow = drawn(Frame("runs/r", "x" * 200, standing(START, STEP), [], {}), width=40)
+    assert "waiting" in drawn(ScreenFrame("runs/r", "", RunStatus(), [], {}), width=30)
+    narrow = drawn(ScreenFrame("runs/r", "x" * 200, standing(START, STEP), [], {}), width=40)
     assert max(len(line) for line in narrow.splitlines()) <= 40
 
 
 def test_many_ranks_are_shown_by_those_that_matter() -> None:
-    figures = read_figures({"": "".join(exposition({rank: 100.0 + rank}) for rank in range(64))})
-    text = drawn(Frame("r", "", standing(START, STEP), list(figures.ranks.values()), {}))
-    assert f"and {64 - MOST_RANKS} between" in text
+    figures = read_run_stats({"": "".join(exposition({rank: 100.0 + rank}) for rank in range(64))})
+    text = drawn(ScreenFrame("r", "", standing(START, STEP), list(figures.ranks.values()), {}))
+    assert f"and {64 - MAX_RANKS} between" in text
 
 
 @pytest.mark.parametrize(("values", "line"), [([], ""), ([0.0], ""), ([1.0, 8.0, 4.0], "▂█▅")])

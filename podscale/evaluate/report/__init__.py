@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from podscale.evaluate.report.gather import ReportData, ended, gather
-from podscale.evaluate.report.page import page
+from podscale.evaluate.report.gather import ReportData, describe_exit, read_report_data
+from podscale.evaluate.report.page import render_page
 from podscale.files import write_atomically
 from podscale.shards.shardset import ShardSet
 
-__all__ = ["ReportData", "build_report", "ended", "gather"]
+__all__ = ["ReportData", "build_report", "describe_exit", "read_report_data"]
 
 
 def build_report(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
@@ -15,6 +15,6 @@ def build_report(run_directory: Path, shard_set: ShardSet | Path | str | None) -
 
     Parts that are missing (a run that failed early has no scores) are named in the report with the reason.
     """
-    data = gather(Path(run_directory), shard_set)
-    write_atomically(data.run.report, page(data))
+    data = read_report_data(Path(run_directory), shard_set)
+    write_atomically(data.run.report, render_page(data))
     return data.run.report

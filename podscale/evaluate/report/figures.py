@@ -2,35 +2,35 @@
 
 import math
 
-ABSENT = "\u2013"
+MISSING_TEXT = "\u2013"
 """An en dash: there is no such figure."""
 
 
-def percent(share: float | None, digits: int = 1) -> str:
+def format_percent(share: float | None, digits: int = 1) -> str:
     """0.9722 -> 97.2 %."""
-    return ABSENT if share is None else f"{100 * share:.{digits}f}\u202f%"
+    return MISSING_TEXT if share is None else f"{100 * share:.{digits}f}\u202f%"
 
 
-def count(value: float | None) -> str:
+def format_integer(value: float | None) -> str:
     """12345 -> 12 345, with a narrow no-break space."""
-    return ABSENT if value is None else f"{round(value):,}".replace(",", "\u202f")
+    return MISSING_TEXT if value is None else f"{round(value):,}".replace(",", "\u202f")
 
 
-def decimal(value: float | None, digits: int = 3) -> str:
-    return ABSENT if value is None else f"{value:.{digits}f}"
+def format_decimal(value: float | None, digits: int = 3) -> str:
+    return MISSING_TEXT if value is None else f"{value:.{digits}f}"
 
 
-def rate(value: float | None) -> str:
+def format_rate(value: float | None) -> str:
     """Images per second: three significant digits below 100, whole numbers above."""
     if value is None:
-        return ABSENT
-    return count(value) if value >= 100 else f"{value:.3g}"
+        return MISSING_TEXT
+    return format_integer(value) if value >= 100 else f"{value:.3g}"
 
 
-def duration(seconds: float | None) -> str:
+def format_seconds(seconds: float | None) -> str:
     """250 ms, 3.2 s, 35 s, 4 min 10 s, 2 h 05 min."""
     if seconds is None:
-        return ABSENT
+        return MISSING_TEXT
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 10:
@@ -43,10 +43,10 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size(number: float | None) -> str:
+def format_size(number: float | None) -> str:
     """Bytes in decimal units."""
     if number is None:
-        return ABSENT
+        return MISSING_TEXT
     for unit in ("B", "kB", "MB", "GB"):
         if abs(number) < 1000:
             return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
@@ -54,10 +54,10 @@ def size(number: float | None) -> str:
     return f"{number:.3g} TB"
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """A tick or hover label: at most four significant digits, k and M above ten thousand."""
     if not math.isfinite(value):
-        return ABSENT
+        return MISSING_TEXT
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"

@@ -8,21 +8,20 @@ from typing import Any, TypeVar
 
 from podscale.config import RunConfig, loads
 from podscale.errors import ExitCode, InputError
-from podscale.evaluate import evaluation, predictions
-from podscale.evaluate.evaluation import Evaluation
-from podscale.evaluate.history import History, read_history
-from podscale.evaluate.predictions import Predictions
-from podscale.rundir import Outcome, RunDirectory, read_outcomes
+from podscale.evaluate.evaluation import Evaluation, read_evaluation
+from podscale.evaluate.history import RunHistory, read_history
+from podscale.evaluate.predictions import Predictions, read_predictions
+from podscale.rundir import RunDirectory, StageOutcome, read_outcomes
 from podscale.shards.shardset import ShardSet
 
 STAGES = ("shard", "train", "evaluate")
-SHOWN_REJECTS = 12
+MAX_REJECTS = 12
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPart:
     """A part the report cannot show, and the reason for people."""
 
     what: str
@@ -36,22 +35,22 @@ class ReportData:
     run: RunDirectory
     config: RunConfig | None = None
     config_text: str = ""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    history: History = field(default_factory=History)
+    outcomes: dict[str, StageOutcome] = field(default_factory=dict)
+    history: RunHistory = field(default_factory=RunHistory)
     evaluation: Evaluation | None = None
     predictions: Predictions | None = None
     shards: ShardSet | None = None
     rejects: list[dict[str, Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
-    missing: list[Missing] = field(default_factory=list)
+    missing: list[MissingPart] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.config.run.id if self.config else self.run.path.name
 
     @property
-    def failure(self) -> Outcome | None:
+    def failure(self) -> StageOutcome | None:
         """The stage that ended badly, where one did."""
         return next((self.outcomes[s] for s in STAGES if s in self.outcomes and not self.outcomes[s].done), None)
 
@@ -62,23 +61,27 @@ class ReportData:
         return [entry.name for entry in self.evaluation.per_class] if self.evaluation else []
 
 
-def gather(run_directory: Path, shard_set: ShardSet | Path | str | None) -> ReportData:
+def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | None) -> ReportData:
     """Reads all parts of the run; never fails for a part that is missing or damaged."""
     run = RunDirectory(run_directory)
     data = ReportData(run, outcomes=read_outcomes(run.outcome), history=read_history(run.metrics))
     data.config_text = (
-        _part(data, "the run document", "shard", run.config, lambda p: p.read_text(encoding="utf-8")) or ""
+        _read_part(data, "the run document", "shard", run.config, lambda p: p.read_text(encoding="utf-8")) or ""
     )
     if data.config_text:
-        data.config = _part(data, "the run document", "shard", run.config, lambda p: loads(data.config_text, str(p)))
+        data.config = _read_part(
+            data, "the run document", "shard", run.config, lambda p: loads(data.config_text, str(p))
+        )
     data.shards = _open_shards(data, shard_set)
     if not data.history:
-        data.missing.append(Missing("the curves of training", _why(data, "train", "metrics.jsonl holds nothing")))
-    data.evaluation = _part(data, "the scores", "evaluate", run.evaluation, evaluation.read)
-    data.predictions = _part(data, "the predictions", "evaluate", run.predictions, predictions.read)
-    data.environment = _part(data, "the environment", "train", run.environment, _object) or {}
-    data.model = _part(data, "the model", "train", run.model / "model.json", _object) or {}
-    _drop_strangers(data)
+        data.missing.append(
+            MissingPart("the curves of training", _missing_reason(data, "train", "metrics.jsonl holds nothing"))
+        )
+    data.evaluation = _read_part(data, "the scores", "evaluate", run.evaluation, read_evaluation)
+    data.predictions = _read_part(data, "the predictions", "evaluate", run.predictions, read_predictions)
+    data.environment = _read_part(data, "the environment", "train", run.environment, _read_json_object) or {}
+    data.model = _read_part(data, "the model", "train", run.model / "model.json", _read_json_object) or {}
+    _drop_mismatched(data)
     return data
 
 
@@ -95,18 +98,18 @@ def read_rejects(directory: Path, limit: int) -> list[dict[str, Any]]:
 
 def _open_shards(data: ReportData, shard_set: ShardSet | Path | str | None) -> ShardSet | None:
     if shard_set is None:
-        data.missing.append(Missing("the data", _why(data, "shard", "no shard set was given")))
+        data.missing.append(MissingPart("the data", _missing_reason(data, "shard", "no shard set was given")))
         return None
     try:
         shards = shard_set if isinstance(shard_set, ShardSet) else ShardSet.open(shard_set)
     except InputError as error:
-        data.missing.append(Missing("the data", _why(data, "shard", str(error))))
+        data.missing.append(MissingPart("the data", _missing_reason(data, "shard", str(error))))
         return None
-    data.rejects = read_rejects(shards.directory, SHOWN_REJECTS)
+    data.rejects = read_rejects(shards.directory, MAX_REJECTS)
     return shards
 
 
-def _drop_strangers(data: ReportData) -> None:
+def _drop_mismatched(data: ReportData) -> None:
     """Scores and predictions of another class map would put wrong names on numbers."""
     if (
         data.evaluation
@@ -114,36 +117,36 @@ def _drop_strangers(data: ReportData) -> None:
         and data.evaluation.identity.classes_sha256 != data.shards.manifest.classes_sha256
     ):
         data.missing.append(
-            Missing("the scores", "evaluation.json belongs to another class map than the shard set; evaluate again")
+            MissingPart("the scores", "evaluation.json belongs to another class map than the shard set; evaluate again")
         )
         data.evaluation = data.predictions = None
     if data.predictions is not None and data.evaluation is None:
         data.predictions = None
 
 
-def _part(data: ReportData, what: str, stage: str, path: Path, read: Callable[[Path], T]) -> T | None:
+def _read_part(data: ReportData, what: str, stage: str, path: Path, read: Callable[[Path], T]) -> T | None:
     try:
         return read(path)
     except FileNotFoundError:
         why = f"{path.name} does not exist"
     except (InputError, OSError, ValueError) as error:
         why = f"{path.name} does not exist" if not path.exists() else str(error)
-    data.missing.append(Missing(what, _why(data, stage, why)))
+    data.missing.append(MissingPart(what, _missing_reason(data, stage, why)))
     return None
 
 
-def _why(data: ReportData, stage: str, otherwise: str) -> str:
+def _missing_reason(data: ReportData, stage: str, otherwise: str) -> str:
     """The reason from the outcome of the stage that makes the part, or of an earlier one that failed."""
     for name in STAGES[: STAGES.index(stage) + 1]:
         outcome = data.outcomes.get(name)
         if outcome is not None and not outcome.done:
-            return f"stage {name} {ended(outcome)}: {outcome.error or 'no message was recorded'}"
+            return f"stage {name} {describe_exit(outcome)}: {outcome.error or 'no message was recorded'}"
     if stage not in data.outcomes:
         return f"stage {stage} has no recorded end; {otherwise}"
     return otherwise
 
 
-def ended(outcome: Outcome) -> str:
+def describe_exit(outcome: StageOutcome) -> str:
     """How a stage ended, in words."""
     if outcome.done:
         return "done before" if outcome.reused else "done"
@@ -157,7 +160,7 @@ def ended(outcome: Outcome) -> str:
     return f"{words.get(outcome.exit_code, 'failed')} (exit code {outcome.exit_code})"
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
         raise ValueError(f"{path.name}: not a JSON object")

@@ -5,30 +5,32 @@ from typing import Any
 
 from podscale.evaluate.report import sections
 from podscale.evaluate.report.gather import ReportData
-from podscale.evaluate.report.svg import Markup, tag, text, void
+from podscale.evaluate.report.svg import Markup, join_markup, tag, void_tag
 from podscale.version import VERSION
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The page may show what it holds and nothing else: even a forgotten escape could not fetch or run anything."""
 
 
-def page(data: ReportData) -> str:
+def render_page(data: ReportData) -> str:
     """The whole document."""
-    body = [section(data) for section in sections.ALL]
-    return framed(f"{data.name}: Podscale report", body, "Everything on this page was read from the run directory.")
+    body = [section(data) for section in sections.SECTIONS]
+    return render_framed_page(
+        f"{data.name}: Podscale report", body, "Everything on this page was read from the run directory."
+    )
 
 
-def framed(title: str, body: Any, origin: str) -> str:
+def render_framed_page(title: str, body: Any, origin: str) -> str:
     """A whole document in the style of reports; origin: a sentence for its foot."""
     style = Markup((resources.files(__package__) / "style.css").read_text(encoding="utf-8"))
     head = tag(
         "head",
-        void("meta", charset="utf-8"),
-        void("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        void("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        void("meta", name="color-scheme", content="light dark"),
+        void_tag("meta", charset="utf-8"),
+        void_tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_SECURITY_POLICY),
+        void_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        void_tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         tag("style", style),
     )
     main = tag("body", tag("main", body, tag("footer", f"Podscale {VERSION}. {origin}")))
-    return text(Markup("<!doctype html>\n"), tag("html", head, main, lang="en")) + "\n"
+    return join_markup(Markup("<!doctype html>\n"), tag("html", head, main, lang="en")) + "\n"

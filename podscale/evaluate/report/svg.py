@@ -16,24 +16,24 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
     Floats are written with two decimals, which is a hundredth of a pixel.
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{name}{written}>{text(*children)}</{name}>")
+    return Markup(f"<{name}{written}>{join_markup(*children)}</{name}>")
 
 
-def void(name: str, /, **attributes: Any) -> Markup:
+def void_tag(name: str, /, **attributes: Any) -> Markup:
     """An element without content or end tag: img, meta, br."""
     return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
 
 
-def text(*children: Any) -> Markup:
+def join_markup(*children: Any) -> Markup:
     """The children one after the other; plain strings are escaped, lists and generators are flattened."""
-    return Markup("".join(_child(child) for child in children))
+    return Markup("".join(_escape_child(child) for child in children))
 
 
-def _child(child: Any) -> str:
+def _escape_child(child: Any) -> str:
     if isinstance(child, Markup):
         return child
     if child is None:
@@ -41,11 +41,11 @@ def _child(child: Any) -> str:
     if isinstance(child, str):
         return escape(printable(child))
     if isinstance(child, int | float):
-        return escape(_value(child))
-    return "".join(_child(part) for part in child)
+        return escape(_format_attribute(child))
+    return "".join(_escape_child(part) for part in child)
 
 
-def _value(value: Any) -> str:
+def _format_attribute(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
     return printable(str(value))

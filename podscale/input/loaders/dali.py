@@ -17,28 +17,28 @@ from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
 from podscale.input.batch import Batch
-from podscale.input.guard import Guard
-from podscale.input.request import Request, Requests
+from podscale.input.guard import BadRecordGuard
+from podscale.input.request import BatchPlan, BatchRequest
 
 
 @dataclass(frozen=True)
-class Feed:
+class DaliBatch:
     """One batch as the pipeline takes it. The records are views: they are kept here until their images are out."""
 
-    request: Request
+    request: BatchRequest
     records: Sequence[npt.NDArray[np.uint8]]
     columns: dict[str, npt.NDArray[Any]]
 
-    def __getitem__(self, slot: int) -> Feed:
+    def __getitem__(self, slot: int) -> DaliBatch:
         one = slice(slot, slot + 1)
-        return Feed(self.request, self.records[one], {name: column[one] for name, column in self.columns.items()})
+        return DaliBatch(self.request, self.records[one], {name: column[one] for name, column in self.columns.items()})
 
 
 class DaliLoader:
     """Keeps `prefetch` batches in the pipeline behind the one handed over; `workers` CPU threads."""
 
     def __init__(
-        self, requests: Requests, guard: Guard, *, workers: int, prefetch: int, seed: int, device: str
+        self, requests: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, seed: int, device: str
     ) -> None:
         self._requests, self._guard = requests, guard
         self._workers, self._prefetch, self._seed, self._device = workers, prefetch, seed, device
@@ -81,7 +81,7 @@ class DaliLoader:
             side = self._requests.size_at(start)
             self._pipeline = self._build(max(len(feed.records) for feed in filled), side, depth=len(filled))
             for feed in filled:
-                _feed(self._pipeline, feed)
+                _feed_pipeline(self._pipeline, feed)
             self._pipeline.schedule_run()  # the first call runs as many batches as the pipeline is deep
         while window:
             feed = window.popleft()
@@ -89,12 +89,12 @@ class DaliLoader:
             for step in steps:
                 window.append(self._feed(step))
                 if window[-1].records:
-                    _feed(self._pipeline, window[-1])
+                    _feed_pipeline(self._pipeline, window[-1])
                     self._pipeline.schedule_run()
                 break
             yield self._requests.answer(feed.request, images)
 
-    def _feed(self, step: int) -> Feed:
+    def _feed(self, step: int) -> DaliBatch:
         request = self._requests.at(step)
         rows, epochs = request.rows[: request.real], request.epochs[: request.real]
         views = self._requests.views(step, rows, epochs)
@@ -105,9 +105,9 @@ class DaliLoader:
             "corner": _pairs(views.out_top, views.out_left, np.int32),
             "flip": views.flip.astype(np.int32),
         }
-        return Feed(request, [self._requests.split.record(row) for row in rows.tolist()], columns)
+        return DaliBatch(request, [self._requests.split.record(row) for row in rows.tolist()], columns)
 
-    def _images(self, feed: Feed, in_flight: Sequence[Feed]) -> Any:
+    def _images(self, feed: DaliBatch, in_flight: Sequence[DaliBatch]) -> Any:
         """The images of the oldest batch in the pipeline, with zeros for the padding."""
         size = self._requests.size_at(feed.request.step)
         shape = (len(feed.request.rows), size, size, 3)
@@ -151,7 +151,7 @@ class DaliLoader:
         copied.synchronize()
         return images
 
-    def _blame(self, in_flight: Sequence[Feed], error: RuntimeError) -> None:
+    def _blame(self, in_flight: Sequence[DaliBatch], error: RuntimeError) -> None:
         """Finds the records that DALI cannot decode by running them one by one; raises where there is none."""
         self._pipeline = None
         probe, found = None, False
@@ -159,14 +159,14 @@ class DaliLoader:
             for slot in range(len(feed.records)):
                 probe = probe or self._build(1, self._requests.size_at(feed.request.step), depth=1)
                 try:
-                    _feed(probe, feed[slot])
+                    _feed_pipeline(probe, feed[slot])
                     probe.schedule_run()
                     probe.share_outputs()
                     probe.release_outputs()
                 except RuntimeError as reason:
                     probe, found = None, True
                     row, epoch = int(feed.request.rows[slot]), int(feed.request.epochs[slot])
-                    self._guard.report(row, epoch, _summary(reason))
+                    self._guard.report(row, epoch, _error_summary(reason))
             if found:
                 return
         raise error
@@ -213,7 +213,7 @@ class _BrokenPipeline(Exception):
     """DALI met a record it cannot decode, which ends the pipeline."""
 
 
-def _feed(pipeline: Pipeline, feed: Feed) -> None:
+def _feed_pipeline(pipeline: Pipeline, feed: DaliBatch) -> None:
     pipeline.feed_input("records", feed.records)
     for name, column in feed.columns.items():
         pipeline.feed_input(name, column)
@@ -229,7 +229,7 @@ def _device_number(device: str) -> int | None:
     return int(device.partition(":")[2] or 0)
 
 
-def _summary(error: RuntimeError) -> str:
+def _error_summary(error: RuntimeError) -> str:
     """What DALI met, without the traceback into the definition of the pipeline."""
     _, _, reason = str(error).rpartition("encountered:")
     return reason.replace("Current pipeline object is no longer valid.", "").strip()[:200]

@@ -24,10 +24,10 @@ from torch.nn import functional as F
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from podscale.input.batch import Batch
-from podscale.input.crop import View
+from podscale.input.crop import CropParams
 from podscale.input.decode import BadRecord, decode
-from podscale.input.guard import Guard
-from podscale.input.request import Request, Requests
+from podscale.input.guard import BadRecordGuard
+from podscale.input.request import BatchPlan, BatchRequest
 
 
 class NvjpegLoader:
@@ -37,11 +37,11 @@ class NvjpegLoader:
     decoded on a stream of the training, behind its updates, and memory is kept apart by stream.
     """
 
-    def __init__(self, requests: Requests, guard: Guard, *, prefetch: int, device: str) -> None:
+    def __init__(self, requests: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:
         self._requests, self._guard, self._prefetch = requests, guard, prefetch
         self._device = torch.device(device)
         self._own = threading.local()
-        self._window: deque[Future[tuple[Request, Tensor]]] = deque()
+        self._window: deque[Future[tuple[BatchRequest, Tensor]]] = deque()
         self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="podscale-nvjpeg")
 
     @property
@@ -57,7 +57,7 @@ class NvjpegLoader:
         return {"records": self._requests.split.held}
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        window = self._window = deque[Future[tuple[Request, Tensor]]]()
+        window = self._window = deque[Future[tuple[BatchRequest, Tensor]]]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:
@@ -72,7 +72,7 @@ class NvjpegLoader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, request: Request) -> tuple[Request, Tensor]:
+    def _make(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
         """The images of a request, complete on the device, and the request with the rows that they are of."""
         if self._device.type == "cpu":
             return self._fill(request)
@@ -84,7 +84,7 @@ class NvjpegLoader:
         return found
 
     @torch.no_grad()
-    def _fill(self, request: Request) -> tuple[Request, Tensor]:
+    def _fill(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
         size, rows = self._requests.size_at(request.step), request.rows.copy()
         images = torch.zeros(len(rows), size, size, 3, dtype=torch.uint8, device=self._device)
         decoded = self._decode(rows[: request.real])
@@ -94,7 +94,7 @@ class NvjpegLoader:
         views = self._requests.views(request.step, rows, request.epochs)
         for slot, pixels in enumerate(decoded):
             assert pixels is not None
-            images[slot] = cut(pixels, views[slot], size)
+            images[slot] = crop_and_resize(pixels, views[slot], size)
         return replace(request, rows=rows), images
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
@@ -143,7 +143,7 @@ class NvjpegLoader:
                 return row, pixels
 
 
-def cut(pixels: Tensor, view: View, size: int) -> Tensor:
+def crop_and_resize(pixels: Tensor, view: CropParams, size: int) -> Tensor:
     """The view of a decoded image: uint8 [3, height, width] -> uint8 [size, size, 3]."""
     part = pixels[:, view.top : view.top + view.height, view.left : view.left + view.width]
     if part.shape[1:] != (view.out_height, view.out_width):
@@ -155,7 +155,7 @@ def cut(pixels: Tensor, view: View, size: int) -> Tensor:
 
 
 @cache
-def works_on(device: str) -> bool:
+def is_available_on(device: str) -> bool:
     """Whether torchvision decodes on this device: tried on a small image, once."""
     if not (torch.cuda.is_available() and torch.device(device).type == "cuda"):
         return False

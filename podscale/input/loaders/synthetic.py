@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from podscale.input.batch import Batch
-from podscale.input.request import Requests
-from podscale.keyed import keyed
+from podscale.input.request import BatchPlan
+from podscale.keyed import derive_key
 
-_PURPOSE = 0x73796E7468  # "synth"
+_KEY_DOMAIN = 0x73796E7468  # "synth"
 
 
 class SyntheticLoader:
@@ -21,7 +21,7 @@ class SyntheticLoader:
     """There is no queue: pixels are made once."""
     cached: ClassVar[Mapping[str, int]] = {}
 
-    def __init__(self, requests: Requests, *, classes: int, seed: int, device: str) -> None:
+    def __init__(self, requests: BatchPlan, *, classes: int, seed: int, device: str) -> None:
         self._requests, self._classes, self._seed, self._device = requests, classes, seed, device
         self._images: Any = None
 
@@ -29,7 +29,7 @@ class SyntheticLoader:
         for step in range(start, stop):
             request = self._requests.at(step)
             batch = self._requests.answer(request, self._pixels(len(request.rows), self._requests.size_at(step)))
-            labels = (keyed(self._seed, _PURPOSE, batch.keys) % np.uint64(self._classes)).astype(np.int64)
+            labels = (derive_key(self._seed, _KEY_DOMAIN, batch.keys) % np.uint64(self._classes)).astype(np.int64)
             yield replace(batch, labels=labels)
 
     def close(self) -> None:

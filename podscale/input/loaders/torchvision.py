@@ -14,21 +14,21 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from podscale.input.augment import Draws
+from podscale.input.augment import RandomDraws
 from podscale.input.batch import Batch
-from podscale.input.crop import View, Views
-from podscale.input.decode import BadRecord, Pixels, cut
-from podscale.input.guard import Guard
-from podscale.input.images import DecodedImages
-from podscale.input.request import Request, Requests
+from podscale.input.crop import CropParams, CropParamsBatch
+from podscale.input.decode import BadRecord, Pixels, crop_and_resize
+from podscale.input.guard import BadRecordGuard
+from podscale.input.images import DecodedCache
+from podscale.input.request import BatchPlan, BatchRequest
 
 _CHUNK = 4  # images of one task: small enough to share a batch evenly, large enough to make a task worth its queue
 
 
-class _Pending:
+class _PendingBatch:
     """A batch being filled."""
 
-    def __init__(self, request: Request, views: Views, size: int) -> None:
+    def __init__(self, request: BatchRequest, views: CropParamsBatch, size: int) -> None:
         self.request, self.views, self.size = request, views, size
         self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
         self.images[request.real :] = 0
@@ -36,16 +36,16 @@ class _Pending:
         self.tasks: list[Future[None]] = []
 
 
-class TorchvisionLoader:
+class PillowLoader:
     """Decodes with `workers` threads, `prefetch` batches ahead; keeps decoded images of up to `decoded_bytes`."""
 
     def __init__(
-        self, requests: Requests, guard: Guard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+        self, requests: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
     ) -> None:
         self._requests, self._guard, self._prefetch = requests, guard, prefetch
-        self._images = DecodedImages(requests.split, decoded_bytes)
+        self._images = DecodedCache(requests.split, decoded_bytes)
         self._augment = requests.augment
-        self._window: deque[_Pending] = deque()
+        self._window: deque[_PendingBatch] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
 
     @property
@@ -61,7 +61,7 @@ class TorchvisionLoader:
         return {"records": self._requests.split.held, "decoded": self._images.held}
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        window = self._window = deque[_Pending]()
+        window = self._window = deque[_PendingBatch]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:
@@ -75,35 +75,35 @@ class TorchvisionLoader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, step: int) -> _Pending:
+    def _begin(self, step: int) -> _PendingBatch:
         request = self._requests.at(step)
         views = self._requests.views(step, request.rows, request.epochs)
-        pending = _Pending(request, views, self._requests.size_at(step))
+        pending = _PendingBatch(request, views, self._requests.size_at(step))
         for begin in range(0, pending.request.real, _CHUNK):
             part = range(begin, min(begin + _CHUNK, pending.request.real))
             pending.tasks.append(self._pool.submit(self._fill, pending, part))
         return pending
 
-    def _finish(self, pending: _Pending) -> Batch:
+    def _finish(self, pending: _PendingBatch) -> Batch:
         for task in pending.tasks:
             task.result()
         return self._requests.answer(replace(pending.request, rows=pending.rows), pending.images)
 
-    def _fill(self, pending: _Pending, part: range) -> None:
+    def _fill(self, pending: _PendingBatch, part: range) -> None:
         for slot in part:
             pixels, view = self._usable(pending, slot)
-            image = cut(pixels, view, pending.size)
+            image = crop_and_resize(pixels, view, pending.size)
             done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
             pending.images[slot] = done
 
-    def _draws(self, pending: _Pending, slot: int) -> Draws:
+    def _draws(self, pending: _PendingBatch, slot: int) -> RandomDraws:
         assert self._augment is not None
         one = slice(slot, slot + 1)
         keys = self._requests.split.keys[pending.rows[one]].astype(np.uint64)
-        drawn: Draws = self._augment.draws(pending.request.epochs[one], keys)[0]
+        drawn: RandomDraws = self._augment.draws(pending.request.epochs[one], keys)[0]
         return drawn
 
-    def _usable(self, pending: _Pending, slot: int) -> tuple[Pixels, View]:
+    def _usable(self, pending: _PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
         """The pixels of a slot's sample, or of the one that takes its place, and what to make of them."""
         row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.views[slot]
         while True:

@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podscale.jax.ahead.request import Request, kept_result
-from podscale.jax.ahead.sweep import batches_of, with_batch
+from podscale.jax.ahead.request import CompileRequest, cached_result
+from podscale.jax.ahead.sweep import allowed_batches, with_batch
 
-Results = Mapping[int, Mapping[str, Any]]
+ResultsByBatch = Mapping[int, Mapping[str, Any]]
 """What the compiler said (`fits` and `memory` of it), by images of a rank."""
 
 
-def kept_results(request: Request, kept: Path) -> dict[int, dict[str, Any]]:
+def cached_results(request: CompileRequest, kept: Path) -> dict[int, dict[str, Any]]:
     """Results in a folder that are of the same step with other batches, all else equal."""
-    found = {batch: kept_result(with_batch(request, batch), kept) for batch in batches_of(request)}
+    found = {batch: cached_result(with_batch(request, batch), kept) for batch in allowed_batches(request)}
     return {batch: result for batch, result in found.items() if result is not None}
 
 
-def largest_known(request: Request, results: Results) -> dict[str, Any]:
+def largest_known_batch(request: CompileRequest, results: ResultsByBatch) -> dict[str, Any]:
     """The largest batch by what one or more results say, as JSON values.
 
     batch: images of a rank, out of those that the document allows; 0 where none fits. basis: `compiled` where that
@@ -26,13 +26,15 @@ def largest_known(request: Request, results: Results) -> dict[str, Any]:
     """
     fitting = max((batch for batch, result in results.items() if result["fits"]), default=0)
     failing = min((batch for batch, result in results.items() if not result["fits"] and batch > fitting), default=None)
-    allowed = sorted({*batches_of(request), *results})
+    allowed = sorted({*allowed_batches(request), *results})
     if next((batch for batch in allowed if batch > fitting), None) == failing:
         of = [batch for batch in (fitting, failing) if batch]
         images, basis = fitting, "compiled"
     else:
         of = _closest(results, fitting, failing)
-        held = int(held_by([results[batch]["memory"] for batch in of], of, request.topology.device_available))
+        held = int(
+            batch_within_memory([results[batch]["memory"] for batch in of], of, request.topology.device_available)
+        )
         # What was compiled counts for more than a line: short of memory, the compiler recomputes what it kept before.
         images = max(fitting, held if failing is None else min(held, failing - 1))
         basis = "line" if len(of) == 2 else "proportion"
@@ -40,7 +42,7 @@ def largest_known(request: Request, results: Results) -> dict[str, Any]:
     return {"batch": batch, "global_batch": batch * request.ranks, "basis": basis, "images": images, "of": of}
 
 
-def _closest(results: Results, fitting: int, failing: int | None) -> list[int]:
+def _closest(results: ResultsByBatch, fitting: int, failing: int | None) -> list[int]:
     """The two batches closest to where memory ends, or one where there is no other, or none that needs more."""
     known = sorted(results)
     if fitting and failing:
@@ -51,7 +53,7 @@ def _closest(results: Results, fitting: int, failing: int | None) -> list[int]:
     return pair if rises else pair[-1:]
 
 
-def held_by(memories: Sequence[Mapping[str, Any]], batches: Sequence[int], available: float) -> float:
+def batch_within_memory(memories: Sequence[Mapping[str, Any]], batches: Sequence[int], available: float) -> float:
     """Images for which so many bytes of memory are enough: where the line through two batches ends, or by one alone.
 
     By one alone, temporaries grow in proportion; weights, momentum and program stay. Where a step does not fit, the

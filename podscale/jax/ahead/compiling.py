@@ -25,11 +25,11 @@ from podscale.config import RunConfig
 from podscale.errors import InputError, fields_of
 from podscale.files import write_json
 from podscale.hardware import Topology, find_topology
-from podscale.jax.ahead.shortage import find_shortage
-from podscale.jax.feed import SHARDED_BATCHES, Batches
-from podscale.jax.mesh import RANKS, REPLICATED, mesh_of, size_of
-from podscale.jax.optim import Hyper, Kept
-from podscale.jax.step import SHARDED_WORDS, WORD, Call, State, Step, build_step
+from podscale.jax.ahead.shortage import parse_memory_shortage
+from podscale.jax.feed import BATCH_SPECS, GlobalBatches
+from podscale.jax.mesh import RANKS, REPLICATED, axis_size, mesh_for_config
+from podscale.jax.optim import HyperParams, OptState
+from podscale.jax.step import STATUS_LENGTH, STATUS_SPEC, DeviceState, StepInputs, TrainStep, build_train_step
 
 
 def main(folder: Path) -> None:
@@ -51,34 +51,34 @@ def compile_step(config: RunConfig, topology: Topology, classes: int, updates: i
 
     updates: of the whole run, the length of the schedule. Raises InputError for what does not fit the topology.
     """
-    mesh = mesh_of(config, described_devices(topology))
-    step = build_step(config, mesh, classes)
+    mesh = mesh_for_config(config, topology_devices(topology))
+    step = build_train_step(config, mesh, classes)
     started = time.monotonic()
-    lowered = step.updates.lower(*arguments(step, config, classes, updates))  # type: ignore[attr-defined]
-    traced, worked = time.monotonic(), _worked()
+    lowered = step.updates.lower(*step_arguments(step, config, classes, updates))  # type: ignore[attr-defined]
+    traced, worked = time.monotonic(), _cpu_seconds()
     found: dict[str, Any] = {"mesh": dict(mesh.shape), "trace_seconds": round(traced - started, 1)}
     text = ""
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        shortage = find_shortage(str(error))
+        shortage = parse_memory_shortage(str(error))
         if shortage is None:
             raise
         found |= {"fits": False, "memory": shortage._asdict()}
     else:
-        found |= {"fits": True, "memory": memory_of(compiled), **costs_of(compiled)}
+        found |= {"fits": True, "memory": device_memory_bytes(compiled), **cost_analysis(compiled)}
         text = compiled.as_text()
-    found |= {"compile_seconds": round(time.monotonic() - traced, 1), "cpu_seconds": round(_worked() - worked, 1)}
+    found |= {"compile_seconds": round(time.monotonic() - traced, 1), "cpu_seconds": round(_cpu_seconds() - worked, 1)}
     return found, text
 
 
-def _worked() -> float:
+def _cpu_seconds() -> float:
     """Seconds of all cores that this process has had."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
-def described_devices(topology: Topology) -> list[Device]:
+def topology_devices(topology: Topology) -> list[Device]:
     """The devices of a topology as the TPU compiler describes them; they can be compiled for, and nothing else.
 
     Raises InputError where libtpu does not know the topology.
@@ -99,25 +99,25 @@ def described_devices(topology: Topology) -> list[Device]:
     return list(described.devices)
 
 
-def arguments(step: Step, config: RunConfig, classes: int, updates: int) -> tuple[Any, ...]:
+def step_arguments(step: TrainStep, config: RunConfig, classes: int, updates: int) -> tuple[Any, ...]:
     """Shapes of what one update is given, each with its place on the mesh."""
-    buffers = models.spec(config.model, classes).buffers
+    buffers = models.model_spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(step.slots, buckets)
     others: dict[str, Any] = dict.fromkeys(step.specs.kept.scalars, _shape(()))
-    of_shapes: Any = State
+    of_shapes: Any = DeviceState
     state = of_shapes(
         weights=buckets,
-        kept=Kept(moments, others),
+        kept=OptState(moments, others),
         statistics={buffer.name: _shape(buffer.shape) for buffer in buffers},
         number=_shape((), np.int32),
     )
     images, side = config.train.global_batch, config.input.image_size
-    batches: Any = Batches(_shape((1, images, side, side, 3), np.uint8), _shape((1, images), np.int32))  # type: ignore[arg-type]
-    call = Call(_shape((), np.int32), _shape((size_of(step.mesh, RANKS), WORD), np.int32))
-    given = state, batches, _shape((updates, len(Hyper._fields))), call
-    specs = step.specs, SHARDED_BATCHES, REPLICATED, Call(REPLICATED, SHARDED_WORDS)
-    placed: tuple[Any, ...] = jax.tree.map(lambda shape, spec: _placed(shape, step.mesh, spec), given, specs)
+    batches: Any = GlobalBatches(_shape((1, images, side, side, 3), np.uint8), _shape((1, images), np.int32))  # type: ignore[arg-type]
+    call = StepInputs(_shape((), np.int32), _shape((axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32))
+    given = state, batches, _shape((updates, len(HyperParams._fields))), call
+    specs = step.specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)
+    placed: tuple[Any, ...] = jax.tree.map(lambda shape, spec: _shape_on_mesh(shape, step.mesh, spec), given, specs)
     return placed
 
 
@@ -125,11 +125,11 @@ def _shape(shape: tuple[int, ...], dtype: Any = np.float32) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(shape, dtype)
 
 
-def _placed(shape: Any, mesh: Mesh, spec: PartitionSpec) -> ShapeDtypeStruct:
+def _shape_on_mesh(shape: Any, mesh: Mesh, spec: PartitionSpec) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def memory_of(compiled: Any) -> dict[str, int]:
+def device_memory_bytes(compiled: Any) -> dict[str, int]:
     """Bytes on each device; what is aliased is an output that takes the place of a donated argument."""
     stats = compiled.memory_analysis()
     parts = {
@@ -143,7 +143,7 @@ def memory_of(compiled: Any) -> dict[str, int]:
     return {"needed": needed, **parts}
 
 
-def costs_of(compiled: Any) -> dict[str, float]:
+def cost_analysis(compiled: Any) -> dict[str, float]:
     """The compiler's cost analysis of one device: operations, bytes they read and write, its own estimate in s."""
     costs = compiled.cost_analysis()
     return {

@@ -5,14 +5,14 @@ from typing import Any
 
 from podscale.hardware import Topology
 
-PASSES = {"fp32": 6}
+MATMUL_PASSES = {"fp32": 6}
 """Products of bf16 that one of a TPU's exact fp32 products takes (XLA's precision HIGHEST; a 3 x 3 convolution compiled
 so by libtpu 0.0.42.1 has 5.2 times the cycles on v5e and 5.6 on v3); 1 for other precisions. XLA's count of operations
 knows nothing of it."""
 
 
 @dataclass(frozen=True)
-class Bounds:
+class StepBounds:
     """Seconds that a step takes at least, one reason at a time.
 
     compute: floating-point operations at the peak rate. memory: bytes that operations read and write, as if nothing
@@ -39,7 +39,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """Of one device and step. sent, crossing: bytes to other devices of the slice, and to other slices."""
 
     flops: float
@@ -48,22 +48,22 @@ class Work:
     crossing: float
 
 
-def bounds_of(work: Work, topology: Topology, precision: str) -> Bounds:
+def compute_bounds(work: DeviceWork, topology: Topology, precision: str) -> StepBounds:
     """The bounds of a device's work; devices of a chip share what it has."""
     chip = topology.chip
 
     def share(rate: float) -> float:
         return rate / chip.devices
 
-    return Bounds(
-        compute=work.flops * PASSES.get(precision, 1) / share(chip.bf16 * 1e12),
+    return StepBounds(
+        compute=work.flops * MATMUL_PASSES.get(precision, 1) / share(chip.bf16 * 1e12),
         memory=work.bytes / share(chip.memory * 1e9),
         links=work.sent / share(chip.links * 1e9),
         network=work.crossing / share(chip.network * 1e9) if chip.network else 0.0,
     )
 
 
-def estimated(cost_model: float | None, bounds: Bounds) -> tuple[float, str]:
+def estimate_step_seconds(cost_model: float | None, bounds: StepBounds) -> tuple[float, str]:
     """Seconds of a step, and where they are from: `cost model`, or `roofline` where the model's cannot be.
 
     It cannot be negative, and no step is faster than its arithmetic at the peak rate. (Its other bounds count as too
@@ -74,7 +74,7 @@ def estimated(cost_model: float | None, bounds: Bounds) -> tuple[float, str]:
     return bounds.seconds, "roofline"
 
 
-def rates(seconds: float, global_batch: int, work: Work, topology: Topology) -> dict[str, Any]:
+def step_rates(seconds: float, global_batch: int, work: DeviceWork, topology: Topology) -> dict[str, Any]:
     """What a step of so many seconds means: images/s of all devices, and the share of the peak that it uses."""
     peak = topology.chip.bf16 * 1e12 / topology.chip.devices
     return {"images_per_second": global_batch / seconds, "peak_share": work.flops / seconds / peak}

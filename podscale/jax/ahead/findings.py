@@ -3,12 +3,12 @@
 from typing import Any
 
 from podscale.hardware import Topology
-from podscale.jax.ahead.estimate import Bounds, Work, bounds_of, estimated, rates
-from podscale.jax.ahead.program import NETWORK, find_collectives, find_cycles, summarised
-from podscale.jax.ahead.request import Compiled, Request
+from podscale.jax.ahead.estimate import DeviceWork, StepBounds, compute_bounds, estimate_step_seconds, step_rates
+from podscale.jax.ahead.program import NETWORK_AXIS, find_collectives, find_cycles, summarise_collectives
+from podscale.jax.ahead.request import CompileRequest, CompileResult
 
 
-def findings(request: Request, compiled: Compiled) -> dict[str, Any]:
+def compile_findings(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
     """All about a compiled step as JSON values: sizes in bytes of one device, times in seconds."""
     found, topology, train = compiled.found, request.topology, request.config.train
     about: dict[str, Any] = {
@@ -29,15 +29,15 @@ def findings(request: Request, compiled: Compiled) -> dict[str, Any]:
         "all_reduce": train.all_reduce.algorithm,
         "weight_update": train.weight_update,
         "fits": found["fits"],
-        "memory": _memory(found, topology),
+        "memory": _memory_findings(found, topology),
     }
     if found["fits"]:
-        about |= _speed(request, compiled)
+        about |= _speed_findings(request, compiled)
     times = {name: found[name] for name in ("trace_seconds", "compile_seconds", "cpu_seconds")}
     return {**about, **times, "from_cache": compiled.from_cache, "versions": compiled.versions}
 
 
-def _memory(found: dict[str, Any], topology: Topology) -> dict[str, int]:
+def _memory_findings(found: dict[str, Any], topology: Topology) -> dict[str, int]:
     """available: of the device's memory (hbm), what a program may use; free: what is left of that; over: what lacks.
 
     The compiler names what is available to a program that does not fit; for one that fits it is known of the chip.
@@ -47,20 +47,20 @@ def _memory(found: dict[str, Any], topology: Topology) -> dict[str, int]:
     return {**memory, "free": left} if found["fits"] else {**memory, "over": -left}
 
 
-def _speed(request: Request, compiled: Compiled) -> dict[str, Any]:
+def _speed_findings(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
     found = compiled.found
     collectives = find_collectives(compiled.text, found["mesh"])
-    work = Work(
+    work = DeviceWork(
         found["flops"],
         found["bytes"],
-        sent=sum(one.sent for one in collectives if one.axes != NETWORK),
-        crossing=sum(one.sent for one in collectives if one.axes == NETWORK),
+        sent=sum(one.sent for one in collectives if one.axes != NETWORK_AXIS),
+        crossing=sum(one.sent for one in collectives if one.axes == NETWORK_AXIS),
     )
-    bounds: Bounds = bounds_of(work, request.topology, request.config.train.precision)
+    bounds: StepBounds = compute_bounds(work, request.topology, request.config.train.precision)
     cycles, clock = find_cycles(compiled.text), request.topology.chip.clock
-    seconds, source = estimated(found["optimal_seconds"], bounds)
+    seconds, source = estimate_step_seconds(found["optimal_seconds"], bounds)
     return {
-        "collectives": summarised(collectives),
+        "collectives": summarise_collectives(collectives),
         "flops": work.flops,
         "bytes": work.bytes,
         "cost_model_seconds": found["optimal_seconds"],
@@ -71,5 +71,5 @@ def _speed(request: Request, compiled: Compiled) -> dict[str, Any]:
         "binding": bounds.binding,
         "step_seconds": seconds,
         "step_source": source,
-        **rates(seconds, request.config.train.global_batch, work, request.topology),
+        **step_rates(seconds, request.config.train.global_batch, work, request.topology),
     }

@@ -12,15 +12,27 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-NETWORK = "network"
+COLLECTIVE_KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+NETWORK_AXIS = "network"
 """In the place of axes: between slices, through hosts and the data-centre network."""
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8, "token": 0}
+DTYPE_BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "bf16": 2,
+    "f16": 2,
+    "s64": 8,
+    "u64": 8,
+    "f64": 8,
+    "token": 0,
+}
 """Of an element; 4 for all others."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
 _COLLECTIVE = re.compile(
-    rf"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
+    rf"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>.+?) (?P<kind>{'|'.join(COLLECTIVE_KINDS)})(?P<start>-start)?\("
 )
 _SEND = re.compile(r"^\s+(?:ROOT )?%\S+ = (?P<type>.+?) send\(.*_xla_megascale_transfer_type=\"(?P<kind>\w+)\"")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
@@ -37,7 +49,7 @@ _DONE = re.compile(r" custom-call\((?P<operands>[^)]*)\), custom_call_target=\"A
 _CYCLES = re.compile(r"^\s+(?:ROOT )?%\S+ = .+? (?P<kind>[\w\-]+)\(.*\"estimated_cycles\":\"(?P<cycles>\d+)\"")
 
 
-class Cycles(NamedTuple):
+class CompilerCycles(NamedTuple):
     """What the compiler expects its operations to take, in cycles of a core: all, and copies into another layout."""
 
     total: int
@@ -60,7 +72,7 @@ class Collective(NamedTuple):
         """Bytes that a device sends at least: those of a ring, in which no link carries anything twice."""
         if self.axes == "none":
             return 0.0
-        if self.kind == "collective-permute" or self.axes == NETWORK:
+        if self.kind == "collective-permute" or self.axes == NETWORK_AXIS:
             return float(self.bytes)
         ways = 2 if self.kind == "all-reduce" else 1
         return ways * (self.members - 1) / self.members * self.bytes
@@ -85,21 +97,23 @@ def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
             found.append(Collective(kind, axes, members, whole))
         elif match := _SEND.match(line):
             sizes = list(_sizes(match["type"]))
-            found.append(Collective(match["kind"].lower().replace("_", "-"), NETWORK, mesh.get("slice", 1), sizes[0]))
+            found.append(
+                Collective(match["kind"].lower().replace("_", "-"), NETWORK_AXIS, mesh.get("slice", 1), sizes[0])
+            )
     return found
 
 
-def find_cycles(text: str) -> Cycles:
+def find_cycles(text: str) -> CompilerCycles:
     """The cycles that stand at the operations of a program; collectives and updates in place have none."""
     total = copies = 0
     for line in text.splitlines():
         if "estimated_cycles" in line and (match := _CYCLES.match(line)):
             total += int(match["cycles"])
             copies += int(match["cycles"]) if match["kind"] == "copy" else 0
-    return Cycles(total, copies)
+    return CompilerCycles(total, copies)
 
 
-def summarised(collectives: Sequence[Collective]) -> list[dict[str, int | str | float]]:
+def summarise_collectives(collectives: Sequence[Collective]) -> list[dict[str, int | str | float]]:
     """Messages of the same kind along the same axes together: their number, bytes, and bytes sent, largest first."""
     together: dict[tuple[str, str, int], list[Collective]] = {}
     for one in collectives:
@@ -118,7 +132,7 @@ def summarised(collectives: Sequence[Collective]) -> list[dict[str, int | str | 
     return sorted(rows, key=lambda row: -float(row["bytes"]))
 
 
-def axes_of(groups: npt.NDArray[np.int64], mesh: Mapping[str, int]) -> str:
+def axes_of_groups(groups: npt.NDArray[np.int64], mesh: Mapping[str, int]) -> str:
     """The axes along which groups [groups, members] lie: `row+group_row`; `all`, `none`, or `irregular`."""
     sizes = tuple(mesh.values())
     if groups.size == 0 or groups.shape[1] == prod(sizes):
@@ -140,7 +154,7 @@ def _axes(line: str, mesh: Mapping[str, int]) -> tuple[str, int]:
         varies = (np.array(np.unravel_index(ends[:, 0], sizes)) != np.array(np.unravel_index(ends[:, 1], sizes))).any(1)
         return "+".join(name for name, varied in zip(mesh, varies, strict=True) if varied) or "none", 2
     groups = _groups(line, prod(mesh.values()))
-    return axes_of(groups, mesh), groups.shape[1]
+    return axes_of_groups(groups, mesh), groups.shape[1]
 
 
 def _groups(line: str, devices: int) -> npt.NDArray[np.int64]:
@@ -166,7 +180,7 @@ def _size(text: str, kind: str, *, started: bool) -> int:
 
 def _sizes(text: str) -> Iterator[int]:
     for dtype, dimensions in _SHAPE.findall(text):
-        yield BYTES.get(dtype, 4) * prod(_numbers(dimensions))
+        yield DTYPE_BYTES.get(dtype, 4) * prod(_numbers(dimensions))
 
 
 def _numbers(text: str) -> list[int]:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podscale.text import count, human_bytes
+from podscale.text import format_bytes, format_count
 
-BINDING = {
+BOUND_NAMES = {
     "compute": "arithmetic",
     "memory": "memory",
     "links": "the links between chips",
@@ -14,14 +14,17 @@ BINDING = {
 CAVEAT = "Compiled by the real TPU compiler, not run: times are the compiler's or a bound, not measurements."
 
 
-def report(found: Mapping[str, Any]) -> list[str]:
+def format_compile_report(found: Mapping[str, Any]) -> list[str]:
     """Lines about one compiled step."""
     topology = found["topology"]
     rows = [
-        ("topology", f"{topology['name']}: {count(topology['chips'], 'chip')}, {count(topology['devices'], 'device')}"),
+        (
+            "topology",
+            f"{topology['name']}: {format_count(topology['chips'], 'chip')}, {format_count(topology['devices'], 'device')}",
+        ),
         ("mesh", ", ".join(f"{name} {size}" for name, size in topology["mesh"].items())),
         ("step", _step(found)),
-        ("memory", _memory(found)),
+        ("memory", _memory_rows(found)),
     ]
     if "largest" in found:
         rows.append(("largest", _largest(found)))
@@ -35,19 +38,19 @@ def report(found: Mapping[str, Any]) -> list[str]:
     return [*lines, "", CAVEAT]
 
 
-def sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
+def format_sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
     """The batches that were tried, in ascending order, and which are best."""
-    holder = _holder(rows[0])
+    holder = _rank_description(rows[0])
     lines = [f"{'batch':>8} {'global':>9} {'memory':>10} {'ms a step':>10} {'images/s':>12}  "]
     for row in sorted(rows, key=lambda row: int(row["batch"])):
-        needed = human_bytes(row["memory"]["needed"])
+        needed = format_bytes(row["memory"]["needed"])
         speed = f"{row['step_seconds'] * 1e3:>10.1f} {row['images_per_second']:>12,.0f}" if row["fits"] else ""
-        note = f"  {row['step_source']}" if row["fits"] else f"  {human_bytes(row['memory']['over'])} too much"
+        note = f"  {row['step_source']}" if row["fits"] else f"  {format_bytes(row['memory']['over'])} too much"
         lines.append(f"{row['batch']:>8} {row['global_batch']:>9,} {needed:>10} {speed}{note}")
     fastest = max((row for row in rows if row["fits"]), key=lambda row: float(row["images_per_second"]))
     lines += [
         "",
-        f"Largest that fits: {count(largest, 'image')} {holder}. Fastest of those tried: {fastest['batch']}, by "
+        f"Largest that fits: {format_count(largest, 'image')} {holder}. Fastest of those tried: {fastest['batch']}, by "
         "estimate.",
     ]
     return lines
@@ -56,37 +59,37 @@ def sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
 def _step(found: Mapping[str, Any]) -> str:
     return (
         f"{found['model']} at {found['image_size']} px in {found['precision']}, {found['optimizer']}, "
-        f"{found['weight_update']} update, {found['all_reduce']}: {count(found['batch'], 'image')} {_holder(found)}, "
+        f"{found['weight_update']} update, {found['all_reduce']}: {format_count(found['batch'], 'image')} {_rank_description(found)}, "
         f"{found['global_batch']:,} in all"
     )
 
 
-def _memory(found: Mapping[str, Any]) -> str:
+def _memory_rows(found: Mapping[str, Any]) -> str:
     memory = found["memory"]
-    needed = human_bytes(memory["needed"])
-    usable = f"{human_bytes(memory['available'])} that a program may use of a device's {human_bytes(memory['hbm'])}"
+    needed = format_bytes(memory["needed"])
+    usable = f"{format_bytes(memory['available'])} that a program may use of a device's {format_bytes(memory['hbm'])}"
     if not found["fits"]:
-        return f"DOES NOT FIT: {needed} needed of {usable}: {human_bytes(memory['over'])} too much"
+        return f"DOES NOT FIT: {needed} needed of {usable}: {format_bytes(memory['over'])} too much"
     return (
-        f"fits: {needed} of {usable}; arguments {human_bytes(memory['arguments'])} (of which "
-        f"{human_bytes(memory['aliased'])} become outputs), temporaries {human_bytes(memory['temporaries'])}"
+        f"fits: {needed} of {usable}; arguments {format_bytes(memory['arguments'])} (of which "
+        f"{format_bytes(memory['aliased'])} become outputs), temporaries {format_bytes(memory['temporaries'])}"
     )
 
 
 def _largest(found: Mapping[str, Any]) -> str:
     """The largest batch that fits, and how that is known."""
-    largest, holder = found["largest"], _holder(found)
+    largest, holder = found["largest"], _rank_description(found)
     batch, of = largest["batch"], largest["of"]
-    said = f"{count(batch, 'image')} {holder}, {largest['global_batch']:,} in all"
+    said = f"{format_count(batch, 'image')} {holder}, {largest['global_batch']:,} in all"
     if largest["basis"] == "compiled":
         if not batch:
-            return f"no batch fits: not {count(of[0], 'image')} {holder}, the smallest that the document allows"
+            return f"no batch fits: not {format_count(of[0], 'image')} {holder}, the smallest that the document allows"
         if len(of) == 1:
             return f"{said}: fits, and no larger one is allowed or tried (compiled)"
         return f"{said}: fits, and {of[1]} do not (both compiled)"
     if not batch:
         said = "no batch that the document allows"
-    room = f"memory for about {count(largest['images'], 'image')}"
+    room = f"memory for about {format_count(largest['images'], 'image')}"
     how = (
         f"by a line through the memory of {of[0]} and {of[1]}"
         if largest["basis"] == "line"
@@ -96,7 +99,7 @@ def _largest(found: Mapping[str, Any]) -> str:
     return f"{said}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {room}, {how}{more}"
 
 
-def _holder(found: Mapping[str, Any]) -> str:
+def _rank_description(found: Mapping[str, Any]) -> str:
     """Who holds images of its own."""
     mesh = found["topology"]["mesh"]
     sharers = mesh["height"] * mesh["width"]
@@ -108,8 +111,8 @@ def _work(found: Mapping[str, Any]) -> str:
 
 
 def _bounds(found: Mapping[str, Any]) -> str:
-    parts = [f"{_ms(value)} for {BINDING[name]}" for name, value in found["bound_seconds"].items() if value]
-    return f"{', '.join(parts)}; {BINDING[found['binding']]} binds"
+    parts = [f"{_ms(value)} for {BOUND_NAMES[name]}" for name, value in found["bound_seconds"].items() if value]
+    return f"{', '.join(parts)}; {BOUND_NAMES[found['binding']]} binds"
 
 
 def _estimate(found: Mapping[str, Any]) -> str:
@@ -142,7 +145,7 @@ def _collectives(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         lines.append(
             f"{row['kind']:<19} {row['axes']:<38} {row['members']:>5} {row['messages']:>8} "
-            f"{human_bytes(row['bytes']):>10} {human_bytes(row['sent']):>10}"
+            f"{format_bytes(row['bytes']):>10} {format_bytes(row['sent']):>10}"
         )
     return lines if rows else ["no collectives"]
 

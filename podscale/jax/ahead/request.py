@@ -19,13 +19,13 @@ from typing import Any
 import podscale
 from podscale.config import RunConfig
 from podscale.config.identity import fingerprint
-from podscale.config.spans import sharers
+from podscale.config.spans import devices_per_rank
 from podscale.errors import InputError, PodscaleError
 from podscale.files import write_atomically, write_json
 from podscale.hardware import Topology
 
-CHILD = "podscale.jax.ahead.compiling"
-ENVIRONMENT = {
+COMPILER_MODULE = "podscale.jax.ahead.compiling"
+COMPILER_ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -34,17 +34,17 @@ ENVIRONMENT = {
 """No accelerator of this machine is touched, no metadata server of Google's cloud is asked, and another process may use
 libtpu too (it locks a file of the machine otherwise, because a TPU serves one process). A failure ends with its error:
 otherwise jax says last that it has shortened the traceback."""
-PACKAGES = ("jax", "jaxlib", "libtpu")
+COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
 FRAMEWORK_FREE = ("models/*.py", "layout.py", "decay.py", "config/spans.py")
 """What a compiled step depends on below the engine; the rest of what it imports only reads the document."""
 
 
-SCHEDULE_UPDATES = 2**16
+SCHEDULE_STEPS = 2**16
 """Updates whose schedule takes 1 MiB on a device: runs that differ by less share a result."""
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """A step to compile. updates: of the whole run, whose schedule lies on each device, 16 bytes an update."""
 
     config: RunConfig
@@ -55,7 +55,7 @@ class Request:
     @property
     def ranks(self) -> int:
         """Who has images of its own: a device, or several that share images."""
-        return self.topology.devices // sharers(self.config)
+        return self.topology.devices // devices_per_rank(self.config)
 
     @property
     def batch(self) -> int:
@@ -76,9 +76,9 @@ class Request:
             "input": self.config.input.model_dump(mode="json", include={"image_size", "mean", "std"}),
             "topology": str(self.topology),
             "classes": self.classes,
-            "schedule": -(-self.updates // SCHEDULE_UPDATES),
-            "versions": versions(),
-            "sources": sources(),
+            "schedule": -(-self.updates // SCHEDULE_STEPS),
+            "versions": compiler_versions(),
+            "sources": source_hash(),
         }
 
     @property
@@ -88,7 +88,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileResult:
     """found: see `compiling`; text: of the program; versions: of the packages that made it."""
 
     found: dict[str, Any]
@@ -97,10 +97,10 @@ class Compiled:
     from_cache: bool = False
 
 
-def versions() -> dict[str, str]:
+def compiler_versions() -> dict[str, str]:
     """Of what compiles. Raises InputError where it is not installed."""
     try:
-        return {name: version(name) for name in PACKAGES}
+        return {name: version(name) for name in COMPILER_PACKAGES}
     except PackageNotFoundError as error:
         raise InputError(
             f"compiling for a TPU needs {error.name}, which is not installed here",
@@ -110,19 +110,19 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def sources() -> str:
+def source_hash() -> str:
     """A hash of the modules that the step is made of."""
     digest = hashlib.sha256()
-    for path in _modules():
+    for path in _source_modules():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _modules() -> list[Path]:
+def _source_modules() -> list[Path]:
     """The child and all of this engine that it imports, directly or not, and what is FRAMEWORK_FREE."""
     root = Path(podscale.__file__).parent
     found: set[Path] = set()
-    waiting = [CHILD]
+    waiting = [COMPILER_MODULE]
     while waiting:
         parts = waiting.pop().split(".")[1:]
         for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
@@ -150,35 +150,35 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / "tpu-compile"
 
 
-def compile_ahead(request: Request, kept: Path, limit: float) -> Compiled:
+def compile_aot(request: CompileRequest, kept: Path, limit: float) -> CompileResult:
     """What the compiler says of a request, from `kept` where that holds it, else from a child that may take `limit` s.
 
     Raises InputError where the document or the topology is refused, PodscaleError where the compiler fails.
     """
-    result, text = _files(request, kept)
-    found = kept_result(request, kept)
+    result, text = _cache_files(request, kept)
+    found = cached_result(request, kept)
     if found is not None:
-        return Compiled(found, _unpacked(text), request.asked["versions"], from_cache=True)
-    found = _in_child(request, kept, limit, text)
+        return CompileResult(found, _unpacked(text), request.asked["versions"], from_cache=True)
+    found = _compile_in_child(request, kept, limit, text)
     write_json(result, found)
-    return Compiled(found, _unpacked(text), request.asked["versions"])
+    return CompileResult(found, _unpacked(text), request.asked["versions"])
 
 
-def kept_result(request: Request, kept: Path) -> dict[str, Any] | None:
+def cached_result(request: CompileRequest, kept: Path) -> dict[str, Any] | None:
     """What the compiler said of a request before; None where that is not kept."""
-    result, text = _files(request, kept)
+    result, text = _cache_files(request, kept)
     if not (result.exists() and text.exists()):
         return None
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found
 
 
-def _files(request: Request, kept: Path) -> tuple[Path, Path]:
+def _cache_files(request: CompileRequest, kept: Path) -> tuple[Path, Path]:
     """The result of a request, and the text of its program."""
     return kept / f"{request.key}.json", kept / f"{request.key}.hlo.gz"
 
 
-def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[str, Any]:
+def _compile_in_child(request: CompileRequest, kept: Path, limit: float, text: Path) -> dict[str, Any]:
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -199,9 +199,9 @@ def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[st
             },
         )
         said = folder / "said.txt"
-        code = _run(folder, said, limit)
+        code = _run_child(folder, said, limit)
         if not (folder / "result.json").exists():
-            raise PodscaleError(f"compiling for {topology} {_failure(code, said, limit)}")
+            raise PodscaleError(f"compiling for {topology} {_failure_message(code, said, limit)}")
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if "refused" in found:
             raise InputError(**found["refused"])
@@ -209,12 +209,12 @@ def _in_child(request: Request, kept: Path, limit: float, text: Path) -> dict[st
         return found
 
 
-def _run(folder: Path, said: Path, limit: float) -> int | None:
+def _run_child(folder: Path, said: Path, limit: float) -> int | None:
     """The exit code of the child; None where its time was over."""
     with said.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", CHILD, str(folder)],
-            env={**os.environ, **ENVIRONMENT},
+            [sys.executable, "-m", COMPILER_MODULE, str(folder)],
+            env={**os.environ, **COMPILER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -228,7 +228,7 @@ def _run(folder: Path, said: Path, limit: float) -> int | None:
             child.wait()
 
 
-def _failure(code: int | None, said: Path, limit: float) -> str:
+def _failure_message(code: int | None, said: Path, limit: float) -> str:
     """What became of a child that left no result."""
     lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1][:500] if lines else "nothing was printed"

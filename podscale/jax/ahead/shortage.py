@@ -9,17 +9,17 @@ _TEMPORARIES = re.compile(rf"memory required for .*? \({_SIZE}\) exceeds availab
 _USED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE)
 
 
-class Shortage(NamedTuple):
+class MemoryShortage(NamedTuple):
     """Bytes of a device that the program needs, and those that the compiler may use."""
 
     needed: int
     available: int
 
 
-def find_shortage(message: str) -> Shortage | None:
+def parse_memory_shortage(message: str) -> MemoryShortage | None:
     """The shortage that an error of the compiler speaks of; None where it speaks of something else."""
     match = _TEMPORARIES.search(message) or _USED.search(message)
     if match is None:
         return None
     needed, needed_unit, available, available_unit = match.groups()
-    return Shortage(round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit]))
+    return MemoryShortage(round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit]))

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from podscale.config.checks import fits_devices
 from podscale.errors import InputError
-from podscale.jax.ahead.request import Request
-from podscale.text import count
+from podscale.jax.ahead.request import CompileRequest
+from podscale.text import format_count
 
-LARGEST = 4096
+MAX_BATCH = 4096
 """Images of one rank: more serve no run that is known."""
-STEP = 8
+BATCH_STEP = 8
 """Batches above this are tried in multiples of it: a TPU's memory holds 8 rows of a tile."""
 
-SECANTS = 5
+MAX_SECANTS = 5
 """Batches that are found by a line through two others, before halving."""
 
 
-class Measured(NamedTuple):
+class FitResult(NamedTuple):
     """What the compiler says of a request; needed, available: bytes of a device.
 
     Whether it fits, the compiler decides: in the figures of its messages, which are rounded, both may be the same.
@@ -30,17 +30,17 @@ class Measured(NamedTuple):
     available: float
 
 
-Measure = Callable[[Request], Measured]
+MeasureFunction = Callable[[CompileRequest], FitResult]
 
 
-def batches_of(request: Request) -> list[int]:
+def allowed_batches(request: CompileRequest) -> list[int]:
     """Batches of one rank that the document's other options allow, in ascending order."""
-    sizes = [size for size in range(1, LARGEST + 1) if size < STEP or size % STEP == 0]
+    sizes = [size for size in range(1, MAX_BATCH + 1) if size < BATCH_STEP or size % BATCH_STEP == 0]
     devices = request.topology.devices
     return [size for size in sizes if fits_devices(with_batch(request, size).config, devices)]
 
 
-def with_batch(request: Request, batch: int) -> Request:
+def with_batch(request: CompileRequest, batch: int) -> CompileRequest:
     """The same with so many images for each rank, and as many epochs: fewer updates of larger batches."""
     before, after = request.config.train.global_batch, batch * request.ranks
     train = request.config.train.model_copy(update={"global_batch": after})
@@ -48,17 +48,17 @@ def with_batch(request: Request, batch: int) -> Request:
     return replace(request, config=request.config.model_copy(update={"train": train}), updates=updates)
 
 
-def largest_batch(request: Request, measure: Measure) -> int:
+def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int:
     """The largest allowed batch that fits.
 
     Begins with the document's own, goes on in proportion, then to where a line through two measurements meets the
     memory that there is; the answer stands when it fits and the next allowed batch does not. Raises InputError where
     none fits.
     """
-    allowed = batches_of(request)
+    allowed = allowed_batches(request)
     if not allowed:
         raise InputError(
-            f"no batch up to {LARGEST} images for each of the {request.ranks} ranks goes with the other options of the "
+            f"no batch up to {MAX_BATCH} images for each of the {request.ranks} ranks goes with the other options of the "
             "document (model.batch_norm.span, model.batch_norm.group)",
             field="--sweep",
             got="batch",
@@ -73,10 +73,10 @@ def largest_batch(request: Request, measure: Measure) -> int:
             fitting = at
         else:
             failing = at
-        at = _next(allowed, needs, found.available, fitting, failing)
+        at = _next_batch(allowed, needs, found.available, fitting, failing)
     if fitting < 0:
         raise InputError(
-            f"not even {count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest batch that the "
+            f"not even {format_count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest batch that the "
             f"document allows, fits the memory of {request.topology.chip.name}",
             field="--sweep",
             got="batch",
@@ -86,9 +86,9 @@ def largest_batch(request: Request, measure: Measure) -> int:
     return allowed[fitting]
 
 
-def _next(allowed: Sequence[int], needs: dict[int, float], available: float, fitting: int, failing: int) -> int:
+def _next_batch(allowed: Sequence[int], needs: dict[int, float], available: float, fitting: int, failing: int) -> int:
     """The place to try: where the line through the two outermost measurements says, else in proportion to the one."""
-    if len(needs) > SECANTS:
+    if len(needs) > MAX_SECANTS:
         # Memory is no line where the compiler recomputes what it does not hold: it then needs as good as all of it, for
         # batch after batch, and each line would end just behind the one that was tried last.
         return (fitting + failing) // 2

@@ -5,8 +5,8 @@ from jax.sharding import Mesh
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.jax.allreduce.base import AllReduce
-from podscale.jax.allreduce.flat import Flat
-from podscale.jax.allreduce.torus2d import Torus2D
+from podscale.jax.allreduce.flat import FlatAllReduce
+from podscale.jax.allreduce.torus2d import Torus2DAllReduce
 
 
 def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
@@ -19,9 +19,9 @@ def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
         )
     match section.algorithm:
         case "flat":
-            return Flat(mesh)
+            return FlatAllReduce(mesh)
         case "torus2d":
-            return Torus2D(mesh)
+            return Torus2DAllReduce(mesh)
         case other:
             raise InputError(
                 "the JAX engine has flat (XLA's own) and torus2d",
@@ -31,4 +31,4 @@ def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
             )
 
 
-__all__ = ["AllReduce", "Flat", "Torus2D", "build_all_reduce"]
+__all__ = ["AllReduce", "FlatAllReduce", "Torus2DAllReduce", "build_all_reduce"]

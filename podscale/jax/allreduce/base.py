@@ -4,7 +4,7 @@ from typing import Protocol
 
 from jax import Array
 
-from podscale.jax.mesh import Axes
+from podscale.jax.mesh import AxisNames
 
 
 class AllReduce(Protocol):
@@ -15,7 +15,7 @@ class AllReduce(Protocol):
     gradients (Kumar 2019, section 3). Devices with the same place on `axes` hold the same shard.
     """
 
-    axes: Axes
+    axes: AxisNames
     """Mesh axes along which a bucket is scattered."""
     shards: int
     """Parts a bucket is scattered into; the length of a bucket that is cut in halves is a multiple of it."""

@@ -2,13 +2,13 @@
 
 from jax import Array, lax
 
-from podscale.jax.mesh import Axes
+from podscale.jax.mesh import AxisNames
 
 LANES = 128
 """Of a TPU's memory: a flat fp32 array lies there as rows of so many elements do, in tiles of 8 rows."""
 
 
-def reduce_scatter(values: Array, axes: Axes) -> Array:
+def reduce_scatter(values: Array, axes: AxisNames) -> Array:
     """This device's part of the sum.
 
     As rows: of a flat array the TPU compiler (libtpu 0.0.42) would make an all-reduce and drop the other parts.
@@ -18,13 +18,13 @@ def reduce_scatter(values: Array, axes: Axes) -> Array:
     return part.reshape(-1)
 
 
-def all_reduce(values: Array, axes: Axes) -> Array:
+def all_reduce(values: Array, axes: AxisNames) -> Array:
     """The sum."""
     total: Array = lax.psum(values, axes)
     return total
 
 
-def all_gather(part: Array, axes: Axes) -> Array:
+def all_gather(part: Array, axes: AxisNames) -> Array:
     """Every device's part, in order."""
     whole: Array = lax.all_gather(part, axes, tiled=True)
     return whole

@@ -4,13 +4,13 @@ from jax import Array
 from jax.sharding import Mesh
 
 from podscale.jax.allreduce.collectives import all_gather, all_reduce, reduce_scatter
-from podscale.jax.mesh import DEVICES, Axes
+from podscale.jax.mesh import DEVICES, AxisNames
 
 
-class Flat:
+class FlatAllReduce:
     """One collective over the whole mesh; the shards of its halves are the devices'."""
 
-    axes: Axes = DEVICES
+    axes: AxisNames = DEVICES
 
     def __init__(self, mesh: Mesh) -> None:
         self.shards = mesh.size

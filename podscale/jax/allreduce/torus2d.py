@@ -11,19 +11,19 @@ from jax import Array
 from jax.sharding import Mesh
 
 from podscale.jax.allreduce.collectives import all_gather, all_reduce, reduce_scatter
-from podscale.jax.mesh import COLUMN, ROW, SLICES, Axes, size_of
+from podscale.jax.mesh import COLUMN, ROW, SLICES, AxisNames, axis_size
 
 
-class Torus2D:
+class Torus2DAllReduce:
     """The shards of its halves are the places of the row."""
 
-    axes: Axes = ROW
+    axes: AxisNames = ROW
 
     def __init__(self, mesh: Mesh) -> None:
-        self.shards, self._columns, self._slices = (size_of(mesh, axes) for axes in (ROW, COLUMN, SLICES))
+        self.shards, self._columns, self._slices = (axis_size(mesh, axes) for axes in (ROW, COLUMN, SLICES))
 
     def __call__(self, bucket: Array) -> Array:
-        whole = _padded(bucket, self.shards)
+        whole = _pad(bucket, self.shards)
         return self.all_gather(self.reduce_scatter(whole))[: len(bucket)]
 
     def reduce_scatter(self, bucket: Array) -> Array:
@@ -37,11 +37,11 @@ class Torus2D:
         """The sum over all rows."""
         if self._slices == 1:
             return all_reduce(shard, COLUMN)
-        part = reduce_scatter(_padded(shard, self._columns), COLUMN)
+        part = reduce_scatter(_pad(shard, self._columns), COLUMN)
         part = all_reduce(part, SLICES)
         return all_gather(part, COLUMN)[: len(shard)]
 
 
-def _padded(values: Array, multiple: int) -> Array:
+def _pad(values: Array, multiple: int) -> Array:
     """With zeros behind, up to a multiple."""
     return jnp.pad(values, (0, -len(values) % multiple))

@@ -3,6 +3,6 @@
 layer: what networks use. function: one normalisation, forward and backward.
 """
 
-from podscale.jax.batchnorm.layer import BatchNorm, Statistics, span_groups
+from podscale.jax.batchnorm.layer import BatchNorm, ChannelStatistics, assign_batch_norm_groups
 
-__all__ = ["BatchNorm", "Statistics", "span_groups"]
+__all__ = ["BatchNorm", "ChannelStatistics", "assign_batch_norm_groups"]

@@ -24,13 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from podscale.jax.mesh import Axes
+from podscale.jax.mesh import AxisNames
 from podscale.jax.spatial.tiles import Tiles
 
-OVER = (0, 1, 2)
+REDUCED_DIMS = (0, 1, 2)
 
 
-class Normalised(NamedTuple):
+class NormOutput(NamedTuple):
     """Images, and the group's mean and unbiased variance (which torch and cuDNN keep, not flax), without gradient."""
 
     y: Array
@@ -38,7 +38,7 @@ class Normalised(NamedTuple):
     unbiased: Array
 
 
-class _Kept(NamedTuple):
+class _Residuals(NamedTuple):
     x: Array
     weight: Array
     near: Array
@@ -47,64 +47,64 @@ class _Kept(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def group_norm(
-    eps: float, axes: Axes, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
-) -> Normalised:
+def sync_batch_norm(
+    eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
+) -> NormOutput:
     """Images [n, height, width, channels] normalised over all devices of a group, in their own dtype.
 
     axes: of the mesh, over which the group lies; none for one device alone. tiles: how its devices share images; None
     where they do not. near: fp32 [channels], equal in the group, not far from the mean. Every device brings equally
     many images, or tiles.
     """
-    return _forward(eps, axes, tiles, x, weight, bias, near)[0]
+    return _sync_batch_norm_forward(eps, axes, tiles, x, weight, bias, near)[0]
 
 
-def _forward(
-    eps: float, axes: Axes, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
-) -> tuple[Normalised, _Kept]:
-    away = _inside(tiles, _away(x, near))
-    off, square = _group_mean(jnp.stack([away.mean(OVER), (away * away).mean(OVER)]), axes, tiles)
+def _sync_batch_norm_forward(
+    eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
+) -> tuple[NormOutput, _Residuals]:
+    away = _zero_outside(tiles, _subtract_near(x, near))
+    off, square = _group_mean(jnp.stack([away.mean(REDUCED_DIMS), (away * away).mean(REDUCED_DIMS)]), axes, tiles)
     var = jnp.maximum(square - off * off, 0.0)
     invstd = lax.rsqrt(var + eps)
     y = ((away - off) * (invstd * weight) + bias).astype(x.dtype)
-    count = (x.size // x.shape[-1]) * _members(axes) * _fill(tiles)
-    found = Normalised(y, near + off, var * (count / max(count - 1, 1)))
-    return found, _Kept(x, weight, near, off, invstd)
+    count = (x.size // x.shape[-1]) * _group_size(axes) * _filled_fraction(tiles)
+    found = NormOutput(y, near + off, var * (count / max(count - 1, 1)))
+    return found, _Residuals(x, weight, near, off, invstd)
 
 
-def _backward(
-    eps: float, axes: Axes, tiles: Tiles | None, kept: _Kept, found: Normalised
+def _sync_batch_norm_backward(
+    eps: float, axes: AxisNames, tiles: Tiles | None, kept: _Residuals, found: NormOutput
 ) -> tuple[Array, Array, Array, Array]:
     dy = found.y.astype(kept.off.dtype)
-    xmu = _inside(tiles, _away(kept.x, kept.near)) - kept.off
-    sums = jnp.stack([dy.sum(OVER), (dy * xmu).sum(OVER)])
+    xmu = _zero_outside(tiles, _subtract_near(kept.x, kept.near)) - kept.off
+    sums = jnp.stack([dy.sum(REDUCED_DIMS), (dy * xmu).sum(REDUCED_DIMS)])
     of_dy, of_xmu = _group_mean(sums, axes, tiles) / (kept.x.size // kept.x.shape[-1])
     dx = (dy - of_dy - xmu * (kept.invstd * kept.invstd * of_xmu)) * (kept.weight * kept.invstd)
-    return _inside(tiles, dx).astype(kept.x.dtype), sums[1] * kept.invstd, sums[0], jnp.zeros_like(kept.near)
+    return _zero_outside(tiles, dx).astype(kept.x.dtype), sums[1] * kept.invstd, sums[0], jnp.zeros_like(kept.near)
 
 
-group_norm.defvjp(_forward, _backward)
+sync_batch_norm.defvjp(_sync_batch_norm_forward, _sync_batch_norm_backward)
 
 
-def _away(x: Array, near: Array) -> Array:
+def _subtract_near(x: Array, near: Array) -> Array:
     """x - near in fp32, or fp64 for images that are more exact than that."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) - near
 
 
-def _group_mean(message: Array, axes: Axes, tiles: Tiles | None) -> Array:
+def _group_mean(message: Array, axes: AxisNames, tiles: Tiles | None) -> Array:
     """Means over the pixels of the group's images, from those over the pixels of each tile."""
     mean = lax.pmean(message, axes) if axes else message
-    return mean if _fill(tiles) == 1 else mean / _fill(tiles)
+    return mean if _filled_fraction(tiles) == 1 else mean / _filled_fraction(tiles)
 
 
-def _inside(tiles: Tiles | None, x: Array) -> Array:
+def _zero_outside(tiles: Tiles | None, x: Array) -> Array:
     """With zeros beyond the image."""
     return x if tiles is None or tiles.even else jnp.where(tiles.inside(), x, 0.0)
 
 
-def _fill(tiles: Tiles | None) -> float:
+def _filled_fraction(tiles: Tiles | None) -> float:
     return 1.0 if tiles is None else tiles.fill
 
 
-def _members(axes: Axes) -> int:
+def _group_size(axes: AxisNames) -> int:
     return lax.axis_size(axes) if axes else 1

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 from jax import Array, lax
 
-from podscale.config.spans import Span
-from podscale.jax.batchnorm.function import Normalised, group_norm
-from podscale.jax.mesh import GROUP, SPATIAL, Axes
+from podscale.config.spans import BatchNormGroup
+from podscale.jax.batchnorm.function import NormOutput, sync_batch_norm
+from podscale.jax.mesh import GROUP, SPATIAL, AxisNames
 from podscale.jax.spatial.tiles import Tiles
 
 
-class Statistics(NamedTuple):
+class ChannelStatistics(NamedTuple):
     """Running mean and unbiased variance of each channel, fp32."""
 
     mean: Array
@@ -32,29 +32,29 @@ class BatchNorm:
 
     eps: float = 1e-5
     momentum: float = 0.1
-    axes: Axes = ()
+    axes: AxisNames = ()
     part: int | None = None
 
     def train(
-        self, x: Array, weight: Array, bias: Array, running: Statistics, tiles: Tiles | None = None
-    ) -> tuple[Array, Statistics]:
+        self, x: Array, weight: Array, bias: Array, running: ChannelStatistics, tiles: Tiles | None = None
+    ) -> tuple[Array, ChannelStatistics]:
         """By the batch's own statistics; and the running ones, moved. tiles: of images that devices share."""
-        normalise = partial(group_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
+        normalise = partial(sync_batch_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
         if self.part is None or len(x) <= self.part:
             y, mean, var = normalise(x, weight, bias, running.mean)
         else:
             y, mean, var = self._in_parts(normalise, x, weight, bias, running.mean)
         mean, var = lax.stop_gradient((mean, var))
         moved = (old + self.momentum * (new - old) for old, new in zip(running, (mean, var), strict=True))
-        return y, Statistics(*moved)
+        return y, ChannelStatistics(*moved)
 
-    def evaluate(self, x: Array, weight: Array, bias: Array, running: Statistics) -> Array:
+    def evaluate(self, x: Array, weight: Array, bias: Array, running: ChannelStatistics) -> Array:
         """By the running statistics."""
         scale = lax.rsqrt(running.var + self.eps) * weight
         return ((x.astype(scale.dtype) - running.mean) * scale + bias).astype(x.dtype)
 
     def _in_parts(
-        self, normalise: Callable[..., Normalised], x: Array, weight: Array, bias: Array, near: Array
+        self, normalise: Callable[..., NormOutput], x: Array, weight: Array, bias: Array, near: Array
     ) -> tuple[Array, Array, Array]:
         assert self.part is not None
         assert len(x) % self.part == 0, f"parts of {self.part} do not divide {len(x)} images"
@@ -63,6 +63,6 @@ class BatchNorm:
         return found.y.reshape(x.shape), found.mean.mean(0), found.unbiased.mean(0)
 
 
-def span_groups(norm: BatchNorm, span: Span) -> BatchNorm:
+def assign_batch_norm_groups(norm: BatchNorm, span: BatchNormGroup) -> BatchNorm:
     """The same batch norm with statistics over `span`: over the mesh's groups, or over parts of a device's batch."""
     return replace(norm, axes=GROUP if span.ranks > 1 else (), part=None if span.ranks > 1 else span.images)

@@ -11,14 +11,14 @@ from podscale.config import ModelSection
 from podscale.jax import spatial
 from podscale.jax.batchnorm import BatchNorm
 from podscale.jax.models.alexnet import alexnet
-from podscale.jax.models.convolution import Convolve, by_xla, convolution_on
+from podscale.jax.models.convolution import ConvolutionFunction, choose_convolution, xla_convolution
 from podscale.jax.models.initial import initialise
-from podscale.jax.models.layers import Arrays, Layers
+from podscale.jax.models.layers import Arrays, LayerApplier
 from podscale.jax.models.resnet import resnet
 from podscale.jax.models.stem import StemCompute
 
 
-class Apply(Protocol):
+class ApplyFunction(Protocol):
     """A forward pass: images float [n, height, width, 3] -> logits fp32 [n, classes], and the running statistics.
 
     In training these have moved by one batch, else they are those given. key: of what a network draws (dropout).
@@ -35,9 +35,9 @@ def build_model(
     norm: BatchNorm | None = None,
     dtype: DTypeLike = jnp.float32,
     stem: StemCompute = "plain",
-    convolve: Convolve = by_xla,
+    convolve: ConvolutionFunction = xla_convolution,
     parts: spatial.Parts = (1, 1),
-) -> Apply:
+) -> ApplyFunction:
     """The network of a document's model section.
 
     norm: how batch norm takes its statistics; default: over the batch. dtype: of activations and of the weights of
@@ -51,7 +51,7 @@ def build_model(
         parameters: Arrays, statistics: Arrays, images: Array, *, train: bool, key: Array | None = None
     ) -> tuple[Array, dict[str, Array]]:
         def network(images: Array, tiles: spatial.TilesOf, train: bool = False) -> tuple[Array, dict[str, Array]]:
-            layers = Layers(
+            layers = LayerApplier(
                 parameters, statistics, norm, train=train, dtype=dtype, stem=stem, convolve=convolve, tiles=tiles
             )
             if model.name == models.ALEXNET:
@@ -60,10 +60,10 @@ def build_model(
                 logits = resnet(layers, images, model)
             return logits, layers.statistics
 
-        tiles = spatial.uncut if parts == (1, 1) else spatial.follow(network, images, parts)
+        tiles = spatial.no_tiles if parts == (1, 1) else spatial.track_tiles(network, images, parts)
         return network(images, tiles, train)
 
     return apply
 
 
-__all__ = ["Apply", "Arrays", "StemCompute", "build_model", "convolution_on", "initialise"]
+__all__ = ["ApplyFunction", "Arrays", "StemCompute", "build_model", "choose_convolution", "initialise"]

@@ -9,14 +9,14 @@ import numpy.typing as npt
 from jax import Array, nn, random
 
 from podscale.config import ModelSection
-from podscale.jax.models.layers import Layers
-from podscale.models.alexnet import CELLS, FIRST, GROUPED, POOL, POOLED
+from podscale.jax.models.layers import LayerApplier
+from podscale.models.alexnet import FC6_INPUT_SIDE, FIRST_WINDOW, GROUPED, POOL_WINDOW, POOLED
 
 
-def alexnet(layers: Layers, images: Array, model: ModelSection, key: Array | None = None) -> Array:
+def alexnet(layers: LayerApplier, images: Array, model: ModelSection, key: Array | None = None) -> Array:
     """images float [n, height, width, 3] -> logits fp32 [n, classes]. key: of dropout; None leaves nothing out."""
     options = model.alexnet
-    x = layers.stem("conv1", images, stride=FIRST.stride, padding=FIRST.padding)
+    x = layers.stem("conv1", images, stride=FIRST_WINDOW.stride, padding=FIRST_WINDOW.padding)
     for number in range(1, 6):
         if number > 1:
             groups = options.groups if number in GROUPED else 1
@@ -25,25 +25,25 @@ def alexnet(layers: Layers, images: Array, model: ModelSection, key: Array | Non
             x = layers.norm(f"bn{number}", x)
         x = nn.relu(x)
         if number in POOLED:
-            x = layers.max_pool(x, *POOL)
+            x = layers.max_pool(x, *POOL_WINDOW)
     if options.pool5_norm:
         x = layers.norm("bn_pool5", x)
-    x = average_to(layers.whole(x), CELLS)
+    x = adaptive_average_pool(layers.whole(x), FC6_INPUT_SIDE)
     x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # fc6 counts its inputs channel by channel
     for number, name in enumerate(("fc6", "fc7")):
         x = dropout(nn.relu(layers.linear(name, x)), options.dropout, key, number)
     return layers.linear("fc8", x)
 
 
-def average_to(x: Array, cells: int) -> Array:
+def adaptive_average_pool(x: Array, cells: int) -> Array:
     """Averages images to `cells` x `cells` as torch's adaptive pooling does: cell i of side s is [i s / cells, ...)."""
     if x.shape[1:3] == (cells, cells):
         return x
-    rows, columns = (jnp.asarray(averages(side, cells), x.dtype) for side in x.shape[1:3])
+    rows, columns = (jnp.asarray(averaging_matrix(side, cells), x.dtype) for side in x.shape[1:3])
     return jnp.einsum("ih,nhwc,jw->nijc", rows, x, columns)
 
 
-def averages(side: int, cells: int) -> npt.NDArray[np.float64]:
+def averaging_matrix(side: int, cells: int) -> npt.NDArray[np.float64]:
     """The matrix [cells, side] that averages one dimension."""
     found = np.zeros((cells, side))
     for cell in range(cells):

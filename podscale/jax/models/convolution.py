@@ -16,17 +16,17 @@ from jax.sharding import Mesh
 NHWC_OIHW = ("NHWC", "OIHW", "NHWC")
 """Images as loaders bring them, filters as the catalogue keeps them; XLA arranges both as the device wants."""
 
-Convolve = Callable[[Array, Array, int, int, int], Array]
+ConvolutionFunction = Callable[[Array, Array, int, int, int], Array]
 """(images [n, height, width, channels], filters [outputs, channels / groups, kernel, kernel], stride, padding, groups)
 -> [n, height, width, outputs], all of one dtype."""
 
 
-def convolution_on(mesh: Mesh) -> Convolve:
+def choose_convolution(mesh: Mesh) -> ConvolutionFunction:
     """What suits the devices of a mesh, which need not be there."""
-    return by_products if mesh.devices.flat[0].platform == "cpu" else by_xla
+    return matmul_convolution if mesh.devices.flat[0].platform == "cpu" else xla_convolution
 
 
-def by_xla(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
+def xla_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
     """XLA's convolution."""
     y: Array = lax.conv_general_dilated(
         x,
@@ -39,15 +39,15 @@ def by_xla(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) 
     return y
 
 
-def by_products(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
+def matmul_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
     """By products of matrices where XLA's convolution is slow on a CPU."""
     if groups > 1:
         pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(weight, groups), strict=True)
-        return jnp.concatenate([by_products(part, filters, stride, padding) for part, filters in pairs], axis=-1)
+        return jnp.concatenate([matmul_convolution(part, filters, stride, padding) for part, filters in pairs], axis=-1)
     kernel = weight.shape[-1]
     rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[1:3])
     if kernel > 1 and rows * columns >= kernel * kernel:
-        return by_xla(x, weight, stride, padding)
+        return xla_convolution(x, weight, stride, padding)
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     far, wide = stride * (rows - 1) + 1, stride * (columns - 1) + 1
     seen = [

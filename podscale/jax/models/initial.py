@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.models.resnet import BASIC, BOTTLENECK, plan
+from podscale.models.resnet import BASIC, BOTTLENECK, resnet_spec
 
 Values = npt.NDArray[Any]
 LAST_GAMMA = {BASIC: ".bn2.weight", BOTTLENECK: ".bn3.weight"}
@@ -24,19 +24,19 @@ def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, 
     Residual networks: He's initialisation by fan-out, the last gamma of a block 0, the classifier N(0, 0.01) (Goyal
     2017, 5.1). AlexNet: He's by fan-in, the classifier N(0, 0.01). Biases are 0.
     """
-    spec = models.spec(model, classes)
+    spec = models.model_spec(model, classes)
     parameters = {
-        parameter.name: _first_values(parameter, model, np.random.default_rng([seed, number]))
+        parameter.name: _initial_values(parameter, model, np.random.default_rng([seed, number]))
         for number, parameter in enumerate(spec.parameters)
     }
     statistics = {buffer.name: _filled(buffer.shape, buffer.name.endswith("running_var")) for buffer in spec.buffers}
     return parameters, statistics
 
 
-def _first_values(parameter: models.Parameter, model: ModelSection, generator: np.random.Generator) -> Values:
+def _initial_values(parameter: models.ParamSpec, model: ModelSection, generator: np.random.Generator) -> Values:
     if parameter.role == "weight":
         values = generator.standard_normal(parameter.shape, np.float32)
-        return values * np.float32(_deviation(parameter, model))
+        return values * np.float32(_standard_deviation(parameter, model))
     scales = parameter.role == "norm" and parameter.name.endswith(".weight")
     return _filled(parameter.shape, scales and not _is_last_gamma(parameter, model))
 
@@ -45,7 +45,7 @@ def _filled(shape: models.Shape, ones: bool) -> Values:
     return np.full(shape, float(ones), np.float32)
 
 
-def _deviation(parameter: models.Parameter, model: ModelSection) -> float:
+def _standard_deviation(parameter: models.ParamSpec, model: ModelSection) -> float:
     if parameter.name in ("fc.weight", "fc8.weight"):
         return 0.01
     outputs, inputs, *window = parameter.shape
@@ -53,8 +53,8 @@ def _deviation(parameter: models.Parameter, model: ModelSection) -> float:
     return sqrt(2.0 / (fan * prod(window)))
 
 
-def _is_last_gamma(parameter: models.Parameter, model: ModelSection) -> bool:
+def _is_last_gamma(parameter: models.ParamSpec, model: ModelSection) -> bool:
     if model.name == models.ALEXNET or not model.zero_init_last_gamma:
         return False
-    last = LAST_GAMMA[plan(model).block]
+    last = LAST_GAMMA[resnet_spec(model).block]
     return parameter.name.startswith("layer") and parameter.name.endswith(last)

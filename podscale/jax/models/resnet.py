@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from jax import Array, nn
 
 from podscale.config import ModelSection
-from podscale.jax.models.layers import Layers
-from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetPlan, plan
+from podscale.jax.models.layers import LayerApplier
+from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, resnet_spec
 
 
-def resnet(layers: Layers, images: Array, model: ModelSection) -> Array:
+def resnet(layers: LayerApplier, images: Array, model: ModelSection) -> Array:
     """images float [n, height, width, 3] -> logits fp32 [n, classes]."""
-    network = plan(model)
+    network = resnet_spec(model)
     x = layers.stem("conv1", images, stride=network.stem.stride, padding=network.stem.padding)
     x = nn.relu(layers.norm("bn1", x))
     if not network.small_stem:
@@ -25,10 +25,10 @@ def resnet(layers: Layers, images: Array, model: ModelSection) -> Array:
     return layers.linear("fc", layers.average(x))
 
 
-class Block(ABC):
+class ResidualBlock(ABC):
     """What the blocks of one network have in common."""
 
-    def __init__(self, layers: Layers, network: ResNetPlan) -> None:
+    def __init__(self, layers: LayerApplier, network: ResNetSpec) -> None:
         self.layers, self.plan = layers, network
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Block(ABC):
         return self.conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride)
 
 
-class Basic(Block):
+class BasicBlock(ResidualBlock):
     def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
         """Two 3x3 convolutions and the shortcut."""
         y = nn.relu(self.conv(f"{name}.conv1", f"{name}.bn1", x, stride))
@@ -59,7 +59,7 @@ class Basic(Block):
         return nn.relu(y + self.shortcut(name, x, inner * EXPANSION[BASIC], stride))
 
 
-class Bottleneck(Block):
+class Bottleneck(ResidualBlock):
     def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
         """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
         y = nn.relu(self.conv(f"{name}.conv1", f"{name}.bn1", x))
@@ -68,4 +68,4 @@ class Bottleneck(Block):
         return nn.relu(y + self.shortcut(name, x, inner * EXPANSION[BOTTLENECK], stride))
 
 
-BLOCKS = {BASIC: Basic, BOTTLENECK: Bottleneck}
+BLOCKS = {BASIC: BasicBlock, BOTTLENECK: Bottleneck}

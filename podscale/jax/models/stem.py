@@ -11,7 +11,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
-from podscale.jax.models.convolution import Convolve, by_xla
+from podscale.jax.models.convolution import ConvolutionFunction, xla_convolution
 
 StemCompute = Literal["plain", "padded4", "space_to_depth"]
 
@@ -22,7 +22,7 @@ def stem_convolution(
     stride: int,
     padding: int,
     compute: StemCompute = "plain",
-    convolve: Convolve = by_xla,
+    convolve: ConvolutionFunction = xla_convolution,
 ) -> Array:
     """images [n, height, width, 3] and filters [outputs, 3, kernel, kernel] -> [n, rows, columns, outputs].
 
@@ -30,14 +30,14 @@ def stem_convolution(
     and stays plain.
     """
     if compute == "space_to_depth" and stride > 1:
-        return convolve(*_folded(images, weight, stride, padding), 1, 0, 1)
+        return convolve(*_space_to_depth_conv(images, weight, stride, padding), 1, 0, 1)
     if compute == "padded4":
         images = jnp.pad(images, ((0, 0), (0, 0), (0, 0), (0, 1)))
         weight = jnp.pad(weight, ((0, 0), (0, 1), (0, 0), (0, 0)))
     return convolve(images, weight, stride, padding, 1)
 
 
-def _folded(images: Array, weight: Array, stride: int, padding: int) -> tuple[Array, Array]:
+def _space_to_depth_conv(images: Array, weight: Array, stride: int, padding: int) -> tuple[Array, Array]:
     """Images and filters whose convolution, without stride or padding, is the plain one.
 
     In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros. Where the
@@ -52,17 +52,17 @@ def _folded(images: Array, weight: Array, stride: int, padding: int) -> tuple[Ar
     none = (0, 0, 0)
     images = lax.pad(images, jnp.zeros((), images.dtype), (none, (padding, bottom, 0), (padding, right, 0), none))
     weight = jnp.pad(weight, ((0, 0), (0, 0), (0, behind), (0, behind)))
-    return fold_images(images, stride), fold_filters(weight, stride)
+    return space_to_depth(images, stride), space_to_depth_filters(weight, stride)
 
 
-def fold_images(x: Array, block: int) -> Array:
+def space_to_depth(x: Array, block: int) -> Array:
     """Blocks of pixels to channels: [n, h, w, c] -> [n, h / block, w / block, c * block^2]."""
     n, h, w, c = x.shape
     parts = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 5, 2, 4)
     return parts.reshape(n, h // block, w // block, c * block * block)
 
 
-def fold_filters(weight: Array, block: int) -> Array:
+def space_to_depth_filters(weight: Array, block: int) -> Array:
     """The same for filters: [o, c, h, w] -> [o, c * block^2, h / block, w / block]."""
     o, c, h, w = weight.shape
     parts = weight.reshape(o, c, h // block, block, w // block, block).transpose(0, 1, 3, 5, 2, 4)

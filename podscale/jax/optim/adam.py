@@ -3,32 +3,32 @@
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Kept, Updated
-from podscale.jax.optim.moments import direct
-from podscale.jax.optim.momentum import decayed, moved
-from podscale.jax.optim.share import Share
+from podscale.jax.optim.base import HyperParams, OptState, UpdateResult
+from podscale.jax.optim.moments import adam_directions
+from podscale.jax.optim.momentum import add_weight_decay, apply_direction
+from podscale.jax.optim.share import ParamShard
 
 
 def adam(
-    share: Share,
+    share: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: Kept,
-    hyper: Hyper,
+    kept: OptState,
+    hyper: HyperParams,
     finite: Array,
     *,
     beta2: float = 0.999,
     eps: float = 1e-8,
     decoupled: bool = False,
-) -> Updated:
+) -> UpdateResult:
     """w -= rate * u with the direction u of `moments.direct`, of g + weight_decay * w.
 
     decoupled: u of g alone, and w -= rate * weight_decay * w.
     """
     finite, _ = share.agree(finite)
     if not decoupled:
-        gradients = decayed(share, weights, gradients, hyper.weight_decay)
-    directions, kept = direct(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
+        gradients = add_weight_decay(share, weights, gradients, hyper.weight_decay)
+    directions, kept = adam_directions(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
     if decoupled:
-        directions = decayed(share, weights, directions, hyper.weight_decay)
-    return Updated(moved(share, weights, directions, hyper.learning_rate, finite), kept, finite)
+        directions = add_weight_decay(share, weights, directions, hyper.weight_decay)
+    return UpdateResult(apply_direction(share, weights, directions, hyper.learning_rate, finite), kept, finite)

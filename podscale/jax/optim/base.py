@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.share import Share
+from podscale.jax.optim.share import ParamShard
 
 
-class Hyper(NamedTuple):
+class HyperParams(NamedTuple):
     """One row of the schedule table (`schedules.COLUMNS`): fp32 scalars on the device."""
 
     learning_rate: Array
@@ -16,7 +16,7 @@ class Hyper(NamedTuple):
     weight_decay: Array
 
 
-class Kept(NamedTuple):
+class OptState(NamedTuple):
     """What a rule keeps from update to update, by name.
 
     moments: of every weight, fp32 buckets of the share. scalars: fp32, equal on all devices.
@@ -26,15 +26,15 @@ class Kept(NamedTuple):
     scalars: dict[str, Array]
 
 
-class Updated(NamedTuple):
+class UpdateResult(NamedTuple):
     """Weights and what is kept after an update, and whether it was carried out, alike on all devices."""
 
     weights: Buckets
-    kept: Kept
+    kept: OptState
     finite: Array
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """One update of a device's share of the weights, as a pure function.
 
     weights and gradients are fp32 buckets of the share. `finite` says whether all averages that this device holds are;
@@ -43,10 +43,10 @@ class Rule(Protocol):
 
     def __call__(
         self,
-        share: Share,
+        share: ParamShard,
         weights: Buckets,
         gradients: Buckets,
-        kept: Kept,
-        hyper: Hyper,
+        kept: OptState,
+        hyper: HyperParams,
         finite: Array,
-    ) -> Updated: ...
+    ) -> UpdateResult: ...

@@ -3,22 +3,22 @@
 from functools import partial
 
 from podscale import models
-from podscale.config.optimizer import OF_JAX, OptimizerSection
-from podscale.decay import treatments
+from podscale.config.optimizer import JAX_OPTIMIZERS, OptimizerSection
+from podscale.decay import param_options
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce
-from podscale.jax.gradients import Layout
+from podscale.jax.gradients import ParamLayout
 from podscale.jax.optim.adam import adam
-from podscale.jax.optim.base import Rule
+from podscale.jax.optim.base import UpdateRule
 from podscale.jax.optim.lamb import lamb
 from podscale.jax.optim.lars import lars
 from podscale.jax.optim.rmsprop import rmsprop
 from podscale.jax.optim.sgd import sgd
-from podscale.jax.optim.share import Share
-from podscale.text import listed
+from podscale.jax.optim.share import ParamShard
+from podscale.text import join_words
 
 
-def build_optimizer(section: OptimizerSection) -> Rule:
+def build_optimizer(section: OptimizerSection) -> UpdateRule:
     """The update rule of a document. Raises InputError for one that this engine does not have."""
     match section.name:
         case "sgd":
@@ -48,11 +48,14 @@ def build_optimizer(section: OptimizerSection) -> Rule:
             return partial(rmsprop, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
         case other:
             raise InputError(
-                f"the JAX engine has {listed(OF_JAX)}", field="train.optimizer.name", got=other, hint="Choose one."
+                f"the JAX engine has {join_words(JAX_OPTIMIZERS)}",
+                field="train.optimizer.name",
+                got=other,
+                hint="Choose one.",
             )
 
 
-def slots(section: OptimizerSection) -> dict[str, float]:
+def initial_moments(section: OptimizerSection) -> dict[str, float]:
     """What the rule keeps of every weight, by name, and the value that it begins with."""
     if section.name not in ("lamb", "adam", "rmsprop"):
         return {"momentum": 0.0}
@@ -60,17 +63,17 @@ def slots(section: OptimizerSection) -> dict[str, float]:
     return {"momentum": 0.0, "variance": 1.0 if ones else 0.0}
 
 
-def scalars(section: OptimizerSection) -> tuple[str, ...]:
+def scalar_names(section: OptimizerSection) -> tuple[str, ...]:
     """What it keeps besides: scalars, which begin at 0."""
     return ("updates",) if section.name in ("lamb", "adam") else ()
 
 
-def build_share(
-    section: OptimizerSection, layout: Layout, spec: models.ModelSpec, scattered: AllReduce | None = None
-) -> Share:
+def build_param_shard(
+    section: OptimizerSection, layout: ParamLayout, spec: models.ModelSpec, scattered: AllReduce | None = None
+) -> ParamShard:
     """What this device updates; `scattered` is what cuts buckets into shards, None where there are none.
 
     Raises InputError where a pattern of the skip list matches nothing.
     """
-    treated = treatments(section, spec)
-    return Share(layout, treated, scattered.axes, scattered.shards) if scattered else Share(layout, treated)
+    treated = param_options(section, spec)
+    return ParamShard(layout, treated, scattered.axes, scattered.shards) if scattered else ParamShard(layout, treated)

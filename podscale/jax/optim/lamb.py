@@ -9,35 +9,35 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Kept, Updated
-from podscale.jax.optim.moments import direct
-from podscale.jax.optim.momentum import decayed, moved
-from podscale.jax.optim.share import Share
+from podscale.jax.optim.base import HyperParams, OptState, UpdateResult
+from podscale.jax.optim.moments import adam_directions
+from podscale.jax.optim.momentum import add_weight_decay, apply_direction
+from podscale.jax.optim.share import ParamShard
 
 
 def lamb(
-    share: Share,
+    share: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: Kept,
-    hyper: Hyper,
+    kept: OptState,
+    hyper: HyperParams,
     finite: Array,
     *,
     beta2: float,
     eps: float = 1e-6,
     clip_norm: float = 1.0,
     clip: bool = False,
-) -> Updated:
+) -> UpdateResult:
     """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
     finite, (g,) = share.norms(finite, gradients)
     if clip_norm:
         shrink = 1.0 / jnp.maximum(jnp.linalg.norm(g) / clip_norm, 1.0)
         gradients = tuple(shrink * bucket for bucket in gradients)
-    directions, kept = direct(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
-    directions = decayed(share, weights, directions, hyper.weight_decay)
+    directions, kept = adam_directions(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
+    directions = add_weight_decay(share, weights, directions, hyper.weight_decay)
     _, (w, u) = share.norms(finite, weights, directions)
     ratio = jnp.where((w > 0) & (u > 0), w / u, 1.0)
     if clip:
         ratio = jnp.minimum(ratio, 1.0)
     rate = hyper.learning_rate * jnp.where(share.adapts, ratio, 1.0)
-    return Updated(moved(share, weights, directions, rate, finite), kept, finite)
+    return UpdateResult(apply_direction(share, weights, directions, rate, finite), kept, finite)

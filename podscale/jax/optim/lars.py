@@ -11,34 +11,34 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Kept, Updated
-from podscale.jax.optim.momentum import Form, decayed, factors, move
-from podscale.jax.optim.share import Share
+from podscale.jax.optim.base import HyperParams, OptState, UpdateResult
+from podscale.jax.optim.momentum import MomentumForm, add_weight_decay, momentum_factors, momentum_update
+from podscale.jax.optim.share import ParamShard
 
-Trust = Literal["sum_of_norms", "norm_of_sum"]
+TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 
 def lars(
-    share: Share,
+    share: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: Kept,
-    hyper: Hyper,
+    kept: OptState,
+    hyper: HyperParams,
     finite: Array,
     *,
     nesterov: bool,
     trust_coefficient: float,
     eps: float = 0.0,
-    trust: Trust = "sum_of_norms",
-    form: Form = "unscaled",
+    trust: TrustForm = "sum_of_norms",
+    form: MomentumForm = "unscaled",
     clip: bool = False,
-) -> Updated:
+) -> UpdateResult:
     """See the module's text. Norms are those of whole fp32 arrays, after averaging over the devices.
 
     Arrays that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
     min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
-    directions = decayed(share, weights, gradients, hyper.weight_decay)
+    directions = add_weight_decay(share, weights, gradients, hyper.weight_decay)
     finite, (w, g) = share.norms(finite, weights, directions if trust == "norm_of_sum" else gradients)
     below = g + eps
     if trust == "sum_of_norms":
@@ -46,5 +46,5 @@ def lars(
     ratio = jnp.where((w > 0) & (g > 0), trust_coefficient * w / below, 1.0)
     if clip:
         ratio = jnp.minimum(ratio / hyper.learning_rate, 1.0)
-    both = factors(form, hyper.learning_rate, jnp.where(share.adapts, ratio, 1.0))
-    return move(share, weights, directions, kept.moments["momentum"], both, hyper, finite, nesterov=nesterov)
+    both = momentum_factors(form, hyper.learning_rate, jnp.where(share.adapts, ratio, 1.0))
+    return momentum_update(share, weights, directions, kept.moments["momentum"], both, hyper, finite, nesterov=nesterov)

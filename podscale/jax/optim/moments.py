@@ -6,31 +6,31 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Kept
+from podscale.jax.optim.base import OptState
 
 
-def direct(
-    gradients: Buckets, kept: Kept, beta1: Array, finite: Array, *, beta2: float, eps: float
-) -> tuple[Buckets, Kept]:
+def adam_directions(
+    gradients: Buckets, kept: OptState, beta1: Array, finite: Array, *, beta2: float, eps: float
+) -> tuple[Buckets, OptState]:
     """The directions, and what is kept of them; where not finite, that stays as it is, to the bit.
 
     m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     with t the updates carried out so far, this one included.
     """
     updates = kept.scalars["updates"] + finite
-    first, second = corrections(updates, beta1, beta2)
+    first, second = bias_corrections(updates, beta1, beta2)
     directions, means, variances = [], [], []
     for g, m, v in zip(gradients, kept.moments["momentum"], kept.moments["variance"], strict=True):
         mean = beta1 * m + (1.0 - beta1) * g
         variance = beta2 * v + (1.0 - beta2) * jnp.square(g)
-        directions.append(quotient(first * mean, second * jnp.sqrt(variance) + eps))
+        directions.append(divide_or_zero(first * mean, second * jnp.sqrt(variance) + eps))
         means.append(jnp.where(finite, mean, m))
         variances.append(jnp.where(finite, variance, v))
     moments = {"momentum": tuple(means), "variance": tuple(variances)}
-    return tuple(directions), Kept(moments, {"updates": updates})
+    return tuple(directions), OptState(moments, {"updates": updates})
 
 
-def corrections(updates: Array, beta1: Array, beta2: float) -> tuple[Array, Array]:
+def bias_corrections(updates: Array, beta1: Array, beta2: float) -> tuple[Array, Array]:
     """The factors that correct m and the root of v.
 
     By expm1: in fp32, 1 - 0.999 has four digits left.
@@ -40,6 +40,6 @@ def corrections(updates: Array, beta1: Array, beta2: float) -> tuple[Array, Arra
     return -1.0 / jnp.expm1(count * jnp.log(beta1)), jnp.sqrt(-1.0 / jnp.expm1(count * log2))
 
 
-def quotient(above: Array, below: Array) -> Array:
+def divide_or_zero(above: Array, below: Array) -> Array:
     """above / below, and 0 where below is: without an epsilon, in the zeros that fill rows up, which norms count."""
     return jnp.where(below == 0, 0.0, above / below)

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Kept, Updated
-from podscale.jax.optim.share import Share, in_rows
+from podscale.jax.optim.base import HyperParams, OptState, UpdateResult
+from podscale.jax.optim.share import ParamShard, as_rows
 
-Form = Literal["unscaled", "scaled", "ratio_inside"]
+MomentumForm = Literal["unscaled", "scaled", "ratio_inside"]
 """Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
 
 unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
@@ -17,33 +17,33 @@ so that it rescales what old gradients left. ratio_inside: the ratio inside, the
 """
 
 
-def decayed(share: Share, weights: Buckets, gradients: Buckets, weight_decay: Array) -> Buckets:
+def add_weight_decay(share: ParamShard, weights: Buckets, gradients: Buckets, weight_decay: Array) -> Buckets:
     """g + weight_decay * w for what decays."""
     decays = share.per_row(weight_decay * share.decays)
     return tuple(
-        (in_rows(g) + decay * in_rows(w)).reshape(-1) for w, g, decay in zip(weights, gradients, decays, strict=True)
+        (as_rows(g) + decay * as_rows(w)).reshape(-1) for w, g, decay in zip(weights, gradients, decays, strict=True)
     )
 
 
-def moved(share: Share, weights: Buckets, directions: Buckets, rate: Array, finite: Array) -> Buckets:
+def apply_direction(share: ParamShard, weights: Buckets, directions: Buckets, rate: Array, finite: Array) -> Buckets:
     """w - rate * d where finite, else w. rate: for all, or one for each array."""
     return tuple(
-        jnp.where(finite, in_rows(w) - away * in_rows(d), in_rows(w)).reshape(-1)
+        jnp.where(finite, as_rows(w) - away * as_rows(d), as_rows(w)).reshape(-1)
         for w, d, away in zip(weights, directions, share.per_row(rate), strict=True)
     )
 
 
-def move(
-    share: Share,
+def momentum_update(
+    share: ParamShard,
     weights: Buckets,
     gradients: Buckets,
     momenta: Buckets,
     factors: tuple[Array, Array],
-    hyper: Hyper,
+    hyper: HyperParams,
     finite: Array,
     *,
     nesterov: bool,
-) -> Updated:
+) -> UpdateResult:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
     gradients: with weight decay. factors: inside and outside, each for all or one for each array: see `Form`.
@@ -51,15 +51,15 @@ def move(
     after, kept = [], []
     buckets = zip(weights, gradients, momenta, *map(share.per_row, factors), strict=True)
     for weight, gradient, moment, inside, outside in buckets:
-        w, m, u = in_rows(weight), in_rows(moment), inside * in_rows(gradient)
+        w, m, u = as_rows(weight), as_rows(moment), inside * as_rows(gradient)
         new = hyper.momentum * m + u
         step = u + hyper.momentum * new if nesterov else new
         after.append(jnp.where(finite, w - outside * step, w).reshape(-1))
         kept.append(jnp.where(finite, new, m).reshape(-1))
-    return Updated(tuple(after), Kept({"momentum": tuple(kept)}, {}), finite)
+    return UpdateResult(tuple(after), OptState({"momentum": tuple(kept)}, {}), finite)
 
 
-def factors(form: Form, rate: Array, ratio: Array) -> tuple[Array, Array]:
+def momentum_factors(form: MomentumForm, rate: Array, ratio: Array) -> tuple[Array, Array]:
     """What stands inside and outside the momentum buffer."""
     match form:
         case "unscaled":

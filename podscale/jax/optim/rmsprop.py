@@ -14,37 +14,37 @@ import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import Hyper, Kept, Updated
-from podscale.jax.optim.moments import quotient
-from podscale.jax.optim.momentum import Form, decayed, factors, move
-from podscale.jax.optim.share import Share
+from podscale.jax.optim.base import HyperParams, OptState, UpdateResult
+from podscale.jax.optim.moments import divide_or_zero
+from podscale.jax.optim.momentum import MomentumForm, add_weight_decay, momentum_factors, momentum_update
+from podscale.jax.optim.share import ParamShard
 
-Variant = Literal["torch", "tensorflow"]
+RmsPropVariant = Literal["torch", "tensorflow"]
 
 
 def rmsprop(
-    share: Share,
+    share: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: Kept,
-    hyper: Hyper,
+    kept: OptState,
+    hyper: HyperParams,
     finite: Array,
     *,
     decay: float = 0.9,
     eps: float = 1e-8,
-    variant: Variant = "torch",
-    form: Form = "scaled",
-) -> Updated:
+    variant: RmsPropVariant = "torch",
+    form: MomentumForm = "scaled",
+) -> UpdateResult:
     """See the module's text; the form is free. Where v starts is for whoever makes the state: see `build.slots`."""
     finite, _ = share.agree(finite)
     directions, variances = [], []
-    of_sum = decayed(share, weights, gradients, hyper.weight_decay)
+    of_sum = add_weight_decay(share, weights, gradients, hyper.weight_decay)
     for d, v in zip(of_sum, kept.moments["variance"], strict=True):
         variance = decay * v + (1.0 - decay) * jnp.square(d)
         root = jnp.sqrt(variance) + eps if variant == "torch" else jnp.sqrt(variance + eps)
-        directions.append(quotient(d, root))
+        directions.append(divide_or_zero(d, root))
         variances.append(jnp.where(finite, variance, v))
-    both = factors(form, hyper.learning_rate, jnp.ones_like(hyper.learning_rate))
+    both = momentum_factors(form, hyper.learning_rate, jnp.ones_like(hyper.learning_rate))
     momenta = kept.moments["momentum"]
-    found = move(share, weights, tuple(directions), momenta, both, hyper, finite, nesterov=False)
-    return found._replace(kept=Kept({**found.kept.moments, "variance": tuple(variances)}, {}))
+    found = momentum_update(share, weights, tuple(directions), momenta, both, hyper, finite, nesterov=False)
+    return found._replace(kept=OptState({**found.kept.moments, "variance": tuple(variances)}, {}))

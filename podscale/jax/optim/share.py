@@ -11,18 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from podscale.decay import Treatment
-from podscale.jax.gradients import ROW, Buckets, Layout
-from podscale.jax.mesh import Axes
+from podscale.decay import ParamOptions
+from podscale.jax.gradients import ROW_ELEMENTS, Buckets, ParamLayout
+from podscale.jax.mesh import AxisNames
 
 
-class Share:
+class ParamShard:
     """axes, shards: of the mesh along which buckets are scattered; none and 1 where every device updates everything.
 
     With axes, to be made and used inside `shard_map`.
     """
 
-    def __init__(self, layout: Layout, treatments: Mapping[str, Treatment], axes: Axes = (), shards: int = 1) -> None:
+    def __init__(
+        self, layout: ParamLayout, treatments: Mapping[str, ParamOptions], axes: AxisNames = (), shards: int = 1
+    ) -> None:
         self._axes = axes
         treated = [treatments[name] for name in layout.shapes]
         self.decays = jnp.array([float(treatment.decays) for treatment in treated])
@@ -59,11 +61,11 @@ class Share:
         numbers = np.arange(len(self.decays), dtype=np.int32)
         total = jnp.zeros(len(numbers))
         for rows, bucket in zip(self._rows, buckets, strict=True):
-            of_rows = jnp.square(in_rows(bucket)).sum(1)
+            of_rows = jnp.square(as_rows(bucket)).sum(1)
             total += jnp.where(rows[:, None] == numbers, of_rows[:, None], 0.0).sum(0)
         return total
 
 
-def in_rows(bucket: Array) -> Array:
+def as_rows(bucket: Array) -> Array:
     """A flat bucket as its rows."""
-    return bucket.reshape(-1, ROW)
+    return bucket.reshape(-1, ROW_ELEMENTS)

@@ -12,9 +12,19 @@ same loss, and what it differentiates is the sum of these; the mean of gradients
 all-reduce makes, is then the gradient of the mean loss over the images.
 """
 
-from podscale.jax.spatial.halo import surrounded
-from podscale.jax.spatial.pooling import average, max_pool, whole
-from podscale.jax.spatial.sides import TilesOf, follow, uncut
+from podscale.jax.spatial.halo import exchange_halo
+from podscale.jax.spatial.pooling import gather_tiles, global_average_pool, max_pool
+from podscale.jax.spatial.sides import TilesOf, no_tiles, track_tiles
 from podscale.jax.spatial.tiles import Parts, Tiles
 
-__all__ = ["Parts", "Tiles", "TilesOf", "average", "follow", "max_pool", "surrounded", "uncut", "whole"]
+__all__ = [
+    "Parts",
+    "Tiles",
+    "TilesOf",
+    "exchange_halo",
+    "gather_tiles",
+    "global_average_pool",
+    "max_pool",
+    "no_tiles",
+    "track_tiles",
+]

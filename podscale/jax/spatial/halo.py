@@ -4,11 +4,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from podscale.jax.mesh import SPATIAL
-from podscale.jax.spatial.tiles import Reach, Tiles, plan_reach
+from podscale.jax.spatial.tiles import Halo, Tiles, plan_halo
 from podscale.models import Window
 
 
-def surrounded(x: Array, window: Window, tiles: Tiles | None, fill: float = 0.0) -> tuple[Array, int]:
+def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0.0) -> tuple[Array, int]:
     """What the outputs of this device see of images [n, rows, columns, channels], and the padding still to come.
 
     Whole images (no tiles) come back as they are. Of tiles, the result has halos, and `fill` around the image, so
@@ -19,13 +19,13 @@ def surrounded(x: Array, window: Window, tiles: Tiles | None, fill: float = 0.0)
         return x, window.padding
     assert x.shape[1:3] == tiles.tile, f"{x.shape} is no tile of {tiles}"
     for dim, (axis, side, parts) in enumerate(zip(SPATIAL, tiles.sides, tiles.parts, strict=True), start=1):
-        x = _along(x, dim, axis, side, plan_reach(side, parts, window), fill)
+        x = _exchange_halo_along(x, dim, axis, side, plan_halo(side, parts, window), fill)
     return x, 0
 
 
-def _along(x: Array, dim: int, axis: str, side: int, reach: Reach, fill: float) -> Array:
+def _exchange_halo_along(x: Array, dim: int, axis: str, side: int, reach: Halo, fill: float) -> Array:
     own = x.shape[dim]
-    x = with_neighbours(x, dim, axis, reach.before, reach.after)
+    x = with_halo(x, dim, axis, reach.before, reach.after)
     first = lax.axis_index(axis) * own - reach.before
     if reach.beyond or (fill and lax.axis_size(axis) > 1):
         positions = lax.expand_dims(first + jnp.arange(x.shape[dim]), [d for d in range(x.ndim) if d != dim])
@@ -39,7 +39,7 @@ def _along(x: Array, dim: int, axis: str, side: int, reach: Reach, fill: float) 
     return lax.dynamic_slice_in_dim(x, jnp.asarray(starts)[lax.axis_index(axis)], reach.rows, axis=dim)
 
 
-def with_neighbours(x: Array, dim: int, axis: str, before: int, after: int) -> Array:
+def with_halo(x: Array, dim: int, axis: str, before: int, after: int) -> Array:
     """A tile with so many rows of the tiles before and behind it; where there is none, zeros.
 
     A message goes from each device to the next, or where tiles are smaller than the halo, on to those behind.

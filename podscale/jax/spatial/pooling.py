@@ -4,14 +4,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from podscale.jax.mesh import SPATIAL
-from podscale.jax.spatial.halo import surrounded
+from podscale.jax.spatial.halo import exchange_halo
 from podscale.jax.spatial.tiles import Tiles
 from podscale.models import Window
 
 
 def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
     """The largest value of each window of images [n, height, width, channels]."""
-    x, padding = surrounded(x, window, tiles, fill=-jnp.inf)
+    x, padding = exchange_halo(x, window, tiles, fill=-jnp.inf)
     around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     sizes, strides = (1, window.kernel, window.kernel, 1), (1, window.stride, window.stride, 1)
     y: Array = lax.reduce_window(x, -jnp.inf, lax.max, sizes, strides, around)
@@ -21,7 +21,7 @@ def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
     return y if outputs.even else jnp.where(outputs.inside(), y, 0.0)  # beyond the image there is nothing but -inf
 
 
-def average(x: Array, tiles: Tiles | None) -> Array:
+def global_average_pool(x: Array, tiles: Tiles | None) -> Array:
     """The mean over the pixels of each image: [n, height, width, channels] -> [n, channels], the same on a group."""
     if tiles is None:
         return x.mean((1, 2))
@@ -32,7 +32,7 @@ def average(x: Array, tiles: Tiles | None) -> Array:
     return total / (height * width)
 
 
-def whole(x: Array, tiles: Tiles | None) -> Array:
+def gather_tiles(x: Array, tiles: Tiles | None) -> Array:
     """Images with all their tiles, on every device of a group."""
     if tiles is None:
         return x

@@ -12,11 +12,11 @@ TilesOf = Callable[[Array], Tiles | None]
 """How the images that an operation is about to work on are cut; asked once by every operation, in order."""
 
 
-def uncut(_: Array) -> None:
+def no_tiles(_: Array) -> None:
     """Whole images."""
 
 
-def follow(network: Callable[[Array, TilesOf], Any], images: Array, parts: Parts) -> TilesOf:
+def track_tiles(network: Callable[[Array, TilesOf], Any], images: Array, parts: Parts) -> TilesOf:
     """What tells a network's operations how their images are cut, one after the other.
 
     images: this device's tiles. The network is first traced on whole images, without computing anything, to see the

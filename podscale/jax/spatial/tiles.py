@@ -52,7 +52,7 @@ class Tiles(NamedTuple):
         return (rows[:, None] & columns[None, :])[..., None]
 
 
-class Reach(NamedTuple):
+class Halo(NamedTuple):
     """What the outputs of a device's tile see along one dimension of the input."""
 
     before: int
@@ -67,7 +67,7 @@ class Reach(NamedTuple):
     """Whether an output sees rows of a tile that lie behind the image."""
 
 
-def plan_reach(side: int, parts: int, window: Window) -> Reach:
+def plan_halo(side: int, parts: int, window: Window) -> Halo:
     """The reach of a window over `side` rows in so many parts, outputs being cut into tiles just as the inputs are.
 
     Where input and output tiles are aligned (the stride divides even tiles), all devices need the same rows of their
@@ -86,4 +86,4 @@ def plan_reach(side: int, parts: int, window: Window) -> Reach:
     for place in range(len(busy), parts):  # what these compute is of no account
         starts[place] = starts[len(busy) - 1]
     end = (outputs - 1) * window.stride - window.padding + window.kernel
-    return Reach(before, after, tuple(starts), rows, side < min(end, own * parts))
+    return Halo(before, after, tuple(starts), rows, side < min(end, own * parts))

@@ -3,12 +3,26 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from podscale.launch.cluster import patience as retry
-from podscale.launch.cluster.connection import ClusterChoice, Target, find_target, open_client
-from podscale.launch.cluster.errors import ApiError, Missing, NotFound, Request, Unreachable, api_error, missing_kind
+from podscale.launch.cluster import patience
+from podscale.launch.cluster.connection import ClusterSelector, ClusterTarget, find_cluster_target, open_client
+from podscale.launch.cluster.errors import (
+    ApiError,
+    ApiNotFound,
+    ApiRequest,
+    ApiUnreachable,
+    KindNotServed,
+    api_error,
+    kind_not_served_error,
+)
 from podscale.launch.cluster.patience import Notify, RetryPolicy
-from podscale.launch.cluster.resources import ACCESS_REVIEWS, PODS, Object, Resource
-from podscale.launch.cluster.transport import BUSY, Interrupted, Transport, lines, parsed
+from podscale.launch.cluster.resources import ACCESS_REVIEWS, PODS, KubernetesObject, ResourceKind
+from podscale.launch.cluster.transport import (
+    RETRYABLE_STATUSES,
+    StreamInterrupted,
+    Transport,
+    parse_object,
+    stream_lines,
+)
 
 STREAM_SECONDS = 60
 """Length of a watch, ended by the server, seconds."""
@@ -16,15 +30,15 @@ STREAM_MARGIN_SECONDS = 15.0
 """Silence beyond that length after which the connection counts as dead, seconds."""
 LOG_SILENCE_SECONDS = 120.0
 """Silence after which the stream of a log breaks off; it is opened again from where it was."""
-PAGE = 250
+PAGE_SIZE = 250
 """Objects in one page of a list."""
 
 
-def connect(
-    choice: ClusterChoice, *, policy: RetryPolicy = retry.INTERACTIVE, notify: Notify | None = None
+def connect_cluster(
+    choice: ClusterSelector, *, policy: RetryPolicy = patience.INTERACTIVE, notify: Notify | None = None
 ) -> "ClusterClient":
     """Return a client of the cluster that `choice` (launch.cluster) names. Raises InputError if none is named."""
-    target = find_target(choice)
+    target = find_cluster_target(choice)
     return ClusterClient(Transport(target, open_client(target), policy, notify or (lambda line: None)))
 
 
@@ -38,7 +52,7 @@ class ClusterClient:
         self._transport = transport
 
     @property
-    def target(self) -> Target:
+    def target(self) -> ClusterTarget:
         return self._transport.target
 
     @property
@@ -54,31 +68,31 @@ class ClusterClient:
         """Return a client of the same cluster with another retry policy."""
         return ClusterClient(Transport(self.target, self._transport.client, policy, notify))
 
-    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
+    def get(self, resource: ResourceKind, name: str, *, namespace: str | None = None) -> KubernetesObject:
         """Return an object. Raises NotFound if there is none."""
-        request = Request("get", resource, namespace or self.namespace, name)
+        request = ApiRequest("get", resource, namespace or self.namespace, name)
         return self._transport.json(request, "get", resource, name, request.namespace)
 
-    def get_or_none(self, resource: Resource, name: str) -> Object | None:
+    def get_or_none(self, resource: ResourceKind, name: str) -> KubernetesObject | None:
         """Return an object, or None if there is none."""
         try:
             return self.get(resource, name)
-        except NotFound:
+        except ApiNotFound:
             return None
 
-    def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> Object:
+    def create(self, resource: ResourceKind, body: KubernetesObject, *, dry_run: bool = False) -> KubernetesObject:
         """Create an object, or have the server check that it could be created. Unknown fields are refused."""
-        request = Request("create", resource, self.namespace, str(body["metadata"].get("name", "")))
+        request = ApiRequest("create", resource, self.namespace, str(body["metadata"].get("name", "")))
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         return self._transport.json(request, "create", resource, body, self.namespace, query=query)
 
-    def patch(self, resource: Resource, name: str, change: Object) -> Object:
+    def patch(self, resource: ResourceKind, name: str, change: KubernetesObject) -> KubernetesObject:
         """Apply a JSON merge patch (RFC 7396)."""
-        request = Request("patch", resource, self.namespace, name)
+        request = ApiRequest("patch", resource, self.namespace, name)
         content = "application/merge-patch+json"
         return self._transport.json(request, "patch", resource, change, name, self.namespace, content_type=content)
 
-    def delete(self, resource: Resource, name: str, *, uid: str = "") -> None:
+    def delete(self, resource: ResourceKind, name: str, *, uid: str = "") -> None:
         """Delete an object, which stays until all it owns is gone.
 
         Args:
@@ -86,20 +100,20 @@ class ClusterClient:
             name: name of the object.
             uid: delete only if the object still has this uid; "" for any.
         """
-        request = Request("delete", resource, self.namespace, name)
-        body: Object = {"propagationPolicy": "Foreground", **({"preconditions": {"uid": uid}} if uid else {})}
+        request = ApiRequest("delete", resource, self.namespace, name)
+        body: KubernetesObject = {"propagationPolicy": "Foreground", **({"preconditions": {"uid": uid}} if uid else {})}
         self._transport.json(request, "delete", resource, name, self.namespace, body)
 
     def list(
         self,
-        resource: Resource,
+        resource: ResourceKind,
         *,
         labels: str = "",
         fields: str = "",
         limit: int = 0,
         namespace: str | None = None,
-        keep: Callable[[Object], Object] = lambda found: found,
-    ) -> tuple[list[Object], str]:
+        keep: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
+    ) -> tuple[list[KubernetesObject], str]:
         """Return the objects that match, fetched page by page, and the resource version to watch from.
 
         Args:
@@ -111,10 +125,10 @@ class ClusterClient:
             keep: returns the part of an object to keep.
         """
         where = self.namespace if namespace is None else namespace
-        request = Request("list", resource, where)
-        size = min(limit, PAGE) if limit else PAGE
+        request = ApiRequest("list", resource, where)
+        size = min(limit, PAGE_SIZE) if limit else PAGE_SIZE
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}  # left out in lists of built-in kinds
-        found: list[Object] = []
+        found: list[KubernetesObject] = []
         token: str | None = None
         while True:
             selected = {"label_selector": labels or None, "field_selector": fields or None, "limit": size}
@@ -125,13 +139,15 @@ class ClusterClient:
             if token is None or (limit and len(found) >= limit):
                 return found, str(metadata.get("resourceVersion", ""))
 
-    def watch(self, resource: Resource, version: str, *, labels: str = "", fields: str = "") -> Iterator[Object]:
+    def watch(
+        self, resource: ResourceKind, version: str, *, labels: str = "", fields: str = ""
+    ) -> Iterator[KubernetesObject]:
         """Yield changes after `version` as {'type', 'object'} until the server ends the stream (STREAM_SECONDS).
 
         Raises Expired if `version` is too old (list again), and Interrupted if the stream breaks off or the server has
         trouble (watch again from there).
         """
-        request = Request("watch", resource, self.namespace)
+        request = ApiRequest("watch", resource, self.namespace)
         selected = {"label_selector": labels or None, "field_selector": fields or None, "resource_version": version}
         bounded = {"timeout_seconds": STREAM_SECONDS, "query": [("allowWatchBookmarks", "true")]}
         silence = STREAM_SECONDS + STREAM_MARGIN_SECONDS
@@ -139,12 +155,12 @@ class ClusterClient:
             request, silence, "get", resource, None, self.namespace, watch="1", **selected, **bounded
         )
         with closing(stream) as answer:
-            for line in lines(answer):
-                change = parsed(line)
+            for line in stream_lines(answer):
+                change = parse_object(line)
                 if change.get("type") == "ERROR":
                     status = change.get("object") or {}
                     error = api_error(request, int(status.get("code") or 500), status)
-                    raise Interrupted(str(error)) if error.status in BUSY else error
+                    raise StreamInterrupted(str(error)) if error.status in RETRYABLE_STATUSES else error
                 yield change
 
     def read_log(self, pod: str, query: dict[str, str]) -> Iterator[bytes]:
@@ -154,11 +170,11 @@ class ClusterClient:
             pod: name of the pod.
             query: parameters of the API's pods/log: container, follow and so on.
         """
-        request = Request("get", PODS, self.namespace, pod)
+        request = ApiRequest("get", PODS, self.namespace, pod)
         path = PODS.path(pod, self.namespace, "log")
         stream = self._transport.stream(request, LOG_SILENCE_SECONDS, "request", "get", path, query=query.items())
         with closing(stream) as answer:
-            yield from lines(answer)
+            yield from stream_lines(answer)
 
     def proxy_get(self, pod: str, port: int, path: str, seconds: float, *, tls: bool = False) -> str:
         """Return a pod's answer to a GET that the API server passes on, sent once.
@@ -170,7 +186,7 @@ class ClusterClient:
             seconds: longest wait for the answer.
             tls: the pod speaks HTTPS; the API server takes any certificate and shows none.
         """
-        request = Request("get", PODS, self.namespace, f"{pod}/proxy")
+        request = ApiRequest("get", PODS, self.namespace, f"{pod}/proxy")
         target = f"https:{pod}:{port}" if tls else f"{pod}:{port}"
         return self._once(seconds).text(request, f"{PODS.path(target, self.namespace, 'proxy')}/{path}")
 
@@ -180,8 +196,8 @@ class ClusterClient:
         Raises ApiError if these credentials may not send it.
         """
         try:
-            self._once(10.0).json(Request("get", None, "", path), "request", "get", path)
-        except Unreachable:
+            self._once(10.0).json(ApiRequest("get", None, "", path), "request", "get", path)
+        except ApiUnreachable:
             return False
         except ApiError as error:
             if error.status == 403:
@@ -193,7 +209,7 @@ class ClusterClient:
         """Return a transport that sends a request once and waits `seconds` for its answer."""
         return Transport(self.target, self._transport.client, RetryPolicy(0.0, seconds), lambda line: None)
 
-    def version(self) -> Object:
+    def version(self) -> KubernetesObject:
         """Return the version of the API server."""
         return self._discover("/version") or {}
 
@@ -202,23 +218,23 @@ class ClusterClient:
         found = self._discover(f"/apis/{group}") or {}
         return tuple(str(entry["version"]) for entry in found.get("versions") or ())
 
-    def serves(self, resource: Resource) -> bool:
+    def serves(self, resource: ResourceKind) -> bool:
         """Return whether this cluster has a kind of object in this version."""
         found = self._discover(resource.root) or {}
         return any(entry.get("name") == resource.plural for entry in found.get("resources") or ())
 
-    def _discover(self, path: str) -> Object | None:
+    def _discover(self, path: str) -> KubernetesObject | None:
         """Return the answer to a request about the cluster itself; None if there is no such path."""
         try:
-            return self._transport.json(Request("get", None, "", path), "request", "get", path)
+            return self._transport.json(ApiRequest("get", None, "", path), "request", "get", path)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
 
-    def missing_error(self, resource: Resource) -> Missing:
+    def missing_error(self, resource: ResourceKind) -> KindNotServed:
         """Return the error of a kind that this cluster lacks."""
-        return missing_kind(resource, self.served_versions(resource.group) if resource.group else ())
+        return kind_not_served_error(resource, self.served_versions(resource.group) if resource.group else ())
 
     def can_i(self, verb: str, group: str, resource: str, *, name: str = "") -> bool:
         """Return whether RBAC allows a request in the namespace (SelfSubjectAccessReview).
@@ -243,6 +259,6 @@ class ClusterClient:
             "kind": ACCESS_REVIEWS.kind,
             "spec": {"resourceAttributes": attributes},
         }
-        request = Request("create", ACCESS_REVIEWS, self.namespace)
+        request = ApiRequest("create", ACCESS_REVIEWS, self.namespace)
         answer = self._transport.json(request, "create", ACCESS_REVIEWS, body)
         return bool((answer.get("status") or {}).get("allowed"))

@@ -10,23 +10,23 @@ from typing import TextIO
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import ClusterClient, connect
-from podscale.launch.cluster.choose import choose
+from podscale.launch.cluster.api import ClusterClient, connect_cluster
+from podscale.launch.cluster.choose import choose_job_kind
 from podscale.launch.cluster.pods import name_of
-from podscale.launch.cluster.removal import delete
+from podscale.launch.cluster.removal import delete_job
 from podscale.launch.cluster.state import JobState
-from podscale.launch.cluster.submit import LAUNCHER, PIPELINE, Submission, stop_command, submit
-from podscale.launch.cluster.wait import Limits, wait
-from podscale.launch.jobspec import Stage, job_spec
-from podscale.launch.render import Manifests, backend_of, render
-from podscale.stopping import Stopped
+from podscale.launch.cluster.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, Submission, stop_command, submit_job
+from podscale.launch.cluster.wait import WaitLimits, wait_for_job
+from podscale.launch.jobspec import StageName, build_job_spec
+from podscale.launch.render import JobManifests, choose_backend, render_job
+from podscale.stopping import SigtermReceived
 
 
 @dataclass(frozen=True)
-class Carried:
+class JobResult:
     """How a stage ended on the cluster: the exit code of the stage itself, and its error for people."""
 
-    stage: Stage
+    stage: StageName
     exit_code: int
     error: str = ""
     reused: bool = False
@@ -37,42 +37,44 @@ class Carried:
         return self.exit_code == ExitCode.DONE
 
 
-def carry_out(
+def run_stage(
     config: RunConfig,
-    stage: Stage,
+    stage: StageName,
     shard_set: str | None = None,
     *,
     out: TextIO | None = None,
     stop_on_signal: bool = False,
     pipeline: bool = False,
-    limits: Limits | None = None,
-) -> Carried:
+    limits: WaitLimits | None = None,
+) -> JobResult:
     """Submits the job of a stage, or adopts it, and accompanies it to its end; rank 0's log goes to `out`.
 
     stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it runs on, and the same call takes it up again.
     pipeline: we are a task that is tried again when its job vanishes, which whoever stops the job must be told.
     Raises InputError for what the cluster refuses, Unreachable after a long outage, JobVanished.
     """
-    printer = Printer(out or sys.stdout)
-    api = connect(config.launch.cluster, policy=patience.UNATTENDED, notify=printer.tell)
-    manifests = manifests_of(api, config, stage, shard_set)
+    printer = LinePrinter(out or sys.stdout)
+    api = connect_cluster(config.launch.cluster, policy=patience.UNATTENDED, notify=printer.tell)
+    manifests = build_manifests(api, config, stage, shard_set)
     if pipeline:
-        manifests.job["metadata"]["annotations"][LAUNCHER] = PIPELINE
-    found = _placed(api, manifests, printer)
+        manifests.job["metadata"]["annotations"][LAUNCHER_ANNOTATION] = PIPELINE_LAUNCHER
+    found = _submit_manifests(api, manifests, printer)
     if found.action == "finished":
-        return Carried(stage, int(ExitCode.DONE), reused=True)
-    with _on_signal(api, found, printer, stop=stop_on_signal):
-        state = wait(api, found.resource, found.job, show=printer.line, tell=printer.tell, limits=limits)
-    return _carried(stage, state)
+        return JobResult(stage, int(ExitCode.DONE), reused=True)
+    with _handle_signal(api, found, printer, stop=stop_on_signal):
+        state = wait_for_job(api, found.resource, found.job, show=printer.line, tell=printer.tell, limits=limits)
+    return _job_result(stage, state)
 
 
-def place(api: ClusterClient, config: RunConfig, stage: Stage, shard_set: str | None, printer: "Printer") -> Submission:
+def submit_stage(
+    api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None, printer: "LinePrinter"
+) -> Submission:
     """Renders and submits the job of a stage, and tells what became of it."""
-    return _placed(api, manifests_of(api, config, stage, shard_set), printer)
+    return _submit_manifests(api, build_manifests(api, config, stage, shard_set), printer)
 
 
-def _placed(api: ClusterClient, manifests: Manifests, printer: "Printer") -> Submission:
-    found = submit(api, manifests, printer.tell)
+def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "LinePrinter") -> Submission:
+    found = submit_job(api, manifests, printer.tell)
     what = f"{found.resource.kind} {name_of(found.job)} in namespace {api.namespace}"
     printer.tell(
         {
@@ -85,14 +87,16 @@ def _placed(api: ClusterClient, manifests: Manifests, printer: "Printer") -> Sub
     return found
 
 
-def manifests_of(api: ClusterClient, config: RunConfig, stage: Stage, shard_set: str | None = None) -> Manifests:
+def build_manifests(
+    api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None = None
+) -> JobManifests:
     """The objects of a stage for this cluster; the kind of job is looked up only where it matters."""
-    spec = job_spec(config, stage, shard_set)
-    backend = backend_of(spec, "auto")
-    return render(spec, choose(api, spec, config.launch.backend) if backend == "auto" else backend)
+    spec = build_job_spec(config, stage, shard_set)
+    backend = choose_backend(spec, "auto")
+    return render_job(spec, choose_job_kind(api, spec, config.launch.backend) if backend == "auto" else backend)
 
 
-class Printer:
+class LinePrinter:
     """Lines of several threads to one stream, whole; ours are marked."""
 
     def __init__(self, out: TextIO) -> None:
@@ -109,14 +113,14 @@ class Printer:
 
 
 @contextmanager
-def _on_signal(api: ClusterClient, found: Submission, printer: Printer, *, stop: bool) -> Iterator[None]:
+def _handle_signal(api: ClusterClient, found: Submission, printer: LinePrinter, *, stop: bool) -> Iterator[None]:
     """What becomes of the job when the one who waits is told to stop."""
     name = name_of(found.job)
     try:
         yield
-    except (Stopped, KeyboardInterrupt):
+    except (SigtermReceived, KeyboardInterrupt):
         if stop:
-            delete(
+            delete_job(
                 api.with_retry(patience.INTERACTIVE, printer.tell),
                 found.resource,
                 name,
@@ -131,11 +135,11 @@ def _on_signal(api: ClusterClient, found: Submission, printer: Printer, *, stop:
         raise
 
 
-def _carried(stage: Stage, state: JobState) -> Carried:
+def _job_result(stage: StageName, state: JobState) -> JobResult:
     if state.phase == "succeeded":
-        return Carried(stage, int(ExitCode.DONE))
+        return JobResult(stage, int(ExitCode.DONE))
     if state.hopeless or state.ending is None:
-        return Carried(stage, int(ExitCode.BAD_INPUT if state.hopeless else ExitCode.FAILED), state.reason)
+        return JobResult(stage, int(ExitCode.BAD_INPUT if state.hopeless else ExitCode.FAILED), state.reason)
     known = {int(code) for code in ExitCode}
     code = state.ending.exit_code if state.ending.exit_code in known else int(ExitCode.FAILED)
-    return Carried(stage, code, state.ending.error or state.reason)
+    return JobResult(stage, code, state.ending.error or state.reason)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from podscale.errors import ABSENT, InputError, PodscaleError
-from podscale.launch.cluster.resources import PROVIDERS, Resource
+from podscale.launch.cluster.resources import KIND_PROVIDERS, ResourceKind
 
 
-class Unreachable(PodscaleError):
+class ApiUnreachable(PodscaleError):
     """No API server answered, or none that could; the same request may succeed later.
 
     Args:
@@ -32,7 +32,7 @@ class Unreachable(PodscaleError):
         self.notice, self.retry_after, self.retry_for = notice, retry_after, retry_for
 
 
-WEBHOOK_SILENT = "failed calling webhook"
+WEBHOOK_FAILED = "failed calling webhook"
 """What an API server says (HTTP 500) where an operator that has to check an object does not answer."""
 
 
@@ -56,32 +56,32 @@ class ApiError(InputError):
         self.reason = reason
 
 
-class NotFound(ApiError):
+class ApiNotFound(ApiError):
     """There is no such object."""
 
 
-class Missing(ApiError):
+class KindNotServed(ApiError):
     """The cluster does not have this kind of object: its operator is not installed, or another version of it."""
 
 
-class AlreadyExists(ApiError):
+class ApiAlreadyExists(ApiError):
     """Somebody was faster: an object of this name exists."""
 
 
-class Conflict(ApiError):
+class ApiConflict(ApiError):
     """The object has changed since it was read, or is another one than was meant."""
 
 
-class Expired(ApiError):
+class WatchExpired(ApiError):
     """The place in the stream of changes is too old: list again."""
 
 
 @dataclass(frozen=True)
-class Request:
+class ApiRequest:
     """What was asked for, for messages: verb as in RBAC, and the object."""
 
     verb: str
-    resource: Resource | None
+    resource: ResourceKind | None
     namespace: str
     name: str = ""
 
@@ -105,7 +105,7 @@ class Request:
         return f" in namespace {self.namespace}" if self.resource and self.resource.namespaced else ""
 
 
-def api_error(request: Request, status: int, answer: dict[str, Any]) -> ApiError:
+def api_error(request: ApiRequest, status: int, answer: dict[str, Any]) -> ApiError:
     """Return the error of an answer that is no success.
 
     Args:
@@ -116,22 +116,22 @@ def api_error(request: Request, status: int, answer: dict[str, Any]) -> ApiError
     reason = str(answer.get("reason", ""))
     details = answer.get("details") or {}
     if status == 401:
-        return _unauthorized(request, status, reason)
+        return _unauthorized_error(request, status, reason)
     if status == 403:
-        return _forbidden(request, message, reason)
+        return _forbidden_error(request, message, reason)
     if status == 404:
-        return _not_found(request, message, details)
+        return _not_found_error(request, message, details)
     if status == 409 and reason == "AlreadyExists":
-        return AlreadyExists(f"{request.cannot}: it exists already", status, reason, field=request.target)
+        return ApiAlreadyExists(f"{request.cannot}: it exists already", status, reason, field=request.target)
     if status == 409:
         hint = "Try the same command again."
-        return Conflict(f"{request.cannot}: {message}", status, reason, field=request.target, hint=hint)
+        return ApiConflict(f"{request.cannot}: {message}", status, reason, field=request.target, hint=hint)
     if status == 410 or reason == "Expired":
-        return Expired(f"{request.cannot}: {message}", status, reason, field=request.target)
-    return _invalid(request, message, status, reason)
+        return WatchExpired(f"{request.cannot}: {message}", status, reason, field=request.target)
+    return _invalid_error(request, message, status, reason)
 
 
-def _unauthorized(request: Request, status: int, reason: str) -> ApiError:
+def _unauthorized_error(request: ApiRequest, status: int, reason: str) -> ApiError:
     return ApiError(
         f"{request.cannot}: the API server does not accept these credentials (HTTP 401): the token has expired, or it "
         "belongs to another cluster",
@@ -143,7 +143,7 @@ def _unauthorized(request: Request, status: int, reason: str) -> ApiError:
     )
 
 
-def _forbidden(request: Request, message: str, reason: str) -> ApiError:
+def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError:
     if "exceeded quota" in message:
         problem = message[message.index("exceeded quota") :]
         hint = (
@@ -163,7 +163,7 @@ def _forbidden(request: Request, message: str, reason: str) -> ApiError:
         problem = f"refused on admission: {message}"
         hint = "Change the document or ask who runs this cluster."
     elif "system:anonymous" in message:
-        return _unauthorized(request, 403, reason)
+        return _unauthorized_error(request, 403, reason)
     else:
         user = re.search(r'User "([^"]*)"', message)
         resource = request.resource.full_name if request.resource else "this"
@@ -175,10 +175,10 @@ def _forbidden(request: Request, message: str, reason: str) -> ApiError:
 _DOCTOR = "`podscale doctor --cluster` lists everything that is needed."
 
 
-def _not_found(request: Request, message: str, details: dict[str, Any]) -> ApiError:
+def _not_found_error(request: ApiRequest, message: str, details: dict[str, Any]) -> ApiError:
     resource = request.resource
     if details.get("kind") == "namespaces":
-        return NotFound(
+        return ApiNotFound(
             f"{request.cannot}: there is no namespace {request.namespace}",
             404,
             "NotFound",
@@ -186,17 +186,17 @@ def _not_found(request: Request, message: str, details: dict[str, Any]) -> ApiEr
             hint=f"`kubectl create namespace {request.namespace}`, or set launch.cluster.namespace",
         )
     if resource is not None and (not details.get("name") and not re.search(r'"[^"]+" not found', message)):
-        return missing_kind(resource)
-    return NotFound(f"{request.cannot}: there is none", 404, "NotFound", field=request.target)
+        return kind_not_served_error(resource)
+    return ApiNotFound(f"{request.cannot}: there is none", 404, "NotFound", field=request.target)
 
 
-def missing_kind(resource: Resource, served: tuple[str, ...] = ()) -> Missing:
+def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) -> KindNotServed:
     """Return the error of a kind that a cluster lacks.
 
     Args:
         served: versions of its API group that the cluster has.
     """
-    provider = PROVIDERS.get(resource.group)
+    provider = KIND_PROVIDERS.get(resource.group)
     if served and resource.version not in served:
         name = f"{provider.name} {provider.version} or newer" if provider else "a newer version"
         problem = f"needs {resource.api_version}, and this cluster has version {', '.join(served)} only"
@@ -209,19 +209,19 @@ def missing_kind(resource: Resource, served: tuple[str, ...] = ()) -> Missing:
             f"Install {provider.name} {provider.version} or newer ({provider.install}), or choose another "
             "launch.backend"
         )
-    return Missing(problem, 404, "NotFound", field=resource.kind, hint=hint)
+    return KindNotServed(problem, 404, "NotFound", field=resource.kind, hint=hint)
 
 
-def _invalid(request: Request, message: str, status: int, reason: str) -> ApiError:
+def _invalid_error(request: ApiRequest, message: str, status: int, reason: str) -> ApiError:
     problem, hint = message or f"HTTP {status}", ""
     unknown = re.findall(r'unknown field "([^"]+)"', message)
     if unknown and request.resource is not None:
-        provider = PROVIDERS.get(request.resource.group)
+        provider = KIND_PROVIDERS.get(request.resource.group)
         problem = f"the cluster's {request.resource.kind} is too old for {', '.join(unknown)}"
         hint = f"Install {provider.name} {provider.version} or newer." if provider else "Install a newer version."
     elif "no more than 63 characters" in message or "must be no more than" in message:
         hint = "Choose a shorter run.id"
-    elif WEBHOOK_SILENT in message:
+    elif WEBHOOK_FAILED in message:
         problem = f"{message}. The operator that checks these objects does not answer"
         hint = "`podscale doctor --cluster` tells whether it is up."
     return ApiError(f"{request.cannot}: {problem}", status, reason, field=request.target, hint=hint)

@@ -4,32 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.launch.cluster import pods as pod_states
-from podscale.launch.cluster import state as states
 from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import ApiError
-from podscale.launch.cluster.observe import look_aside
-from podscale.launch.cluster.pods import name_of
-from podscale.launch.cluster.resources import (
-    JOB_KINDS,
-    NAME_LABEL,
-    PODS,
-    RUN_LABEL,
-    STAGE_LABEL,
-    Object,
-    Resource,
-)
-from podscale.launch.cluster.state import JobState
+from podscale.launch.cluster.observe import read_events_and_workload
+from podscale.launch.cluster.pods import creation_time, find_problem, name_of, restart_count, stage_exits, trim_pod
+from podscale.launch.cluster.resources import JOB_KINDS, PODS, KubernetesObject, ResourceKind
+from podscale.launch.cluster.state import JobState, pods_of_job, read_job_state
+from podscale.launch.jobspec import NAME_LABEL, RUN_LABEL, STAGE_LABEL
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobEntry:
     """One job: of which run and stage, how it stands, and its pods."""
 
-    resource: Resource
-    job: Object
+    resource: ResourceKind
+    job: KubernetesObject
     state: JobState
-    pods: Sequence[Object]
+    pods: Sequence[KubernetesObject]
 
     @property
     def run(self) -> str:
@@ -58,31 +49,33 @@ class Entry:
         }
 
 
-def entries(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[Entry]:
+def list_jobs(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[JobEntry]:
     """The jobs that Podscale made in the namespace, by age; of one run, and of one of its stages, where named.
 
     Why a job waits is looked up only where one run is asked for.
     """
-    jobs = jobs_of(api, run, stage)
+    jobs = list_job_objects(api, run, stage)
     if not jobs:
         return []
-    pods, _ = api.list(PODS, labels=_selector(run, stage), keep=pod_states.trimmed)
+    pods, _ = api.list(PODS, labels=_label_selector(run, stage), keep=trim_pod)
     return sorted(
-        (_entry(api, resource, job, pods, thorough=run is not None) for resource, job in jobs),
-        key=lambda entry: pod_states.created(entry.job),
+        (_build_entry(api, resource, job, pods, thorough=run is not None) for resource, job in jobs),
+        key=lambda entry: creation_time(entry.job),
     )
 
 
-def jobs_of(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[tuple[Resource, Object]]:
+def list_job_objects(
+    api: ClusterClient, run: str | None = None, stage: str | None = None
+) -> list[tuple[ResourceKind, KubernetesObject]]:
     """The jobs alone, of all kinds.
 
     Raises ApiError where there seem to be none, but the cluster has a kind that these credentials may not list.
     """
-    found: list[tuple[Resource, Object]] = []
+    found: list[tuple[ResourceKind, KubernetesObject]] = []
     hidden: list[ApiError] = []
     for resource in JOB_KINDS.values():
         try:
-            jobs, _ = api.list(resource, labels=_selector(run, stage))
+            jobs, _ = api.list(resource, labels=_label_selector(run, stage))
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
@@ -96,38 +89,45 @@ def jobs_of(api: ClusterClient, run: str | None = None, stage: str | None = None
     return found
 
 
-def _selector(run: str | None, stage: str | None) -> str:
+def _label_selector(run: str | None, stage: str | None) -> str:
     wanted = [f"{NAME_LABEL}=podscale", f"{RUN_LABEL}={run}" if run else RUN_LABEL]
     return ",".join([*wanted, f"{STAGE_LABEL}={stage}"] if stage else wanted)
 
 
-def _entry(api: ClusterClient, resource: Resource, job: Object, pods: Sequence[Object], *, thorough: bool) -> Entry:
+def _build_entry(
+    api: ClusterClient,
+    resource: ResourceKind,
+    job: KubernetesObject,
+    pods: Sequence[KubernetesObject],
+    *,
+    thorough: bool,
+) -> JobEntry:
     wanted = {name: job["metadata"]["labels"].get(name) for name in (RUN_LABEL, STAGE_LABEL)}
     own = [
         pod
-        for pod in states.own_pods(job, pods)
+        for pod in pods_of_job(job, pods)
         if all((pod["metadata"].get("labels") or {}).get(name) == value for name, value in wanted.items())
     ]
-    state = states.read(job, own)
+    state = read_job_state(job, own)
     if thorough and state.phase not in ("running", "stopped") and not state.ended:
-        state = states.read(job, own, *look_aside(api, job, own))
-    return Entry(resource, job, state, own)
+        state = read_job_state(job, own, *read_events_and_workload(api, job, own))
+    return JobEntry(resource, job, state, own)
 
 
-def _pod_json(pod: Object) -> dict[str, Any]:
+def _pod_json(pod: KubernetesObject) -> dict[str, Any]:
     return {
         "name": name_of(pod),
         "node": (pod.get("spec") or {}).get("nodeName"),
         "phase": (pod.get("status") or {}).get("phase", "Unknown"),
-        "restarts": pod_states.restarts(pod),
-        "reason": pod_line(pod),
+        "restarts": restart_count(pod),
+        "reason": describe_pod(pod),
     }
 
 
-def pod_line(pod: Object) -> str:
+def describe_pod(pod: KubernetesObject) -> str:
     """Why a pod does not run, or how it ended, in one line; empty where it runs as it should."""
-    why = pod_states.find_problem(pod)
+    why = find_problem(pod)
     if why is not None:
         return why.reason
-    last = next(pod_states.endings(pod), None)
+    last = next(stage_exits(pod), None)
     return "" if last is None or last.exit_code == 0 else f"exit code {last.exit_code}: {last.headline}"

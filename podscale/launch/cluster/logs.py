@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from podscale.launch.cluster import pods as pod_states
 from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.errors import ApiError, Unreachable
-from podscale.launch.cluster.resources import Object
-from podscale.launch.cluster.transport import Interrupted
-from podscale.text import count, printable
+from podscale.launch.cluster.errors import ApiError, ApiUnreachable
+from podscale.launch.cluster.pods import creation_time, is_running, main_container, name_of, restart_count
+from podscale.launch.cluster.resources import KubernetesObject
+from podscale.launch.cluster.transport import StreamInterrupted
+from podscale.text import format_count, printable
 
-PAUSE_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Between two looks for something to read."""
 
-_STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
+_TIMESTAMP_PATTERN = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
 _FIRST_LABELS = (
     ("training.kubeflow.org/replica-index", "0"),
     ("jobset.sigs.k8s.io/job-index", "0"),
@@ -30,12 +30,12 @@ _FIRST_LABELS = (
 )
 """Labels of the pod that rank 0 is in, where its operator sets them."""
 
-Choose = Callable[[Sequence[Object]], Object | None]
+PodChooser = Callable[[Sequence[KubernetesObject]], KubernetesObject | None]
 """Whose log is shown, of a job's pods."""
 
 
 @dataclass
-class Place:
+class LogPosition:
     """How far a pod's log has been shown: nanoseconds of the last line, and lines shown with that stamp."""
 
     stamp: int = 0
@@ -44,38 +44,36 @@ class Place:
     """Of the container whose log was read last."""
 
 
-def first_pod(pods: Sequence[Object]) -> Object | None:
+def first_pod(pods: Sequence[KubernetesObject]) -> KubernetesObject | None:
     """The newest pod that rank 0 is or was in: a master, else the one of index 0; None where there is none yet."""
     firsts = [pod for pod in pods if _is_first(pod)]
-    masters = [pod for pod in firsts if _labels(pod).get("training.kubeflow.org/replica-type") == "master"]
-    return max(masters or firsts, key=pod_states.created, default=None)
+    masters = [pod for pod in firsts if _labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
+    return max(masters or firsts, key=creation_time, default=None)
 
 
-def pod_named(name: str) -> Choose:
+def newest_pod_named(name: str) -> PodChooser:
     """Chooses the newest pod of a name: operators make a pod that is lost again under the same one."""
-    return lambda pods: max(
-        (pod for pod in pods if pod_states.name_of(pod) == name), key=pod_states.created, default=None
-    )
+    return lambda pods: max((pod for pod in pods if name_of(pod) == name), key=creation_time, default=None)
 
 
 class ContainerLog:
     """Reads the log of one pod's stage container, from where it last was."""
 
-    def __init__(self, api: ClusterClient, pod: Object, tell: Callable[[str], None]) -> None:
+    def __init__(self, api: ClusterClient, pod: KubernetesObject, tell: Callable[[str], None]) -> None:
         self._api = api
-        self._name = pod_states.name_of(pod)
+        self._name = name_of(pod)
         self._tell = tell
-        self._place = Place()
+        self._place = LogPosition()
 
-    def lines(self, pod: Object, *, follow: bool) -> Iterator[bytes]:
+    def lines(self, pod: KubernetesObject, *, follow: bool) -> Iterator[bytes]:
         """The lines not yet shown, without stamps; follow: until the container ends or the stream breaks off.
 
         pod: its newest status. Raises Interrupted where the stream broke off, ApiError where there is no log.
         """
-        container = pod_states.main_container(pod)
+        container = main_container(pod)
         if container is None:
             return
-        restarts = pod_states.restarts(pod)
+        restarts = restart_count(pod)
         if restarts > self._place.restarts:
             yield from self._before_restart(str(container["name"]), restarts)
         self._place.restarts = restarts
@@ -85,10 +83,12 @@ class ContainerLog:
         """What the last container said after the connection to it was lost; nodes keep no older one."""
         missed = restarts - self._place.restarts - 1
         if missed > 0:
-            self._tell(f"{self._name} restarted {count(restarts, 'time')}; the log before the last restart is gone")
+            self._tell(
+                f"{self._name} restarted {format_count(restarts, 'time')}; the log before the last restart is gone"
+            )
         try:
             yield from self._unseen(container, {"previous": "true"})
-        except (ApiError, Interrupted) as error:
+        except (ApiError, StreamInterrupted) as error:
             self._tell(f"{self._name}: the end of the log before its restart cannot be read: {error}")
 
     def _unseen(self, container: str, options: dict[str, str]) -> Iterator[bytes]:
@@ -99,7 +99,7 @@ class ContainerLog:
             query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
         to_skip, caught_up = place.shown, not place.stamp
         for line in self._api.read_log(self._name, query):
-            stamp, text = split_stamp(line)
+            stamp, text = split_timestamp(line)
             if stamp is not None and not caught_up:
                 if stamp < place.stamp:
                     continue
@@ -122,10 +122,10 @@ class LogFollower:
     def __init__(
         self,
         api: ClusterClient,
-        pods: Callable[[], Sequence[Object]],
+        pods: Callable[[], Sequence[KubernetesObject]],
         show: Callable[[str], None],
         tell: Callable[[str], None],
-        choose: Choose = first_pod,
+        choose: PodChooser = first_pod,
     ) -> None:
         self._api = api
         self._pods = pods
@@ -145,28 +145,28 @@ class LogFollower:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        with suppress(Unreachable):  # whoever waits for the job hears of that too
+        with suppress(ApiUnreachable):  # whoever waits for the job hears of that too
             while True:
                 last = self._last_round.is_set()
                 if self._look() and last:
                     return
-                self._last_round.wait(PAUSE_SECONDS)
+                self._last_round.wait(POLL_SECONDS)
 
     def _look(self) -> bool:
         """Shows what there is to show; True where the log is shown to its end."""
         pod = self._choose(self._pods())
-        container = pod_states.main_container(pod) if pod is not None else None
+        container = main_container(pod) if pod is not None else None
         if pod is None or container is None:
             return True
-        now = (str(pod["metadata"]["uid"]), pod_states.restarts(pod))
-        running = pod_states.is_running(pod)
+        now = (str(pod["metadata"]["uid"]), restart_count(pod))
+        running = is_running(pod)
         if now == self._read or ("waiting" in (container.get("state") or {}) and not now[1]):
             return True
         log = self._logs.setdefault(now[0], ContainerLog(self._api, pod, self._tell))
         try:
             for line in log.lines(pod, follow=True):
                 self._show(printable(line))
-        except Interrupted:
+        except StreamInterrupted:
             return False
         except ApiError:  # the pod is gone, or its node has nothing to say yet
             return True
@@ -175,9 +175,9 @@ class LogFollower:
         return not running
 
 
-def split_stamp(line: bytes) -> tuple[int | None, bytes]:
+def split_timestamp(line: bytes) -> tuple[int | None, bytes]:
     """The stamp of a line in nanoseconds since 1970, and the line without it; None where it bears none."""
-    found = _STAMP.match(line)
+    found = _TIMESTAMP_PATTERN.match(line)
     if found is None:
         return None, line
     second, fraction, zone = (part.decode() if part else "" for part in found.groups())
@@ -185,11 +185,11 @@ def split_stamp(line: bytes) -> tuple[int | None, bytes]:
     return int(moment.timestamp()) * 10**9 + int(fraction.ljust(9, "0")), line[found.end() :]
 
 
-def _labels(pod: Object) -> dict[str, str]:
+def _labels_of(pod: KubernetesObject) -> dict[str, str]:
     return pod["metadata"].get("labels") or {}
 
 
-def _is_first(pod: Object) -> bool:
+def _is_first(pod: KubernetesObject) -> bool:
     """A label that is absent denies nothing: the pods of a plain Job bear none of them."""
-    labels = _labels(pod)
+    labels = _labels_of(pod)
     return all(labels.get(name, value) == value for name, value in _FIRST_LABELS)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.errors import Expired
-from podscale.launch.cluster.resources import Object, Resource
-from podscale.launch.cluster.transport import Interrupted
+from podscale.launch.cluster.errors import WatchExpired
+from podscale.launch.cluster.resources import KubernetesObject, ResourceKind
+from podscale.launch.cluster.transport import StreamInterrupted
 
-PAUSE_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 """Shortest time between two watches, seconds: a server may end each at once."""
 
 
@@ -31,12 +31,12 @@ class Informer:
     def __init__(
         self,
         api: ClusterClient,
-        resource: Resource,
+        resource: ResourceKind,
         changed: threading.Event,
         *,
         labels: str = "",
         fields: str = "",
-        keep: Callable[[Object], Object] = lambda found: found,
+        keep: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
     ) -> None:
         self._api = api
         self._resource = resource
@@ -44,14 +44,14 @@ class Informer:
         self._labels = labels
         self._fields = fields
         self._keep = keep
-        self._objects: dict[str, Object] = {}
+        self._objects: dict[str, KubernetesObject] = {}
         self._lock = threading.Lock()
         self._synced = threading.Event()
         self._closed = threading.Event()
         self._failure: Exception | None = None
         threading.Thread(target=self._run, name=f"watch {resource.plural}", daemon=True).start()
 
-    def objects(self) -> Sequence[Object]:
+    def objects(self) -> Sequence[KubernetesObject]:
         """Return the newest state of the objects; waits for the first list. Raises the error that ended the thread."""
         while not self._synced.wait(0.2):  # in slices, so that a signal gets its turn
             pass
@@ -82,8 +82,8 @@ class Informer:
                     self._resource, labels=self._labels, fields=self._fields, keep=self._keep
                 )
                 break
-            except Expired:  # the pages of a long list grew too old
-                self._closed.wait(PAUSE_SECONDS)
+            except WatchExpired:  # the pages of a long list grew too old
+                self._closed.wait(RETRY_SECONDS)
         with self._lock:
             self._objects = {str(thing["metadata"]["uid"]): thing for thing in found}
         self._synced.set()
@@ -99,13 +99,13 @@ class Informer:
                     version = self._take(change)
                     if self._closed.is_set():
                         return
-            except Expired:
+            except WatchExpired:
                 return
-            except Interrupted:
+            except StreamInterrupted:
                 pass
-            self._closed.wait(max(0.0, PAUSE_SECONDS - (time.monotonic() - began)))
+            self._closed.wait(max(0.0, RETRY_SECONDS - (time.monotonic() - began)))
 
-    def _take(self, change: Object) -> str:
+    def _take(self, change: KubernetesObject) -> str:
         """Apply one change; return its resource version."""
         thing = change["object"]
         version = str(thing["metadata"]["resourceVersion"])

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
 
-from podscale.launch.cluster.errors import Unreachable
+from podscale.launch.cluster.errors import ApiUnreachable
 
-QUIET_SECONDS = 5.0
+NOTICE_AFTER_SECONDS = 5.0
 """Age of an outage from which the user is notified, seconds."""
 
 Notify = Callable[[str], None]
@@ -41,11 +41,11 @@ class RetryPolicy:
             return min(self.deadline, _error(state).retry_for)
 
         def report(state: RetryCallState) -> None:
-            if (state.seconds_since_start or 0.0) > QUIET_SECONDS:
+            if (state.seconds_since_start or 0.0) > NOTICE_AFTER_SECONDS:
                 notice.down(_error(state).notice, state.start_time, seconds(state))
 
         return Retrying(
-            retry=retry_if_exception_type(Unreachable),
+            retry=retry_if_exception_type(ApiUnreachable),
             wait=lambda state: max(_error(state).retry_after, _backoff(state)),
             stop=lambda state: stop_before_delay(seconds(state))(state),
             before_sleep=report,
@@ -89,7 +89,7 @@ class OutageNotice:
                 self._since = None
 
 
-def _error(state: RetryCallState) -> Unreachable:
+def _error(state: RetryCallState) -> ApiUnreachable:
     error = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(error, Unreachable), "retried for this class alone"
+    assert isinstance(error, ApiUnreachable), "retried for this class alone"
     return error

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from podscale.launch.backends import BACKENDS
+from podscale.launch.backends import JOB_BACKENDS
 
 JOB_VERBS = ("create", "get", "list", "watch", "delete")
-COMPANION_VERBS = ("create", "get", "patch", "delete")
+OWNED_OBJECT_VERBS = ("create", "get", "patch", "delete")
 FINALIZERS = "finalizers"
 """Part of an object whose update the admission plugin OwnerReferencesPermissionEnforcement asks of whoever sets
 blockOwnerDeletion (companions.own)."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class PermissionRule:
     """Verbs on one resource of an API group ('' is the core group); a part stands behind a slash, as in RBAC.
 
     optional: without it everything works on most clusters, or people are told less.
@@ -36,27 +36,31 @@ class Rule:
         return replace(self, resource=self.resource.partition("/")[0]).name
 
 
-RULES = (
+PERMISSION_RULES = (
     *(
-        Rule(kind.group, kind.plural, JOB_VERBS, f"to submit, follow and stop jobs of kind {kind.kind}")
-        for kind in BACKENDS.values()
+        PermissionRule(kind.group, kind.plural, JOB_VERBS, f"to submit, follow and stop jobs of kind {kind.kind}")
+        for kind in JOB_BACKENDS.values()
     ),
     *(
-        Rule(
+        PermissionRule(
             kind.group,
             f"{kind.plural}/{FINALIZERS}",
             ("update",),
             f"to have a {kind.kind} outlast what comes with it, where the cluster asks for this right (OpenShift does)",
             optional=True,
         )
-        for kind in BACKENDS.values()
+        for kind in JOB_BACKENDS.values()
     ),
-    Rule("networking.k8s.io", "networkpolicies", COMPANION_VERBS, "the policy that lets the ranks of a job meet"),
-    Rule("trainer.kubeflow.org", "trainingruntimes", COMPANION_VERBS, "how a TrainJob makes its pods"),
-    Rule("", "pods", ("get", "list", "watch"), "to tell how a job stands and how its stage ended"),
-    Rule("", "pods/log", ("get",), "to show the log of rank 0"),
-    Rule("", "events", ("list",), "to tell why pods cannot be made or started", optional=True),
-    Rule("kueue.x-k8s.io", "workloads", ("list",), "to tell why a job waits in a queue", optional=True),
-    Rule("", "configmaps", ("get",), "the defaults of the namespace", optional=True, only="podscale-defaults"),
+    PermissionRule(
+        "networking.k8s.io", "networkpolicies", OWNED_OBJECT_VERBS, "the policy that lets the ranks of a job meet"
+    ),
+    PermissionRule("trainer.kubeflow.org", "trainingruntimes", OWNED_OBJECT_VERBS, "how a TrainJob makes its pods"),
+    PermissionRule("", "pods", ("get", "list", "watch"), "to tell how a job stands and how its stage ended"),
+    PermissionRule("", "pods/log", ("get",), "to show the log of rank 0"),
+    PermissionRule("", "events", ("list",), "to tell why pods cannot be made or started", optional=True),
+    PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to tell why a job waits in a queue", optional=True),
+    PermissionRule(
+        "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only="podscale-defaults"
+    ),
 )
 """All in the namespace of the jobs. Whoever trains needs none of it."""

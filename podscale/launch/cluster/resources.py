@@ -4,17 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from podscale.launch.backends import BACKENDS
-from podscale.launch.jobspec import NAME_LABEL as NAME_LABEL
-from podscale.launch.jobspec import RUN_LABEL as RUN_LABEL
-from podscale.launch.jobspec import STAGE_LABEL as STAGE_LABEL
+from podscale.launch.backends import JOB_BACKENDS
 
-Object = dict[str, Any]
+KubernetesObject = dict[str, Any]
 """A Kubernetes object as the API server sends it."""
 
 
 @dataclass(frozen=True)
-class Resource:
+class ResourceKind:
     """Kind of object. DynamicClient takes it in place of a kubernetes.dynamic.Resource, which needs a request to find,
     and quotes neither namespace nor name.
 
@@ -53,28 +50,30 @@ class Resource:
         return "/".join((self.root, *(quote(word, safe="") for word in words if word)))
 
 
-PODS = Resource("", "v1", "Pod", "pods")
-EVENTS = Resource("", "v1", "Event", "events")
-CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps")
-NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
-NODES = Resource("", "v1", "Node", "nodes", namespaced=False)
-QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
-CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-SERVICE_ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
-DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
-STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
-ACCESS_REVIEWS = Resource(
+PODS = ResourceKind("", "v1", "Pod", "pods")
+EVENTS = ResourceKind("", "v1", "Event", "events")
+CONFIG_MAPS = ResourceKind("", "v1", "ConfigMap", "configmaps")
+NAMESPACES = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False)
+NODES = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
+RESOURCE_QUOTAS = ResourceKind("", "v1", "ResourceQuota", "resourcequotas")
+VOLUME_CLAIMS = ResourceKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE_ACCOUNTS = ResourceKind("", "v1", "ServiceAccount", "serviceaccounts")
+DEPLOYMENTS = ResourceKind("apps", "v1", "Deployment", "deployments")
+STORAGE_CLASSES = ResourceKind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+ACCESS_REVIEWS = ResourceKind(
     "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
-WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
-LOCAL_QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
+WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
+LOCAL_QUEUES = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
-JOB_KINDS = {name: Resource(kind.group, kind.version, kind.kind, kind.plural) for name, kind in BACKENDS.items()}
+JOB_KINDS = {
+    name: ResourceKind(kind.group, kind.version, kind.kind, kind.plural) for name, kind in JOB_BACKENDS.items()
+}
 """Kinds of job, by the name of the backend."""
 
 
 @dataclass(frozen=True)
-class Provider:
+class KindProvider:
     """Operator that brings a kind of object: name, oldest version that is enough, command that installs it."""
 
     name: str
@@ -82,28 +81,28 @@ class Provider:
     install: str
 
 
-_TRAINING_OPERATOR = Provider(
+_TRAINING_OPERATOR = KindProvider(
     "Kubeflow Training Operator",
     "1.9",
     'kubectl apply --server-side -k "github.com/kubeflow/trainer.git/manifests/overlays/standalone?ref=v1.9.4"',
 )
-_TRAINER = Provider(
+_TRAINER = KindProvider(
     "Kubeflow Trainer",
     "2.3",
     "helm install kubeflow-trainer oci://ghcr.io/kubeflow/charts/kubeflow-trainer --version 2.3.0 "
     "--namespace kubeflow-system --create-namespace",
 )
-_JOBSET = Provider(
+_JOBSET = KindProvider(
     "JobSet",
     "0.12",
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
 )
-_KUEUE = Provider(
+_KUEUE = KindProvider(
     "Kueue",
     "0.15",
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml",
 )
-PROVIDERS = {
+KIND_PROVIDERS = {
     "kubeflow.org": _TRAINING_OPERATOR,
     "trainer.kubeflow.org": _TRAINER,
     "jobset.x-k8s.io": _JOBSET,
@@ -112,7 +111,7 @@ PROVIDERS = {
 """Operator that brings the kinds of an API group."""
 
 
-def resource_of(manifest: Object) -> Resource:
+def resource_of(manifest: KubernetesObject) -> ResourceKind:
     """Return the resource of a rendered object; a kind without an entry in the table gets its regular plural."""
     kind = str(manifest["kind"])
     group, _, version = str(manifest["apiVersion"]).rpartition("/")
@@ -121,4 +120,4 @@ def resource_of(manifest: Object) -> Resource:
         return known
     lower = kind.lower()
     plural = f"{lower[:-1]}ies" if lower.endswith("y") else f"{lower}es" if lower.endswith("s") else f"{lower}s"
-    return Resource(group, version, kind, plural)
+    return ResourceKind(group, version, kind, plural)

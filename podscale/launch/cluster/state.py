@@ -7,18 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from podscale.launch.cluster import pods as pod_states
-from podscale.launch.cluster.pods import Ending, PodProblem
-from podscale.launch.cluster.resources import Object
-from podscale.text import count, one_line
+from podscale.launch.cluster.pods import (
+    PodProblem,
+    StageExit,
+    creation_time,
+    find_problem,
+    has_run,
+    is_running,
+    name_of,
+    restart_count,
+    root_cause,
+)
+from podscale.launch.cluster.resources import KubernetesObject
+from podscale.text import format_count, one_line
 
-Phase = Literal["queued", "pending", "starting", "running", "restarting", "succeeded", "failed", "stopped", "gone"]
-ENDED: tuple[Phase, ...] = ("succeeded", "failed", "gone")
+JobPhase = Literal["queued", "pending", "starting", "running", "restarting", "succeeded", "failed", "stopped", "gone"]
+FINISHED_PHASES: tuple[JobPhase, ...] = ("succeeded", "failed", "gone")
 
 DONE_CONDITIONS = ("Succeeded", "Complete", "Completed")
 """PyTorchJob and JAXJob; Job and TrainJob; JobSet."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-TELLING_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+PROBLEM_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 """What keeps a pod from starting without its status saying so."""
 
 
@@ -27,12 +36,12 @@ class JobState:
     """How a job stands. running of wanted pods; restarts: of the container that was restarted most, and of the whole;
     ending: how the stage ended, or ended before its last restart."""
 
-    phase: Phase
+    phase: JobPhase
     reason: str = ""
     running: int = 0
     wanted: int = 0
     restarts: int = 0
-    ending: Ending | None = None
+    ending: StageExit | None = None
     hopeless: bool = False
     """Waiting is in vain until somebody changes something."""
     ran: bool = False
@@ -40,55 +49,57 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        return self.phase in ENDED
+        return self.phase in FINISHED_PHASES
 
     def __str__(self) -> str:
         parts: list[str] = [self.phase]
         if self.phase in ("pending", "starting", "running", "restarting") and self.wanted:
-            parts.append(f"{self.running} of {count(self.wanted, 'pod')}")
+            parts.append(f"{self.running} of {format_count(self.wanted, 'pod')}")
         if self.restarts:
-            parts.append(count(self.restarts, "restart"))
+            parts.append(format_count(self.restarts, "restart"))
         return ", ".join(parts) + (f": {self.reason}" if self.reason else "")
 
 
-def read(
-    job: Object | None,
-    pods: Sequence[Object] = (),
-    events: Sequence[Object] = (),
-    workload: Object | None = None,
+def read_job_state(
+    job: KubernetesObject | None,
+    pods: Sequence[KubernetesObject] = (),
+    events: Sequence[KubernetesObject] = (),
+    workload: KubernetesObject | None = None,
 ) -> JobState:
     """The state of a job. events: of the job, of what it owns, and of its pods; workload: Kueue's, where it has one."""
     if job is None:
         return JobState("gone", "there is no such job")
-    own = own_pods(job, pods)
-    wanted, restarts = replicas(job), _restarts(job, own)
-    running = sum(map(pod_states.is_running, own))
-    culprit = pod_states.culprit(own)
-    ran = _has_run(job) or any(map(pod_states.has_run, own))
+    own = pods_of_job(job, pods)
+    wanted, restarts = wanted_pods(job), _restart_count(job, own)
+    running = sum(map(is_running, own))
+    culprit = root_cause(own)
+    ran = _has_run(job) or any(map(has_run, own))
 
-    def state(phase: Phase, reason: str = "", *, ending: Ending | None = culprit, hopeless: bool = False) -> JobState:
+    def state(
+        phase: JobPhase, reason: str = "", *, ending: StageExit | None = culprit, hopeless: bool = False
+    ) -> JobState:
         return JobState(phase, reason, running, wanted, restarts, ending, hopeless, ran)
 
-    finished = _finished(job)
+    finished = _finished_phase(job)
     if finished is not None and finished["type"] in DONE_CONDITIONS:
-        return state("succeeded", ending=Ending(0, "", ""))
+        return state("succeeded", ending=StageExit(0, "", ""))
     if finished is not None:
-        return state("failed", _why_failed(finished, culprit))
+        return state("failed", _failure_reason(finished, culprit))
     if "deletionTimestamp" in job["metadata"]:
         return state("stopped", "its pods have time to save, then it is gone")
-    if _suspended(job):
-        return state(*_why_suspended(job, workload))
-    phase, why = _alive(job, own, events, running)
+    if _is_suspended(job):
+        return state(*_suspended_reason(job, workload))
+    phase, why = _active_state(job, own, events, running)
     return state(phase, why.reason if why else "", hopeless=why is not None and why.hopeless)
 
 
-def own_pods(job: Object, pods: Sequence[Object]) -> list[Object]:
+def pods_of_job(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> list[KubernetesObject]:
     """The pods of this very job: those of an earlier one of the same name, which may still be ending, are older."""
-    since = pod_states.created(job)
-    return [pod for pod in pods if pod_states.created(pod) >= since]
+    since = creation_time(job)
+    return [pod for pod in pods if creation_time(pod) >= since]
 
 
-def replicas(job: Object) -> int:
+def wanted_pods(job: KubernetesObject) -> int:
     """The pods that a job asks for."""
     spec = job.get("spec") or {}
     match job["kind"]:
@@ -106,18 +117,18 @@ def replicas(job: Object) -> int:
             return int(spec.get("parallelism", 1))
 
 
-def _conditions(thing: Object) -> dict[str, Object]:
+def _true_conditions(thing: KubernetesObject) -> dict[str, KubernetesObject]:
     """The conditions that hold, by type."""
     listed = (thing.get("status") or {}).get("conditions") or ()
     return {str(found["type"]): found for found in listed if found.get("status") == "True"}
 
 
-def _finished(job: Object) -> Object | None:
-    holding = _conditions(job)
+def _finished_phase(job: KubernetesObject) -> KubernetesObject | None:
+    holding = _true_conditions(job)
     return next((holding[name] for name in (*DONE_CONDITIONS, "Failed") if name in holding), None)
 
 
-def _why_failed(condition: Object, culprit: Ending | None) -> str:
+def _failure_reason(condition: KubernetesObject, culprit: StageExit | None) -> str:
     """The operator's reason where it says more than that a pod failed, then the culprit's own words."""
     reason, message = str(condition.get("reason") or ""), one_line(str(condition.get("message") or ""))
     told = culprit.headline if culprit is not None else ""
@@ -126,21 +137,21 @@ def _why_failed(condition: Object, culprit: Ending | None) -> str:
     return told or message or reason
 
 
-def _suspended(job: Object) -> bool:
+def _is_suspended(job: KubernetesObject) -> bool:
     spec = job.get("spec") or {}
     return bool((spec.get("runPolicy") or spec).get("suspend"))
 
 
-def _why_suspended(job: Object, workload: Object | None) -> tuple[Phase, str]:
+def _suspended_reason(job: KubernetesObject, workload: KubernetesObject | None) -> tuple[JobPhase, str]:
     queue = (job["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     if workload is not None:
-        return "queued", _why_queued(workload, queue or str((workload.get("spec") or {}).get("queueName", "")))
+        return "queued", _queued_reason(workload, queue or str((workload.get("spec") or {}).get("queueName", "")))
     if queue:
         return "queued", f"Kueue has not looked at it yet (queue {queue}); does Kueue manage {job['kind']} here?"
     return "stopped", "somebody suspended it (spec.suspend); set that to false to let it go on"
 
 
-def _why_queued(workload: Object, queue: str) -> str:
+def _queued_reason(workload: KubernetesObject, queue: str) -> str:
     listed = {str(found["type"]): found for found in (workload.get("status") or {}).get("conditions") or ()}
     for name, status, words in (
         ("Evicted", "True", "taken out again by Kueue"),
@@ -153,50 +164,52 @@ def _why_queued(workload: Object, queue: str) -> str:
     return f"waits in queue {queue}"
 
 
-def _restarts(job: Object, own: Sequence[Object]) -> int:
+def _restart_count(job: KubernetesObject, own: Sequence[KubernetesObject]) -> int:
     whole = int((job.get("status") or {}).get("restarts") or 0)  # of a JobSet
-    return whole + max(map(pod_states.restarts, own), default=0)
+    return whole + max(map(restart_count, own), default=0)
 
 
-def _has_run(job: Object) -> bool:
+def _has_run(job: KubernetesObject) -> bool:
     """What operators keep of pods that are gone: a condition that holds no more stays listed as false."""
     status = job.get("status") or {}
     listed = {str(found["type"]) for found in status.get("conditions") or ()}
     return bool(listed & {"Running", "Restarting"} or any(map(status.get, ("failed", "succeeded", "restarts"))))
 
 
-def _alive(
-    job: Object, own: Sequence[Object], events: Sequence[Object], running: int
-) -> tuple[Phase, PodProblem | None]:
+def _active_state(
+    job: KubernetesObject, own: Sequence[KubernetesObject], events: Sequence[KubernetesObject], running: int
+) -> tuple[JobPhase, PodProblem | None]:
     """Phase and trouble of a job that has neither ended nor been suspended."""
     done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in own)
-    if own and running + done >= replicas(job):
+    if own and running + done >= wanted_pods(job):
         return "running", None
     why = _first_problem(job, own, events)
-    holding = _conditions(job)
-    failed = pod_states.culprit(own) is not None  # a container that has just ended, and is not counted as restarted yet
-    if failed or _restarts(job, own) or "Restarting" in holding or "RestartingJobSet" in holding:
-        return "restarting", why or _last_words(own)
+    holding = _true_conditions(job)
+    failed = root_cause(own) is not None  # a container that has just ended, and is not counted as restarted yet
+    if failed or _restart_count(job, own) or "Restarting" in holding or "RestartingJobSet" in holding:
+        return "restarting", why or _newest_exit(own)
     if not own or any(not (pod.get("spec") or {}).get("nodeName") for pod in own):
         return "pending", why
     return "starting", why
 
 
-def _first_problem(job: Object, own: Sequence[Object], events: Sequence[Object]) -> PodProblem | None:
+def _first_problem(
+    job: KubernetesObject, own: Sequence[KubernetesObject], events: Sequence[KubernetesObject]
+) -> PodProblem | None:
     """What keeps the job from running: the worst of its pods, else pods that could not be made, else other events."""
-    found = [(pod, why) for pod in own if (why := pod_states.find_problem(pod)) is not None]
+    found = [(pod, why) for pod in own if (why := find_problem(pod)) is not None]
     if found:
         pod, why = max(found, key=lambda pair: pair[1].hopeless)
-        others = f" (and {count(len(found) - 1, 'other pod')})" if len(found) > 1 else ""
-        return PodProblem(f"{pod_states.name_of(pod)}: {why.reason}{others}", why.hopeless)
-    if len(own) < replicas(job):
-        refused = next(_told(events, lambda reason: reason.startswith("FailedCreate")), None)
+        others = f" (and {format_count(len(found) - 1, 'other pod')})" if len(found) > 1 else ""
+        return PodProblem(f"{name_of(pod)}: {why.reason}{others}", why.hopeless)
+    if len(own) < wanted_pods(job):
+        refused = next(_event_messages(events, lambda reason: reason.startswith("FailedCreate")), None)
         if refused is not None:
-            return _refused_pods(refused)
-    return next((PodProblem(text) for text in _told(events, lambda reason: reason in TELLING_EVENTS)), None)
+            return _rejected_pods_message(refused)
+    return next((PodProblem(text) for text in _event_messages(events, lambda reason: reason in PROBLEM_EVENTS)), None)
 
 
-def _refused_pods(message: str) -> PodProblem:
+def _rejected_pods_message(message: str) -> PodProblem:
     if "violates PodSecurity" in message:
         injected = "init-pytorch" in message
         advice = (
@@ -211,18 +224,18 @@ def _refused_pods(message: str) -> PodProblem:
     return PodProblem(f"its pods cannot be made: {message}", hopeless="is forbidden" in message)
 
 
-def _told(events: Sequence[Object], telling: Callable[[str], bool]) -> Iterator[str]:
+def _event_messages(events: Sequence[KubernetesObject], telling: Callable[[str], bool]) -> Iterator[str]:
     """The messages of warnings with a telling reason, the newest first."""
     warnings = [event for event in events if event.get("type") == "Warning" and telling(str(event.get("reason")))]
-    for event in sorted(warnings, key=_when, reverse=True):
+    for event in sorted(warnings, key=_event_time, reverse=True):
         yield one_line(str(event.get("message") or event["reason"]))
 
 
-def _when(event: Object) -> str:
+def _event_time(event: KubernetesObject) -> str:
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _last_words(own: Sequence[Object]) -> PodProblem | None:
-    culprit = pod_states.culprit(own)
+def _newest_exit(own: Sequence[KubernetesObject]) -> PodProblem | None:
+    culprit = root_cause(own)
     return PodProblem(f"{culprit.pod}: {culprit.headline}") if culprit is not None and culprit.error else None

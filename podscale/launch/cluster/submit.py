@@ -8,19 +8,19 @@ from typing import Literal
 
 from podscale.errors import InputError, PodscaleError
 from podscale.launch.cluster import companions
-from podscale.launch.cluster import state as states
 from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.errors import AlreadyExists, ApiError, Missing
+from podscale.launch.cluster.errors import ApiAlreadyExists, ApiError, KindNotServed
 from podscale.launch.cluster.patience import Notify
 from podscale.launch.cluster.pods import name_of
-from podscale.launch.cluster.removal import delete, wait_until_gone
-from podscale.launch.cluster.resources import JOB_KINDS, RUN_LABEL, STAGE_LABEL, Object, Resource, resource_of
-from podscale.launch.jobspec import IDENTITY
-from podscale.launch.render import Manifests
+from podscale.launch.cluster.removal import delete_job, wait_until_gone
+from podscale.launch.cluster.resources import JOB_KINDS, KubernetesObject, ResourceKind, resource_of
+from podscale.launch.cluster.state import read_job_state
+from podscale.launch.jobspec import IDENTITY_ANNOTATION, RUN_LABEL, STAGE_LABEL
+from podscale.launch.render import JobManifests
 
-LAUNCHER, PIPELINE = "podscale.dev/launcher", "pipeline"
+LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
 """Annotation of jobs whose launcher is a task of a pipeline."""
-RACES = 5
+MAX_RACES = 5
 """How often a job may appear or vanish between two requests before something is wrong."""
 
 
@@ -29,59 +29,59 @@ class Submission:
     """The job that carries out the stage, and what was done to get it."""
 
     action: Literal["created", "adopted", "finished"]
-    job: Object
-    resource: Resource
+    job: KubernetesObject
+    resource: ResourceKind
 
 
-def submit(api: ClusterClient, manifests: Manifests, tell: Notify) -> Submission:
+def submit_job(api: ClusterClient, manifests: JobManifests, tell: Notify) -> Submission:
     """Creates the job, or finds the one that is there: running ones are adopted, successful ones are left alone,
     failed ones are replaced.
 
     Raises InputError: the server refuses it, or another document has run under this id.
     """
     resource = resource_of(manifests.job)
-    refuse_other_kinds(api, manifests.job, resource)
-    for _ in range(RACES):
-        found = _find(api, resource, name_of(manifests.job))
+    check_no_other_kind(api, manifests.job, resource)
+    for _ in range(MAX_RACES):
+        found = _find_job(api, resource, name_of(manifests.job))
         if found is not None:
-            refuse_other_document(found, manifests.job)
-            state = states.read(found)
+            check_same_document(found, manifests.job)
+            state = read_job_state(found)
             if state.phase == "succeeded":
                 return Submission("finished", found, resource)
-            if state.phase not in ("failed", "stopped") or not _clear(api, resource, found, state.phase, tell):
-                companions.own(api, found, manifests.companions)  # the first submitter may have died before it
+            if state.phase not in ("failed", "stopped") or not _make_room(api, resource, found, state.phase, tell):
+                companions.set_owner(api, found, manifests.companions)  # the first submitter may have died before it
                 return Submission("adopted", found, resource)
         try:
-            return Submission("created", create(api, manifests), resource)
-        except AlreadyExists:
+            return Submission("created", create_job(api, manifests), resource)
+        except ApiAlreadyExists:
             continue  # another submitter was faster
     name = f"{resource.kind} {name_of(manifests.job)}"
     raise PodscaleError("appears and vanishes", field=name, hint="Another program may manage it.")
 
 
-def create(api: ClusterClient, manifests: Manifests) -> Object:
+def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
     """Creates the companions, tries the job without effect, creates it, and makes it the companions' owner.
 
     Nothing new is left behind where the job is refused. Raises AlreadyExists where another submitter was faster.
     """
     resource = resource_of(manifests.job)
-    made = companions.prepare(api, manifests.companions)
+    made = companions.prepare_owned_objects(api, manifests.companions)
     try:
         api.create(resource, manifests.job, dry_run=True)
         job = api.create(resource, manifests.job)
-    except AlreadyExists:
+    except ApiAlreadyExists:
         raise
-    except Missing:
-        companions.remove(api, made)
+    except KindNotServed:
+        companions.remove_owned_objects(api, made)
         raise api.missing_error(resource) from None
     except PodscaleError:
-        companions.remove(api, made)
+        companions.remove_owned_objects(api, made)
         raise
-    companions.own(api, job, manifests.companions)
+    companions.set_owner(api, job, manifests.companions)
     return job
 
 
-def check(api: ClusterClient, manifests: Manifests) -> None:
+def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
     """Has the server check everything without effect.
 
     Raises InputError with what it refuses. A job that needs its companions first can only be checked by submitting.
@@ -90,38 +90,38 @@ def check(api: ClusterClient, manifests: Manifests) -> None:
     for companion in manifests.companions:
         try:
             api.create(resource_of(companion), companion, dry_run=True)
-        except AlreadyExists:
+        except ApiAlreadyExists:
             continue
     try:
         if manifests.job["kind"] != "TrainJob" or not manifests.companions:  # its runtime must exist first
             api.create(resource, manifests.job, dry_run=True)
         elif not api.serves(resource):
             raise api.missing_error(resource)
-    except AlreadyExists:
-        refuse_other_document(api.get(resource, name_of(manifests.job)), manifests.job)
-    except Missing:
+    except ApiAlreadyExists:
+        check_same_document(api.get(resource, name_of(manifests.job)), manifests.job)
+    except KindNotServed:
         raise api.missing_error(resource) from None
 
 
-def stop_command(job: Object) -> str:
+def stop_command(job: KubernetesObject) -> str:
     """What to type to end this job."""
     labels = job["metadata"].get("labels") or {}
     run, stage = labels.get(RUN_LABEL, name_of(job)), labels.get(STAGE_LABEL, "train")
     return f"podscale stop {run}" + ("" if stage == "train" else f" --stage {stage}")
 
 
-def identity_of(job: Object) -> str | None:
+def identity_of_job(job: KubernetesObject) -> str | None:
     """What makes two jobs the same job; None where Podscale did not make it."""
-    identity = (job["metadata"].get("annotations") or {}).get(IDENTITY)
+    identity = (job["metadata"].get("annotations") or {}).get(IDENTITY_ANNOTATION)
     return None if identity is None else str(identity)
 
 
-def refuse_other_document(found: Object, wanted: Object) -> None:
+def check_same_document(found: KubernetesObject, wanted: KubernetesObject) -> None:
     """Raises InputError where the job that is there is not of the document that is to be carried out."""
-    name, identity = f"{found['kind']} {name_of(found)}", identity_of(found)
+    name, identity = f"{found['kind']} {name_of(found)}", identity_of_job(found)
     if identity is None:
         raise InputError("exists and was not made by Podscale", field=name, hint="Choose another run.id, or delete it.")
-    if identity != wanted["metadata"]["annotations"][IDENTITY]:
+    if identity != wanted["metadata"]["annotations"][IDENTITY_ANNOTATION]:
         raise InputError(
             "belongs to another document: options that change the result, or the shard set, differ",
             field=name,
@@ -130,7 +130,7 @@ def refuse_other_document(found: Object, wanted: Object) -> None:
         )
 
 
-def refuse_other_kinds(api: ClusterClient, wanted: Object, resource: Resource) -> None:
+def check_no_other_kind(api: ClusterClient, wanted: KubernetesObject, resource: ResourceKind) -> None:
     """Raises InputError where a job of another kind still carries out the same stage of the same run.
 
     Kinds that the cluster lacks or hides from us are passed over: whoever may not see them does not use them.
@@ -142,7 +142,7 @@ def refuse_other_kinds(api: ClusterClient, wanted: Object, resource: Resource) -
             if error.status not in (403, 404):
                 raise
             continue
-        if found is not None and not states.read(found).ended:
+        if found is not None and not read_job_state(found).ended:
             raise InputError(
                 "already carries this out",
                 field=f"{found['kind']} {name_of(found)}",
@@ -150,20 +150,20 @@ def refuse_other_kinds(api: ClusterClient, wanted: Object, resource: Resource) -
             )
 
 
-def _find(api: ClusterClient, resource: Resource, name: str) -> Object | None:
+def _find_job(api: ClusterClient, resource: ResourceKind, name: str) -> KubernetesObject | None:
     try:
         return api.get_or_none(resource, name)
-    except Missing:
+    except KindNotServed:
         raise api.missing_error(resource) from None
 
 
-def _clear(api: ClusterClient, resource: Resource, job: Object, phase: str, tell: Notify) -> bool:
+def _make_room(api: ClusterClient, resource: ResourceKind, job: KubernetesObject, phase: str, tell: Notify) -> bool:
     """Makes room for a new job where the old one failed or is being deleted; False where it is only suspended."""
     name, uid = name_of(job), str(job["metadata"]["uid"])
     if "deletionTimestamp" not in job["metadata"]:
         if phase == "stopped":
             return False
         tell(f"{job['kind']} {name} failed before; it is replaced, and goes on from the newest checkpoint")
-        delete(api, resource, name, uid)
+        delete_job(api, resource, name, uid)
     wait_until_gone(api, resource, name, uid)
     return True

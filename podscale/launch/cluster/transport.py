@@ -21,23 +21,23 @@ from typing import Any, TypeVar
 import urllib3
 
 from podscale.errors import InputError, PodscaleError
-from podscale.launch.cluster.connection import Target, open_client
-from podscale.launch.cluster.errors import WEBHOOK_SILENT, ApiError, Request, Unreachable, api_error
+from podscale.launch.cluster.connection import ClusterTarget, open_client
+from podscale.launch.cluster.errors import WEBHOOK_FAILED, ApiError, ApiRequest, ApiUnreachable, api_error
 from podscale.launch.cluster.patience import Notify, OutageNotice, RetryPolicy
-from podscale.launch.cluster.resources import Object
+from podscale.launch.cluster.resources import KubernetesObject
 
-CONNECT_SECONDS = 10.0
-BUSY = (429, 500, 502, 503, 504)
+CONNECT_TIMEOUT_SECONDS = 10.0
+RETRYABLE_STATUSES = (429, 500, 502, 503, 504)
 """HTTP statuses after which the same request may succeed."""
-WEBHOOK_SECONDS = 60.0
+WEBHOOK_TIMEOUT_SECONDS = 60.0
 """Retry time for an operator's webhook: one that restarts is back by then, one that is down needs a person."""
-MAX_LINE = 4 * 2**20
+MAX_LINE_BYTES = 4 * 2**20
 """Longest line of a log or a watch, bytes; longer ones are cut to bound the memory."""
 
 Result = TypeVar("Result")
 
 
-class Interrupted(PodscaleError):
+class StreamInterrupted(PodscaleError):
     """A stream broke off; what came so far is good."""
 
 
@@ -47,7 +47,7 @@ class Transport:
     Every call raises ApiError (InputError) if the server refuses the request, and Unreachable if no retry helped.
     """
 
-    def __init__(self, target: Target, client: Any, policy: RetryPolicy, notify: Notify) -> None:
+    def __init__(self, target: ClusterTarget, client: Any, policy: RetryPolicy, notify: Notify) -> None:
         self.target = target
         self.client = client
         self.requests = 0
@@ -55,16 +55,16 @@ class Transport:
         self._policy = policy
         self._notice = OutageNotice(notify)
 
-    def json(self, request: Request, method: str, *arguments: Any, **options: Any) -> Object:
+    def json(self, request: ApiRequest, method: str, *arguments: Any, **options: Any) -> KubernetesObject:
         """Return the JSON object that a method of DynamicClient answers with; {} if the answer is none."""
-        return self._call(request, lambda answer: parsed(answer.data), None, method, *arguments, **options)
+        return self._call(request, lambda answer: parse_object(answer.data), None, method, *arguments, **options)
 
-    def text(self, request: Request, path: str) -> str:
+    def text(self, request: ApiRequest, path: str) -> str:
         """Return the answer to a GET, of whatever type."""
         return self._call(request, lambda answer: answer.data.decode("utf-8", "replace"), None, "request", "get", path)
 
     def stream(
-        self, request: Request, read_timeout: float, method: str, *arguments: Any, **options: Any
+        self, request: ApiRequest, read_timeout: float, method: str, *arguments: Any, **options: Any
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer to read with `lines` and to close.
 
@@ -77,7 +77,7 @@ class Transport:
 
     def _call(
         self,
-        request: Request,
+        request: ApiRequest,
         read: Callable[[urllib3.BaseHTTPResponse], Result],
         read_timeout: float | None,
         method: str,
@@ -94,7 +94,7 @@ class Transport:
             method: method of DynamicClient, called with `arguments` and `options`.
             query: parameters of the URL for which DynamicClient has no option.
         """
-        timeouts = (CONNECT_SECONDS, read_timeout or self._policy.read_timeout)
+        timeouts = (CONNECT_TIMEOUT_SECONDS, read_timeout or self._policy.read_timeout)
 
         def send() -> Result:
             self.requests += 1
@@ -106,7 +106,7 @@ class Transport:
         self._notice.up()
         return result
 
-    def _attempt(self, request: Request, send: Callable[[], Result]) -> Result:
+    def _attempt(self, request: ApiRequest, send: Callable[[], Result]) -> Result:
         """Send a request, and once more with new credentials if they are refused."""
         try:
             return self._checked(request, send)
@@ -116,63 +116,65 @@ class Transport:
         self.client = open_client(self.target)
         return self._checked(request, send)
 
-    def _checked(self, request: Request, send: Callable[[], Result]) -> Result:
+    def _checked(self, request: ApiRequest, send: Callable[[], Result]) -> Result:
         """Send a request; its errors are ours."""
         from kubernetes.client.exceptions import ApiException  # with the client itself: 0.4 s
 
         try:
             return send()
         except urllib3.exceptions.HTTPError as error:
-            raise self._no_answer(request, _short(error)) from None
+            raise self._no_answer(request, _short_error(error)) from None
         except ApiException as error:
             if not error.status:  # kubernetes wraps failures of TLS so
                 raise self._no_answer(request, str(error.reason)) from None
             raise _refusal(request, error) from None
 
-    def _no_answer(self, request: Request, why: str) -> PodscaleError:
+    def _no_answer(self, request: ApiRequest, why: str) -> PodscaleError:
         if "CERTIFICATE_VERIFY_FAILED" in why:
             return InputError(
-                f"the API server's certificate is not the one that the credentials name: {_short(why)}",
+                f"the API server's certificate is not the one that the credentials name: {_short_error(why)}",
                 field=self.target.origin,
                 hint="They belong to another cluster, or the cluster was made anew: get them again",
             )
         notice = f"the API server ({self.target.origin}) does not answer: {why}"
         hint = "Check the network or VPN with `kubectl cluster-info`"
-        return Unreachable(f"cannot {request}: {notice}", hint=hint, notice=notice)
+        return ApiUnreachable(f"cannot {request}: {notice}", hint=hint, notice=notice)
 
 
-def _refusal(request: Request, answer: Any) -> PodscaleError:
+def _refusal(request: ApiRequest, answer: Any) -> PodscaleError:
     """Return the error for an answer (ApiException): Unreachable if the same request may succeed later."""
     body = answer.body.encode() if isinstance(answer.body, str) else answer.body or b""
-    error = api_error(request, answer.status, parsed(body) or {"message": body.decode("utf-8", "replace").strip()})
-    if answer.status not in BUSY:
+    error = api_error(
+        request, answer.status, parse_object(body) or {"message": body.decode("utf-8", "replace").strip()}
+    )
+    if answer.status not in RETRYABLE_STATUSES:
         return error
     retry_after = str((answer.headers or {}).get("Retry-After", ""))
-    return Unreachable(
+    return ApiUnreachable(
         str(error),
         notice=f"the API server is busy or has trouble (HTTP {answer.status}): {error}",
         retry_after=float(retry_after) if retry_after.isdigit() else 0.0,
-        retry_for=WEBHOOK_SECONDS if WEBHOOK_SILENT in str(error) else float("inf"),
+        retry_for=WEBHOOK_TIMEOUT_SECONDS if WEBHOOK_FAILED in str(error) else float("inf"),
     )
 
 
-def lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+def stream_lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
     """Yield the lines of a stream as they come, without their ends. Raises Interrupted if it breaks off."""
     rest = b""
     try:
         for chunk in answer.stream(2**16, decode_content=False):
             *whole, rest = (rest + chunk).split(b"\n")
             yield from whole
-            if len(rest) > MAX_LINE:
+            if len(rest) > MAX_LINE_BYTES:
                 yield rest
                 rest = b""
     except urllib3.exceptions.HTTPError as error:
-        raise Interrupted(f"the stream broke off: {_short(error)}") from None
+        raise StreamInterrupted(f"the stream broke off: {_short_error(error)}") from None
     if rest:
         yield rest
 
 
-def parsed(text: bytes) -> Object:
+def parse_object(text: bytes) -> KubernetesObject:
     """Return the JSON object in `text`; {} if it is none."""
     try:
         found = json.loads(text)
@@ -181,7 +183,7 @@ def parsed(text: bytes) -> Object:
     return found if isinstance(found, dict) else {}
 
 
-def _short(error: object) -> str:
+def _short_error(error: object) -> str:
     """Return the last part of urllib3's message, which names the cause."""
     text = str(error.args[-1] if isinstance(error, Exception) and error.args else error)
     return text.rpartition(": ")[2] if ">: " in text else text

@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 
 from podscale.errors import PodscaleError
 from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.errors import ApiError, NotFound
+from podscale.launch.cluster.errors import ApiError, ApiNotFound
 from podscale.launch.cluster.logs import LogFollower
-from podscale.launch.cluster.observe import JobObserver, observing
+from podscale.launch.cluster.observe import JobObserver, observe_job
 from podscale.launch.cluster.patience import Notify
 from podscale.launch.cluster.pods import name_of
-from podscale.launch.cluster.removal import delete
-from podscale.launch.cluster.resources import NAMESPACES, Object, Resource
+from podscale.launch.cluster.removal import delete_job
+from podscale.launch.cluster.resources import NAMESPACES, KubernetesObject, ResourceKind
 from podscale.launch.cluster.state import JobState
 
-Show = Callable[[str], None]
+PrintLine = Callable[[str], None]
 """Takes one line of the job's log."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class WaitLimits:
     """Time limits, seconds.
 
     Args:
@@ -52,8 +52,14 @@ class NamespaceGone(JobVanished):
     """Its namespace was deleted; the field is the namespace."""
 
 
-def wait(
-    api: ClusterClient, resource: Resource, job: Object, *, show: Show, tell: Notify, limits: Limits | None = None
+def wait_for_job(
+    api: ClusterClient,
+    resource: ResourceKind,
+    job: KubernetesObject,
+    *,
+    show: PrintLine,
+    tell: Notify,
+    limits: WaitLimits | None = None,
 ) -> JobState:
     """Wait until the job has ended; return its last state, whose `ending` has the exit of the stage.
 
@@ -61,8 +67,8 @@ def wait(
     ran is left: a replacement pod that cannot start (a registry or a node is down) does not undo its work. Raises
     JobVanished if another process deletes the job, and the errors of ClusterClient.
     """
-    limits = limits or Limits()
-    with observing(api, resource, job) as observer:
+    limits = limits or WaitLimits()
+    with observe_job(api, resource, job) as observer:
         log = LogFollower(api, observer.pods, show, tell)
         state = _JobWatcher(api, resource, job, observer, tell, limits).wait()
         log.finish(limits.log)
@@ -73,7 +79,13 @@ class _JobWatcher:
     """Waits for one job: its last reported state, and the time since when it needs an operator."""
 
     def __init__(
-        self, api: ClusterClient, resource: Resource, job: Object, observer: JobObserver, tell: Notify, limits: Limits
+        self,
+        api: ClusterClient,
+        resource: ResourceKind,
+        job: KubernetesObject,
+        observer: JobObserver,
+        tell: Notify,
+        limits: WaitLimits,
     ) -> None:
         self._api = api
         self._resource = resource
@@ -119,7 +131,7 @@ class _JobWatcher:
     def _give_up(self, state: JobState, why: str) -> JobState:
         """Delete the job, which would only fail or wait again."""
         self._tell(f"{self._resource.kind} {self._name} is deleted, because no restart can help: {why}")
-        delete(self._api, self._resource, self._name, self._uid)
+        delete_job(self._api, self._resource, self._name, self._uid)
         return replace(state, phase="failed", reason=why)
 
     def _vanished(self) -> JobVanished:
@@ -127,7 +139,7 @@ class _JobWatcher:
         if self._observer.replaced():
             problem = "was deleted and submitted anew by another client; this command no longer waits for it"
             return JobReplaced(problem, field=job)
-        if _namespace_is_going(self._api):
+        if _is_namespace_terminating(self._api):
             return NamespaceGone(
                 f"was deleted, and {job} with it; what is on volumes outside of it is kept",
                 field=f"namespace {self._api.namespace}",
@@ -137,10 +149,10 @@ class _JobWatcher:
         return JobVanished("was deleted by another client, or by `podscale stop`", field=job, hint=hint)
 
 
-def _namespace_is_going(api: ClusterClient) -> bool:
+def _is_namespace_terminating(api: ClusterClient) -> bool:
     try:
         phase = (api.get(NAMESPACES, api.namespace).get("status") or {}).get("phase")
-    except NotFound:
+    except ApiNotFound:
         return True
     except ApiError:
         return False  # a role in one namespace may not read the namespace itself

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podscale.errors import InputError
-from podscale.launch.backends import BACKENDS
+from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.jobspec import METRICS_PORT, JobSpec
 from podscale.launch.render import placement
 
@@ -19,7 +19,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Manifests:
+class JobManifests:
     """The job, and what it needs beside it.
 
     companions: objects that belong to the job and end with it (network policy, runtime); create them before the job
@@ -35,19 +35,21 @@ class Manifests:
         return (*self.companions, self.job)
 
 
-def job(spec: JobSpec, backend: str, body: Mapping[str, Any], annotations: Mapping[str, str] | None = None) -> Manifest:
+def job_object(
+    spec: JobSpec, backend: str, body: Mapping[str, Any], annotations: Mapping[str, str] | None = None
+) -> Manifest:
     """The object of a job with the `spec` field given as `body`."""
-    kind = BACKENDS[backend]
+    kind = JOB_BACKENDS[backend]
     labels = {**spec.labels, **placement.queue_labels(spec)}
     return {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
-        "metadata": metadata(spec, labels, {**spec.annotations, **(annotations or {})}),
+        "metadata": object_metadata(spec, labels, {**spec.annotations, **(annotations or {})}),
         "spec": dict(body),
     }
 
 
-def metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
+def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
     """Name and labels of an object that belongs to a job."""
     named: Manifest = {"name": spec.name}
     if spec.cluster.namespace is not None:
@@ -70,7 +72,7 @@ def network_policy(spec: JobSpec) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(spec, spec.labels),
+        "metadata": object_metadata(spec, spec.labels),
         "spec": {
             **pods(),
             "policyTypes": ["Ingress"],
@@ -82,17 +84,17 @@ def network_policy(spec: JobSpec) -> Manifest:
     }
 
 
-def keep_seconds(spec: JobSpec) -> dict[str, int]:
+def ttl_after_finished(spec: JobSpec) -> dict[str, int]:
     """How long the job stays after its end, as a field."""
     keep = spec.cluster.keep_hours
     return {} if keep is None else {"ttlSecondsAfterFinished": round(keep * 3600)}
 
 
-def refuse_elastic(spec: JobSpec, backend: str) -> None:
+def check_not_elastic(spec: JobSpec, backend: str) -> None:
     """Raise InputError if the job shall go on with fewer pods, which only a PyTorchJob can."""
     if spec.min_nodes is not None:
         raise InputError(
-            f"a {BACKENDS[backend].kind} cannot lose pods and go on",
+            f"a {JOB_BACKENDS[backend].kind} cannot lose pods and go on",
             field="launch.cluster.min_nodes",
             got=spec.min_nodes,
             hint="Leave it out (a loss then restarts all from the newest checkpoint), or set launch.backend=pytorchjob",

@@ -11,13 +11,13 @@ from typing import Any
 
 from podscale.launch.jobspec import JobSpec
 
-NETWORKS = {
+GPUDIRECT_NETWORKS = {
     "tcpx": ("default", "vpc1", "vpc2", "vpc3", "vpc4"),
     "tcpxo": ("default", *(f"vpc{number}" for number in range(1, 9))),
     "rdma": ("default", "gvnic-1", *(f"rdma-{number}" for number in range(8))),
 }
 """Networks of a machine in the order of its interfaces."""
-PROFILES = {
+NCCL_PROFILES = {
     "tcpx": "",
     "tcpxo": "/usr/local/nvidia/lib64/nccl-env-profile.sh",
     "rdma": "/usr/local/gib/scripts/set_nccl_env.sh",
@@ -37,28 +37,28 @@ TCPX_VARIABLES = {
 }
 """TCPX has no script (recalled)."""
 
-Objects = list[dict[str, Any]]
+ObjectList = list[dict[str, Any]]
 
 
-def command(spec: JobSpec) -> list[str]:
+def gpudirect_command(spec: JobSpec) -> list[str]:
     """The command of the stage; where the plugin brings a script of settings, after it."""
-    profile = PROFILES.get(spec.direct or "", "")
+    profile = NCCL_PROFILES.get(spec.direct or "", "")
     if not profile:
         return list(spec.command)
     return ["sh", "-c", f'. {profile} && exec "$@"', "sh", *spec.command]
 
 
-def environment(spec: JobSpec) -> Objects:
+def gpudirect_environment(spec: JobSpec) -> ObjectList:
     if spec.direct == "tcpx":
-        return _values(TCPX_VARIABLES)
+        return _environment_list(TCPX_VARIABLES)
     if spec.direct == "tcpxo":
         variables = {
             "NCCL_LIB_DIR": "/usr/local/nvidia/lib64",
             "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
         }
-        return _values(variables)
+        return _environment_list(variables)
     # without it NCCL falls back to TCP in silence when the plugin is missing
-    return _values({"NCCL_NET": "gIB"}) if spec.direct == "rdma" else []
+    return _environment_list({"NCCL_NET": "gIB"}) if spec.direct == "rdma" else []
 
 
 def library_path(spec: JobSpec, libraries: str) -> str:
@@ -66,11 +66,13 @@ def library_path(spec: JobSpec, libraries: str) -> str:
     return f"{libraries}:/usr/local/gib/lib64" if spec.direct == "rdma" else libraries
 
 
-def annotations(spec: JobSpec) -> dict[str, str]:
+def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
     """Of the pod: its interfaces, and the devices that the daemon may use."""
     if spec.direct is None:
         return {}
-    interfaces = [{"interfaceName": f"eth{n}", "network": name} for n, name in enumerate(NETWORKS[spec.direct])]
+    interfaces = [
+        {"interfaceName": f"eth{n}", "network": name} for n, name in enumerate(GPUDIRECT_NETWORKS[spec.direct])
+    ]
     found = {
         "networking.gke.io/default-interface": "eth0",
         "networking.gke.io/interfaces": json.dumps(interfaces, separators=(",", ":")),
@@ -84,17 +86,17 @@ def annotations(spec: JobSpec) -> dict[str, str]:
     return found
 
 
-def volumes(spec: JobSpec) -> Objects:
+def gpudirect_volumes(spec: JobSpec) -> ObjectList:
     """Of the pod: paths of the host."""
     return [{"name": name, "hostPath": {"path": path}} for name, path, _, _ in _paths(spec)]
 
 
-def mounts(spec: JobSpec) -> Objects:
+def gpudirect_mounts(spec: JobSpec) -> ObjectList:
     """Of the training container."""
     return [{"name": name, "mountPath": inside} for name, _, inside, _ in _paths(spec) if inside]
 
 
-def daemons(spec: JobSpec) -> Objects:
+def gpudirect_daemons(spec: JobSpec) -> ObjectList:
     """Containers that run beside the training, started before it (an init container that stays)."""
     if spec.direct not in ("tcpx", "tcpxo"):
         return []
@@ -121,7 +123,7 @@ def _daemon(spec: JobSpec, image: str, command: list[str], capabilities: list[st
         "image": image,
         "restartPolicy": "Always",
         "command": command,
-        "env": _values({"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"}),
+        "env": _environment_list({"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"}),
         "securityContext": {"capabilities": {"add": capabilities}},
         "volumeMounts": [{"name": name, "mountPath": inside} for name, _, _, inside in _paths(spec) if inside],
     }
@@ -139,5 +141,5 @@ def _tcpxo_daemon(spec: JobSpec) -> dict[str, Any]:
     return _daemon(spec, TCPXO_IMAGE, command, ["NET_ADMIN", "NET_BIND_SERVICE"])
 
 
-def _values(variables: dict[str, str]) -> Objects:
+def _environment_list(variables: dict[str, str]) -> ObjectList:
     return [{"name": name, "value": value} for name, value in variables.items()]

@@ -6,23 +6,23 @@ JobSet.
 """
 
 from podscale.errors import InputError
-from podscale.launch.backends import BACKENDS
+from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, pod
-from podscale.launch.render.pytorchjob import as_manifest, run_policy, worker
+from podscale.launch.render.pytorchjob import as_manifest, run_policy_spec, worker
 
-PORT = 6666
+JAXJOB_PORT = 6666
 """The operator's own; it must be named jaxjob-port."""
 
 
-def render(spec: JobSpec) -> common.Manifests:
+def render_jaxjob(spec: JobSpec) -> common.JobManifests:
     """Return the JAXJob of a stage, and its network policy.
 
     Raises InputError for TPU slices of several machines and for elastic jobs.
     """
     from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
 
-    common.refuse_elastic(spec, "jaxjob")
+    common.check_not_elastic(spec, "jaxjob")
     if spec.hardware.hosts > 1:
         raise InputError(
             f"the training operator does not tell the {spec.nodes} machines of {spec.hardware.name} about their slice",
@@ -30,8 +30,8 @@ def render(spec: JobSpec) -> common.Manifests:
             got="jaxjob",
             hint="Set launch.backend=jobset",
         )
-    template = pod.pod_template(spec, BACKENDS["jaxjob"].container, ports={"jaxjob-port": PORT})
+    template = pod.pod_template(spec, JOB_BACKENDS["jaxjob"].container, ports={"jaxjob-port": JAXJOB_PORT})
     body = models.KubeflowOrgV1JAXJobSpec(
-        run_policy=run_policy(spec), jax_replica_specs={"Worker": worker(spec, template)}
+        run_policy=run_policy_spec(spec), jax_replica_specs={"Worker": worker(spec, template)}
     )
-    return common.Manifests(common.job(spec, "jaxjob", as_manifest(body)), (common.network_policy(spec),))
+    return common.JobManifests(common.job_object(spec, "jaxjob", as_manifest(body)), (common.network_policy(spec),))

@@ -8,30 +8,32 @@ every restart of the set makes its jobs anew, and with them the time begins anew
 from typing import Any
 
 from podscale import env
-from podscale.launch.backends import BACKENDS
+from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, job, pod
 
-CONTAINER = BACKENDS["jobset"].container
-REPLICATED = "node"
-PORT = 29500
+JOBSET_CONTAINER = JOB_BACKENDS["jobset"].container
+REPLICATED_JOB = "node"
+TORCHRUN_PORT = 29500
 """torchrun's own choice."""
-EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+EXCLUSIVE_TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 """A slice is a node pool of GKE, and each pool is one job's alone."""
 
 
-def render(spec: JobSpec) -> common.Manifests:
+def render_jobset(spec: JobSpec) -> common.JobManifests:
     """Raises InputError for elastic jobs."""
-    common.refuse_elastic(spec, "jobset")
-    annotations = EXCLUSIVE if spec.hardware.hosts > 1 else {}
-    environment = [*_meeting(spec), *_slices(spec)]
-    template = pod.pod_template(spec, CONTAINER, environment=environment, ports={"rendezvous": PORT}, restart="Never")
-    body = set_spec(spec, CONTAINER, template, spec.nodes // spec.slices, spec.slices)
-    body = {**common.keep_seconds(spec), **body}
-    return common.Manifests(common.job(spec, "jobset", body, annotations), (common.network_policy(spec),))
+    common.check_not_elastic(spec, "jobset")
+    annotations = EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
+    environment = [*_rendezvous_variables(spec), *_slice_variables(spec)]
+    template = pod.pod_template(
+        spec, JOBSET_CONTAINER, environment=environment, ports={"rendezvous": TORCHRUN_PORT}, restart="Never"
+    )
+    body = jobset_spec(spec, JOBSET_CONTAINER, template, spec.nodes // spec.slices, spec.slices)
+    body = {**common.ttl_after_finished(spec), **body}
+    return common.JobManifests(common.job_object(spec, "jobset", body, annotations), (common.network_policy(spec),))
 
 
-def set_spec(
+def jobset_spec(
     spec: JobSpec,
     container: str,
     template: dict[str, Any],
@@ -43,11 +45,11 @@ def set_spec(
 
     labels: of the jobs, where that controller looks for them.
     """
-    rules = [job.bad_input(container), job.disrupted("FailJob"), job.preempted(container, "FailJob")]
+    rules = [job.bad_input_rule(container), job.disruption_rule("FailJob"), job.preemption_rule(container, "FailJob")]
     child = {
         "backoffLimit": 0,
         "activeDeadlineSeconds": spec.time_limit_seconds,
-        **(job.indexed(pods) if pods is not None else {}),
+        **(job.indexed_completion(pods) if pods is not None else {}),
         "podFailurePolicy": {"rules": rules},
         "template": template,
     }
@@ -55,7 +57,7 @@ def set_spec(
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": failure_policy(spec),
-        "replicatedJobs": [{"name": REPLICATED, "replicas": replicas, "template": {**metadata, "spec": child}}],
+        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": replicas, "template": {**metadata, "spec": child}}],
     }
 
 
@@ -83,22 +85,22 @@ def failure_policy(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _meeting(spec: JobSpec) -> list[dict[str, Any]]:
+def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
     """What torchrun reads; the first pod of the first job is where all meet."""
     return [
-        pod.value("PET_NNODES", spec.nodes),
-        pod.value("PET_NPROC_PER_NODE", spec.processes),
-        pod.field("PET_NODE_RANK", job.INDEX),
-        pod.value("PET_MASTER_ADDR", f"{spec.name}-{REPLICATED}-0-0.{spec.name}"),
-        pod.value("PET_MASTER_PORT", PORT),
+        pod.value_variable("PET_NNODES", spec.nodes),
+        pod.value_variable("PET_NPROC_PER_NODE", spec.processes),
+        pod.field_variable("PET_NODE_RANK", job.COMPLETION_INDEX),
+        pod.value_variable("PET_MASTER_ADDR", f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}"),
+        pod.value_variable("PET_MASTER_PORT", TORCHRUN_PORT),
     ]
 
 
-def _slices(spec: JobSpec) -> list[dict[str, Any]]:
+def _slice_variables(spec: JobSpec) -> list[dict[str, Any]]:
     """With several slices a pod's number counts within its own: here is which slice that is, and how large they are."""
     if spec.slices == 1:
         return []
     return [
-        pod.field(env.SLICE, "metadata.labels['jobset.sigs.k8s.io/job-index']"),
-        pod.value(env.SLICE_NODES, spec.nodes // spec.slices),
+        pod.field_variable(env.SLICE, "metadata.labels['jobset.sigs.k8s.io/job-index']"),
+        pod.value_variable(env.SLICE_NODES, spec.nodes // spec.slices),
     ]

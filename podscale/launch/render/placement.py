@@ -11,11 +11,11 @@ from podscale.launch.jobspec import JobSpec
 
 TOPOLOGY_LEVEL = "cloud.google.com/gce-topology-block"
 """Level of Kueue's topology for GKE (kueue, gke-default) within which machines are one network hop apart."""
-GONE_SECONDS = 60
+NODE_LOST_SECONDS = 60
 """A pod on a node that does not answer is given up after this long; Kubernetes' own default of 300 s would be idle."""
 
 
-def of(spec: JobSpec) -> dict[str, Any]:
+def pod_placement(spec: JobSpec) -> dict[str, Any]:
     """The fields of a pod's spec that say where it runs; those that say nothing are left out."""
     cluster = spec.cluster
     fields: dict[str, Any] = {
@@ -56,17 +56,18 @@ def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
         if spec.demand.accelerators:
             found.append({"key": spec.demand.resource, "operator": "Exists", "effect": "NoSchedule"})
         if spec.cluster.spot:
-            found.append(_equal("cloud.google.com/gke-spot", "true"))
+            found.append(_equal_toleration("cloud.google.com/gke-spot", "true"))
         if spec.cluster.compute_class is not None:
-            found.append(_equal("cloud.google.com/compute-class", spec.cluster.compute_class))
+            found.append(_equal_toleration("cloud.google.com/compute-class", spec.cluster.compute_class))
     found += [_toleration(section) for section in spec.cluster.tolerations]
     dead = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     return found + [
-        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": GONE_SECONDS} for key in dead
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
+        for key in dead
     ]
 
 
-def annotations(spec: JobSpec) -> dict[str, str]:
+def placement_annotations(spec: JobSpec) -> dict[str, str]:
     """Of the pods: not to be moved by an autoscaler that tidies up, and Kueue's topology."""
     found = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     if spec.accelerated and spec.cluster.topology != "none":
@@ -81,7 +82,7 @@ def queue_labels(spec: JobSpec) -> dict[str, str]:
     return {"kueue.x-k8s.io/queue-name": spec.cluster.queue}
 
 
-def _equal(key: str, value: str) -> dict[str, Any]:
+def _equal_toleration(key: str, value: str) -> dict[str, Any]:
     return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
 
 

@@ -12,18 +12,18 @@ from podscale import env
 from podscale.launch import termination
 from podscale.launch.jobspec import METRICS_PORT, JobSpec
 from podscale.launch.render import direct, placement, volumes
-from podscale.launch.render.volumes import USER, quantity
+from podscale.launch.render.volumes import USER_ID, gib_quantity
 
 KILL_MARGIN_SECONDS = 30
 """Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""
-PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """JAX_PLATFORMS by hardware: accelerators that cannot be had end the run, which would else go on with CPUs, unseen; and
 where none are asked for, libtpu does not look for them."""
 TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
 """Where the hosts of a slice reach each other, and where libtpu tells how its chips are (both are libtpu's own)."""
 MEGASCALE_PORT = {"megascale": 8080}
 """Where slices reach each other (GKE's MEGASCALE_COORDINATOR_ADDRESS)."""
-LIBRARIES = "/usr/local/nvidia/lib64"
+NVIDIA_LIBRARIES = "/usr/local/nvidia/lib64"
 """Where GKE's device plugin mounts the driver's libraries (recalled)."""
 
 
@@ -47,12 +47,16 @@ def pod_template(
         "terminationGracePeriodSeconds": math.ceil(spec.grace_seconds) + KILL_MARGIN_SECONDS,
         "securityContext": pod_security(spec),
     }
-    pod |= placement.of(spec)
-    if daemons := direct.daemons(spec):
+    pod |= placement.pod_placement(spec)
+    if daemons := direct.gpudirect_daemons(spec):
         pod["initContainers"] = daemons
     pod["containers"] = [_container(spec, container, environment, ports or {})]
-    pod["volumes"] = [*volumes.declared(spec), *direct.volumes(spec)]
-    annotations = {**volumes.annotations(spec), **placement.annotations(spec), **direct.annotations(spec)}
+    pod["volumes"] = [*volumes.pod_volumes(spec), *direct.gpudirect_volumes(spec)]
+    annotations = {
+        **volumes.volume_annotations(spec),
+        **placement.placement_annotations(spec),
+        **direct.gpudirect_annotations(spec),
+    }
     return {
         "metadata": {"labels": spec.labels, "annotations": {**annotations, **spec.cluster.annotations}},
         "spec": pod,
@@ -62,12 +66,12 @@ def pod_template(
 def pod_security(spec: JobSpec) -> dict[str, Any]:
     """Of the pod: who its processes are, and the system calls they may make."""
     if spec.security == "privileged":
-        return {"runAsUser": 0, "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"}
+        return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
@@ -84,25 +88,25 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def resources(spec: JobSpec) -> dict[str, Any]:
+def container_resources(spec: JobSpec) -> dict[str, Any]:
     """Requests and limits are the same, so that pods are the last that a node in need evicts."""
     demand, amounts = spec.demand, {}
     if demand.cpus:
         amounts["cpu"] = f"{demand.cpus:g}"
     if demand.memory:
-        amounts["memory"] = quantity(demand.memory)
-    amounts["ephemeral-storage"] = quantity(demand.ephemeral)
+        amounts["memory"] = gib_quantity(demand.memory)
+    amounts["ephemeral-storage"] = gib_quantity(demand.ephemeral)
     if demand.accelerators and demand.resource:
         amounts[demand.resource] = str(demand.accelerators)
     return {"requests": amounts, "limits": dict(amounts)}
 
 
-def value(name: str, text: object) -> dict[str, Any]:
+def value_variable(name: str, text: object) -> dict[str, Any]:
     """A variable with a value."""
     return {"name": name, "value": str(text)}
 
 
-def field(name: str, path: str) -> dict[str, Any]:
+def field_variable(name: str, path: str) -> dict[str, Any]:
     """A variable with a field of the pod, such as a label."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
@@ -117,16 +121,16 @@ def _container(
     numbers = ports | _tpu_ports(spec) | serving
     listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in numbers.items()]
     container |= {
-        "command": direct.command(spec),
-        "env": _environment(spec, environment),
-        "resources": resources(spec),
+        "command": direct.gpudirect_command(spec),
+        "env": _container_environment(spec, environment),
+        "resources": container_resources(spec),
     }
     if listed:
         container["ports"] = listed
     container |= {
         "securityContext": container_security(spec),
-        "volumeMounts": [*volumes.mounted(spec), *direct.mounts(spec)],
-        "terminationMessagePath": termination.PATH,
+        "volumeMounts": [*volumes.container_mounts(spec), *direct.gpudirect_mounts(spec)],
+        "terminationMessagePath": termination.TERMINATION_PATH,
         "terminationMessagePolicy": "File",
     }
     return container
@@ -139,19 +143,19 @@ def _tpu_ports(spec: JobSpec) -> dict[str, int]:
     return TPU_PORTS | MEGASCALE_PORT if spec.slices > 1 else TPU_PORTS
 
 
-def _environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _container_environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
     found = [
-        value(env.RUN_DOCUMENT, spec.document),
-        value(env.TERMINATION_LOG, termination.PATH),
-        value("HOME", volumes.TEMPORARY),
+        value_variable(env.RUN_DOCUMENT, spec.document),
+        value_variable(env.TERMINATION_LOG, termination.TERMINATION_PATH),
+        value_variable("HOME", volumes.TEMPORARY_PATH),
         *further,
     ]
     if spec.engine == "jax" and spec.accelerated:
-        found.append(value("JAX_PLATFORMS", PLATFORMS[spec.hardware.kind]))
+        found.append(value_variable("JAX_PLATFORMS", JAX_PLATFORMS[spec.hardware.kind]))
     if spec.hardware.kind == "gpu":
-        found.append(value("LD_LIBRARY_PATH", direct.library_path(spec, LIBRARIES)))
-        found += [value("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []
-    found += direct.environment(spec)
+        found.append(value_variable("LD_LIBRARY_PATH", direct.library_path(spec, NVIDIA_LIBRARIES)))
+        found += [value_variable("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []
+    found += direct.gpudirect_environment(spec)
     kept = [entry for entry in found if entry["name"] not in spec.cluster.env]
-    return [*kept, *(value(name, text) for name, text in spec.cluster.env.items())]
+    return [*kept, *(value_variable(name, text) for name, text in spec.cluster.env.items())]

@@ -15,37 +15,37 @@ pods.
 
 from typing import Any
 
-from podscale.launch.backends import BACKENDS
+from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, pod
 
-PORT = 23456
+PYTORCHJOB_PORT = 23456
 """The operator's own; it must be named pytorchjob-port."""
 JOIN_SECONDS = 900
 """Timeout of an elastic rendezvous, seconds: images are pulled and nodes created meanwhile."""
 
 
-def render(spec: JobSpec) -> common.Manifests:
+def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
     """Return the PyTorchJob of a stage, and its network policy."""
     from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
 
     elastic = spec.min_nodes is not None
     template = pod.pod_template(
         spec,
-        BACKENDS["pytorchjob"].container,
-        environment=[] if elastic else _meeting(spec),
-        ports={"pytorchjob-port": PORT},
+        JOB_BACKENDS["pytorchjob"].container,
+        environment=[] if elastic else _rendezvous_variables(spec),
+        ports={"pytorchjob-port": PYTORCHJOB_PORT},
     )
     body = models.KubeflowOrgV1PyTorchJobSpec(
-        run_policy=run_policy(spec),
+        run_policy=run_policy_spec(spec),
         nproc_per_node=str(spec.processes),
-        elastic_policy=_elastic(spec) if elastic else None,
+        elastic_policy=_elastic_policy(spec) if elastic else None,
         pytorch_replica_specs={"Worker": worker(spec, template)},
     )
-    return common.Manifests(common.job(spec, "pytorchjob", as_manifest(body)), (common.network_policy(spec),))
+    return common.JobManifests(common.job_object(spec, "pytorchjob", as_manifest(body)), (common.network_policy(spec),))
 
 
-def run_policy(spec: JobSpec) -> Any:
+def run_policy_spec(spec: JobSpec) -> Any:
     """Return the operator's policy for the job as a whole (KubeflowOrgV1RunPolicy).
 
     The operator counts the restarts of all containers together, and after one loss every pod restarts. A count that
@@ -59,7 +59,7 @@ def run_policy(spec: JobSpec) -> Any:
         clean_pod_policy="Running",
         backoff_limit=allowed + 1 if allowed else 0,
         active_deadline_seconds=spec.time_limit_seconds,
-        ttl_seconds_after_finished=common.keep_seconds(spec).get("ttlSecondsAfterFinished"),
+        ttl_seconds_after_finished=common.ttl_after_finished(spec).get("ttlSecondsAfterFinished"),
     )
 
 
@@ -78,16 +78,16 @@ def as_manifest(model: Any) -> dict[str, Any]:
     return manifest
 
 
-def _meeting(spec: JobSpec) -> list[dict[str, Any]]:
+def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the rendezvous address and the rank of a pod; the operator sets the number of pods and processes."""
     return [
-        pod.field("PET_NODE_RANK", "metadata.labels['training.kubeflow.org/replica-index']"),
-        pod.value("PET_MASTER_ADDR", f"{spec.name}-worker-0"),
-        pod.value("PET_MASTER_PORT", PORT),
+        pod.field_variable("PET_NODE_RANK", "metadata.labels['training.kubeflow.org/replica-index']"),
+        pod.value_variable("PET_MASTER_ADDR", f"{spec.name}-worker-0"),
+        pod.value_variable("PET_MASTER_PORT", PYTORCHJOB_PORT),
     ]
 
 
-def _elastic(spec: JobSpec) -> Any:
+def _elastic_policy(spec: JobSpec) -> Any:
     """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
 
     It has no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.

@@ -8,24 +8,24 @@ its runtimePatches where the pods go. Trainer 2.3 has no elastic jobs and remove
 from typing import Any
 
 from podscale.errors import InputError
-from podscale.launch.backends import BACKENDS
+from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, jobset, pod
 
-CONTAINER = BACKENDS["trainjob"].container
-ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-PATCHED = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
+TRAINJOB_CONTAINER = JOB_BACKENDS["trainjob"].container
+ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+PATCHED_FIELDS = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
 """Fields of the pod that say where it goes; Trainer lets a TrainJob patch them."""
-MANAGER = "podscale.dev/render"
+PATCH_MANAGER = "podscale.dev/render"
 
 
-def render(spec: JobSpec) -> common.Manifests:
+def render_trainjob(spec: JobSpec) -> common.JobManifests:
     """Raises InputError for elastic jobs and for several TPU slices."""
-    common.refuse_elastic(spec, "trainjob")
+    common.check_not_elastic(spec, "trainjob")
     if spec.slices > 1:
         hint = "Set launch.backend=jobset"
         raise InputError("Trainer knows no slices", field="launch.backend", got="trainjob", hint=hint)
-    template = pod.pod_template(spec, CONTAINER, restart="Never")
+    template = pod.pod_template(spec, TRAINJOB_CONTAINER, restart="Never")
     (container,) = template["spec"]["containers"]
     trainer = {
         "image": container["image"],
@@ -35,31 +35,34 @@ def render(spec: JobSpec) -> common.Manifests:
         "numProcPerNode": spec.processes,
         "resourcesPerNode": container.pop("resources"),
     }
-    patch = {name: template["spec"].pop(name) for name in PATCHED if name in template["spec"]}
+    patch = {name: template["spec"].pop(name) for name in PATCHED_FIELDS if name in template["spec"]}
     body = {
-        "runtimeRef": {"apiGroup": BACKENDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
+        "runtimeRef": {"apiGroup": JOB_BACKENDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
         "activeDeadlineSeconds": spec.time_limit_seconds,
         "trainer": trainer,
-        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": _patch(patch)}],
+        "runtimePatches": [{"manager": PATCH_MANAGER, "trainingRuntimeSpec": _runtime_patch(patch)}],
     }
-    companions = (common.network_policy(spec), _runtime(spec, template))
-    return common.Manifests(common.job(spec, "trainjob", body), companions)
+    companions = (common.network_policy(spec), _training_runtime(spec, template))
+    return common.JobManifests(common.job_object(spec, "trainjob", body), companions)
 
 
-def _runtime(spec: JobSpec, template: dict[str, Any]) -> common.Manifest:
-    annotations = jobset.EXCLUSIVE if spec.hardware.hosts > 1 else {}
+def _training_runtime(spec: JobSpec, template: dict[str, Any]) -> common.Manifest:
+    annotations = jobset.EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
     metadata = {"metadata": {"annotations": annotations}} if annotations else {}
     return {
-        "apiVersion": BACKENDS["trainjob"].api_version,
+        "apiVersion": JOB_BACKENDS["trainjob"].api_version,
         "kind": "TrainingRuntime",
-        "metadata": common.metadata(spec, {**spec.labels, "trainer.kubeflow.org/framework": "torch"}),
+        "metadata": common.object_metadata(spec, {**spec.labels, "trainer.kubeflow.org/framework": "torch"}),
         "spec": {
             "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
-            "template": {**metadata, "spec": jobset.set_spec(spec, CONTAINER, template, None, labels=ANCESTOR)},
+            "template": {
+                **metadata,
+                "spec": jobset.jobset_spec(spec, TRAINJOB_CONTAINER, template, None, labels=ANCESTOR_LABEL),
+            },
         },
     }
 
 
-def _patch(fields: dict[str, Any]) -> dict[str, Any]:
-    patched = {"name": jobset.REPLICATED, "template": {"spec": {"template": {"spec": fields}}}}
+def _runtime_patch(fields: dict[str, Any]) -> dict[str, Any]:
+    patched = {"name": jobset.REPLICATED_JOB, "template": {"spec": {"template": {"spec": fields}}}}
     return {"template": {"spec": {"replicatedJobs": [patched]}}}

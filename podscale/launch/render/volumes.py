@@ -5,37 +5,37 @@ from typing import Any
 from podscale.config.cluster import VolumeSection
 from podscale.launch.jobspec import JobSpec, metrics_secrets
 
-TEMPORARY = "/tmp"
-SHARED_MEMORY = "/dev/shm"
-USER = 65532
+TEMPORARY_PATH = "/tmp"
+SHARED_MEMORY_PATH = "/dev/shm"
+USER_ID = 65532
 """uid and gid of our images."""
 
 
-def quantity(gib: float) -> str:
+def gib_quantity(gib: float) -> str:
     """GiB as Kubernetes writes them."""
     return f"{gib:g}Gi" if gib == int(gib) else f"{round(gib * 1024)}Mi"
 
 
-def declared(spec: JobSpec) -> list[dict[str, Any]]:
+def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
     """The pod's volumes."""
     demand = spec.demand
     found: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": quantity(demand.temporary)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity(demand.shm)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(demand.temporary)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(demand.shm)}},
     ]
     if spec.cache_path is not None:
-        found.append({"name": "cache", "emptyDir": {"sizeLimit": quantity(demand.cache)}})
+        found.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(demand.cache)}})
     if spec.cluster.workspace_claim is not None:
         found.append({"name": "workspace", "persistentVolumeClaim": {"claimName": spec.cluster.workspace_claim}})
-    found += [_secret(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
-    return [*found, *(_declared(spec, f"volume-{n}", volume) for n, volume in enumerate(spec.cluster.volumes))]
+    found += [_secret_volume(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
+    return [*found, *(_volume_source(spec, f"volume-{n}", volume) for n, volume in enumerate(spec.cluster.volumes))]
 
 
-def mounted(spec: JobSpec) -> list[dict[str, Any]]:
+def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
     """Where the container finds them."""
     found: list[dict[str, Any]] = [
-        {"name": "tmp", "mountPath": TEMPORARY},
-        {"name": "shm", "mountPath": SHARED_MEMORY},
+        {"name": "tmp", "mountPath": TEMPORARY_PATH},
+        {"name": "shm", "mountPath": SHARED_MEMORY_PATH},
     ]
     if spec.cache_path is not None:
         found.append({"name": "cache", "mountPath": spec.cache_path})
@@ -49,7 +49,7 @@ def mounted(spec: JobSpec) -> list[dict[str, Any]]:
     return found
 
 
-def annotations(spec: JobSpec) -> dict[str, str]:
+def volume_annotations(spec: JobSpec) -> dict[str, str]:
     """What GKE's GCS FUSE driver looks for: it then adds a container of its own to the pod.
 
     A limit of 0 lets that container use what the node has.
@@ -60,31 +60,31 @@ def annotations(spec: JobSpec) -> dict[str, str]:
     return {"gke-gcsfuse/volumes": "true", **limits}
 
 
-def _declared(spec: JobSpec, name: str, volume: VolumeSection) -> dict[str, Any]:
+def _volume_source(spec: JobSpec, name: str, volume: VolumeSection) -> dict[str, Any]:
     read_only = {"readOnly": True} if volume.read_only else {}
     if volume.claim is not None:
         return {"name": name, "persistentVolumeClaim": {"claimName": volume.claim, **read_only}}
     if volume.secret is not None:
-        return _secret(name, volume.secret)
+        return _secret_volume(name, volume.secret)
     if volume.config_map is not None:
         return {"name": name, "configMap": {"name": volume.config_map}}
     if volume.empty_gib is not None:
-        return {"name": name, "emptyDir": {"sizeLimit": quantity(volume.empty_gib)}}
+        return {"name": name, "emptyDir": {"sizeLimit": gib_quantity(volume.empty_gib)}}
     if volume.nfs is not None:
         server, _, path = volume.nfs.partition(":")
         return {"name": name, "nfs": {"server": server, "path": path, **read_only}}
     assert volume.bucket is not None, "a volume is of exactly one kind"
-    return {"name": name, "csi": _bucket(spec, volume.bucket, volume.read_only)}
+    return {"name": name, "csi": _bucket_volume(spec, volume.bucket, volume.read_only)}
 
 
-def _secret(name: str, secret: str) -> dict[str, Any]:
+def _secret_volume(name: str, secret: str) -> dict[str, Any]:
     return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
 
 
-def _bucket(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:
+def _bucket_volume(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:
     """Files of the bucket belong to the user of the pod; folders exist where objects have them in their names."""
-    user = 0 if spec.security == "privileged" else USER
-    options = f"implicit-dirs,uid={user},gid={USER}"
+    user = 0 if spec.security == "privileged" else USER_ID
+    options = f"implicit-dirs,uid={user},gid={USER_ID}"
     return {
         "driver": "gcsfuse.csi.storage.gke.io",
         **({"readOnly": True} if read_only else {}),

@@ -1,97 +1,111 @@
 """Data: packing photographs into shards, and the ranks' waiting for them."""
 
-from podscale.monitoring.dashboards.frame import Board
-from podscale.monitoring.dashboards.panels import Query, Step, bars, figure, lines
-from podscale.monitoring.dashboards.queries import BY_RANK, BY_RUN, DATA_WAIT, grown, rate, series, share
-from podscale.monitoring.thresholds import DEFAULTS
+from podscale.monitoring.dashboards.frame import Dashboard
+from podscale.monitoring.dashboards.panels import (
+    PanelQuery,
+    ThresholdStep,
+    bar_gauge_panel,
+    stat_panel,
+    time_series_panel,
+)
+from podscale.monitoring.dashboards.queries import (
+    BY_RANK,
+    BY_RUN,
+    DATA_WAIT,
+    fraction_query,
+    integer_increase_query,
+    rate_query,
+    series_selector,
+)
+from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
 
 UNPACKED = "Nothing packed in this time"
 IDLE = "Nothing trained in this time"
-PACKED = f"sum by ({BY_RUN}) ({series('shard_images')}) / sum by ({BY_RUN}) ({series('shard_planned_images')})"
+PACKED = f"sum by ({BY_RUN}) ({series_selector('shard_images')}) / sum by ({BY_RUN}) ({series_selector('shard_planned_images')})"
 
-NOW = [
-    figure(
+NOW_PANELS = [
+    stat_panel(
         "Packed",
         "Images packed, of those planned.",
-        Query(PACKED),
+        PanelQuery(PACKED),
         unit="percentunit",
         empty=UNPACKED,
         decimals=0,
     ),
-    figure(
+    stat_panel(
         "Packing",
         "Images packed per second, over both splits.",
-        Query(rate("shard_images", BY_RUN)),
+        PanelQuery(rate_query("shard_images", BY_RUN)),
         unit="count:images/s",
         empty=UNPACKED,
     ),
-    figure(
+    stat_panel(
         "Shards finished",
         "Shards finished in the time shown.",
-        Query(grown("shard_shards", BY_RUN), instant=True),
+        PanelQuery(integer_increase_query("shard_shards", BY_RUN), instant=True),
         unit="none",
         empty=UNPACKED,
     ),
-    figure(
+    stat_panel(
         "Images rejected",
         "Images not taken, in the time shown.",
-        Query(grown("shard_rejects", BY_RUN), instant=True),
+        PanelQuery(integer_increase_query("shard_rejects", BY_RUN), instant=True),
         unit="none",
         empty=UNPACKED,
         base="green",
-        steps=[Step(1, "orange")],
+        steps=[ThresholdStep(1, "orange")],
     ),
-    figure(
+    stat_panel(
         "Waiting for data",
         "Share of the ranks' time in which the loop had no batch.",
-        Query(DATA_WAIT),
+        PanelQuery(DATA_WAIT),
         unit="percentunit",
         empty=IDLE,
         span=6,
         base="green",
-        steps=[Step(0.1, "orange"), Step(DEFAULTS["dataWaitShare"], "red")],
+        steps=[ThresholdStep(0.1, "orange"), ThresholdStep(DEFAULT_THRESHOLDS["dataWaitShare"], "red")],
         decimals=1,
     ),
-    figure(
+    stat_panel(
         "Records replaced",
         "Records that could not be decoded in training, in the time shown.",
-        Query(grown("train_samples_skipped", BY_RUN), instant=True),
+        PanelQuery(integer_increase_query("train_samples_skipped", BY_RUN), instant=True),
         unit="none",
         empty=IDLE,
         span=6,
         base="green",
-        steps=[Step(1, "orange")],
+        steps=[ThresholdStep(1, "orange")],
     ),
 ]
-SHARDING = [
-    lines(
+SHARDING_PANELS = [
+    time_series_panel(
         "Images packed",
         "Images packed per second, by split.",
-        Query(rate("shard_images", f"{BY_RUN}, split"), "{{run}} {{split}}"),
+        PanelQuery(rate_query("shard_images", f"{BY_RUN}, split"), "{{run}} {{split}}"),
         unit="count:images/s",
         empty=UNPACKED,
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Bytes read and written",
         "From the source, and to shards.",
-        Query(rate("shard_bytes", f"{BY_RUN}, direction"), "{{run}} {{direction}}"),
+        PanelQuery(rate_query("shard_bytes", f"{BY_RUN}, direction"), "{{run}} {{direction}}"),
         unit="Bps",
         empty=UNPACKED,
         span=12,
     ),
-    bars(
+    bar_gauge_panel(
         "Images rejected, by reason",
         "In the time shown.",
-        Query(f"sort_desc({grown('shard_rejects', 'reason')})", "{{reason}}", instant=True),
+        PanelQuery(f"sort_desc({integer_increase_query('shard_rejects', 'reason')})", "{{reason}}", instant=True),
         unit="none",
         empty="No image was rejected",
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Where the packers' time goes",
         "Share of their wall time, by phase.",
-        Query(share("shard_phase_seconds", "", "phase"), "{{phase}}"),
+        PanelQuery(fraction_query("shard_phase_seconds", "", "phase"), "{{phase}}"),
         unit="percentunit",
         empty=UNPACKED,
         span=12,
@@ -99,36 +113,40 @@ SHARDING = [
         largest=1,
     ),
 ]
-INPUT = [
-    lines(
+INPUT_PANELS = [
+    time_series_panel(
         "Waiting for data, by rank",
         "Share of each chosen rank's time in which the loop had no batch; dashed: from where on the run is starved.",
-        Query(share("train_phase_seconds", BY_RANK, "", 'phase="data_wait"', ranks=True), "{{run}} rank {{rank}}"),
+        PanelQuery(
+            fraction_query("train_phase_seconds", BY_RANK, "", 'phase="data_wait"', ranks=True), "{{run}} rank {{rank}}"
+        ),
         unit="percentunit",
         empty=IDLE,
         alert="PodscaleDataStarved",
-        steps=[Step(DEFAULTS["dataWaitShare"], "red")],
+        steps=[ThresholdStep(DEFAULT_THRESHOLDS["dataWaitShare"], "red")],
     ),
-    lines(
+    time_series_panel(
         "Batches ready",
         "Depth of each chosen rank's queue; at 0 the loop waits. Not of the loader dali.",
-        Query(f"min by ({BY_RANK}) ({series('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"),
+        PanelQuery(
+            f"min by ({BY_RANK}) ({series_selector('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"
+        ),
         unit="none",
         empty="Nothing trained in this time with a loader that tells",
     ),
-    lines(
+    time_series_panel(
         "Records replaced, by reason",
         "Records a second that could not be used, over the chosen ranks.",
-        Query(rate("train_samples_skipped", f"{BY_RUN}, reason", ranks=True), "{{run}} {{reason}}"),
+        PanelQuery(rate_query("train_samples_skipped", f"{BY_RUN}, reason", ranks=True), "{{run}} {{reason}}"),
         unit="count:images/s",
         empty=IDLE,
         ceiling=1,
     ),
 ]
-BOARD = Board(
+BOARD = Dashboard(
     "data",
     "Data",
     "Packing of photographs into shards, and how long training waits for them.",
-    {"Now": NOW, "Sharding": SHARDING, "Input of training": INPUT},
+    {"Now": NOW_PANELS, "Sharding": SHARDING_PANELS, "Input of training": INPUT_PANELS},
     ranks=True,
 )

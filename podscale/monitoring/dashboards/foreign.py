@@ -1,6 +1,6 @@
 """Series that others export and the Cluster board shows where they are there."""
 
-FOREIGN = {
+THIRD_PARTY_METRICS = {
     "DCGM_FI_DEV_GPU_UTIL": "NVIDIA's DCGM exporter, on nodes with GPUs",
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "NVIDIA's DCGM exporter with profiling metrics, on data-centre GPUs",
     "DCGM_FI_DEV_POWER_USAGE": "NVIDIA's DCGM exporter, on nodes with GPUs",

@@ -1,169 +1,175 @@
 """Run health: what the time was spent on, whether a crash would cost much, and whether the model learns."""
 
-from podscale.monitoring.dashboards.frame import Board
-from podscale.monitoring.dashboards.panels import Query, Step, bars, figure, lines
+from podscale.monitoring.dashboards.frame import Dashboard
+from podscale.monitoring.dashboards.panels import (
+    PanelQuery,
+    ThresholdStep,
+    bar_gauge_panel,
+    stat_panel,
+    time_series_panel,
+)
 from podscale.monitoring.dashboards.queries import (
     BY_RUN,
     BY_STATE,
     CHECKPOINT_AGE,
     GOODPUT,
-    GOODPUT_RECENTLY,
-    RECENT,
+    RANGE,
+    RECENT_GOODPUT,
+    RECENT_RANGE,
+    RECENT_WALL_SECONDS,
     RESTARTS,
-    SHOWN,
-    SPENT_RECENTLY,
     UNPRODUCTIVE,
-    grown,
-    largest,
-    rate,
-    series,
-    spread,
+    integer_increase_query,
+    max_query,
+    rate_query,
+    series_selector,
+    total_increase_query,
 )
-from podscale.monitoring.thresholds import DEFAULTS
+from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
 UNSAVED = "No checkpoint yet"
 UNMEASURED = "Not evaluated yet"
-SPLIT = f"sum by (state) ({spread('train_wall_seconds', BY_STATE, SHOWN)})"
-BAD = f"sum by (state) ({spread('train_wall_seconds', BY_STATE, RECENT, UNPRODUCTIVE)})"
-SAVING = "train_checkpoint_duration_seconds"
-NONFINITE = [Step(1, "red")]
+WALL_BY_STATE = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RANGE)})"
+BADPUT = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RECENT_RANGE, UNPRODUCTIVE)})"
+CHECKPOINT_DURATION = "train_checkpoint_duration_seconds"
+NONFINITE = [ThresholdStep(1, "red")]
 
-NOW = [
-    figure(
+NOW_PANELS = [
+    stat_panel(
         "Goodput",
         "Share of the wall time shown that was spent on updates which were kept.",
-        Query(GOODPUT, instant=True),
+        PanelQuery(GOODPUT, instant=True),
         unit="percentunit",
         empty=NONE,
         base="red",
-        steps=[Step(DEFAULTS["goodputShare"], "orange"), Step(0.9, "green")],
+        steps=[ThresholdStep(DEFAULT_THRESHOLDS["goodputShare"], "orange"), ThresholdStep(0.9, "green")],
         decimals=1,
     ),
-    figure(
+    stat_panel(
         "Restarts",
         "Launches after the first, over the whole life of the run.",
-        Query(RESTARTS),
+        PanelQuery(RESTARTS),
         unit="none",
         empty=NONE,
         alert="PodscaleRestartLoop",
         base="green",
-        steps=[Step(1, "orange"), Step(DEFAULTS["restartsPerHour"], "red")],
+        steps=[ThresholdStep(1, "orange"), ThresholdStep(DEFAULT_THRESHOLDS["restartsPerHour"], "red")],
     ),
-    figure(
+    stat_panel(
         "Checkpoint age",
         "Time since the newest complete checkpoint: what a crash now would cost.",
-        Query(CHECKPOINT_AGE),
+        PanelQuery(CHECKPOINT_AGE),
         unit="s",
         empty=UNSAVED,
         decimals=1,
     ),
-    figure(
+    stat_panel(
         "Failed checkpoints",
         "Checkpoints not written in the time shown.",
-        Query(grown("train_checkpoint_failures", BY_RUN), instant=True),
+        PanelQuery(integer_increase_query("train_checkpoint_failures", BY_RUN), instant=True),
         unit="none",
         empty=NONE,
         alert="PodscaleCheckpointFailing",
         base="green",
-        steps=[Step(1, "red")],
+        steps=[ThresholdStep(1, "red")],
     ),
-    figure(
+    stat_panel(
         "Loss",
         "Training loss of the last logged update.",
-        Query(largest("train_loss", BY_RUN)),
+        PanelQuery(max_query("train_loss", BY_RUN)),
         unit="none",
         empty=NONE,
     ),
-    figure(
+    stat_panel(
         "Top-1",
         "Accuracy of the newest evaluation.",
-        Query(largest("eval_top1_ratio", BY_RUN)),
+        PanelQuery(max_query("eval_top1_ratio", BY_RUN)),
         unit="percentunit",
         empty=UNMEASURED,
         decimals=1,
     ),
-    figure(
+    stat_panel(
         "Non-finite updates",
         "Updates with a non-finite loss or gradient on any rank in the time shown; they are masked.",
-        Query(grown("train_nonfinite_steps", BY_RUN), instant=True),
+        PanelQuery(integer_increase_query("train_nonfinite_steps", BY_RUN), instant=True),
         unit="none",
         empty=NONE,
         base="green",
         steps=NONFINITE,
     ),
-    figure(
+    stat_panel(
         "Records replaced",
         "Records that could not be decoded in the time shown, and others trained on instead.",
-        Query(grown("train_samples_skipped", BY_RUN), instant=True),
+        PanelQuery(integer_increase_query("train_samples_skipped", BY_RUN), instant=True),
         unit="none",
         empty=NONE,
         base="green",
-        steps=[Step(1, "orange")],
+        steps=[ThresholdStep(1, "orange")],
     ),
 ]
-TIME = [
-    bars(
+TIME_PANELS = [
+    bar_gauge_panel(
         "What the time went to",
         "Share of the wall time shown, by what it was spent on. Only productive is good for anything.",
-        Query(f"sort_desc({SPLIT} / scalar(sum({SPLIT})))", "{{state}}", instant=True),
+        PanelQuery(f"sort_desc({WALL_BY_STATE} / scalar(sum({WALL_BY_STATE})))", "{{state}}", instant=True),
         unit="percentunit",
         empty=NONE,
         largest=1,
     ),
-    lines(
+    time_series_panel(
         "Goodput",
         "Share of the last five minutes that was spent on updates that were kept.",
-        Query(GOODPUT_RECENTLY),
+        PanelQuery(RECENT_GOODPUT),
         unit="percentunit",
         empty=NONE,
         alert="PodscaleGoodputLow",
         largest=1,
-        steps=[Step(DEFAULTS["goodputShare"], "red")],
+        steps=[ThresholdStep(DEFAULT_THRESHOLDS["goodputShare"], "red")],
     ),
-    lines(
+    time_series_panel(
         "Badput by state",
         "Share of the last five minutes that was spent on anything else. A kill shows as recovery, then redo.",
-        Query(f"{BAD} / on () group_left () sum({SPENT_RECENTLY})", "{{state}}"),
+        PanelQuery(f"{BADPUT} / on () group_left () sum({RECENT_WALL_SECONDS})", "{{state}}"),
         unit="percentunit",
         empty=NONE,
         stacked=True,
     ),
 ]
-SAFETY = [
-    lines(
+SAFETY_PANELS = [
+    time_series_panel(
         "Restarts",
         "Launches after the first, by how the one before ended.",
-        Query(f"max by ({BY_RUN}, cause) ({series('train_restarts')}) > 0", "{{run}} {{cause}}"),
+        PanelQuery(f"max by ({BY_RUN}, cause) ({series_selector('train_restarts')}) > 0", "{{run}} {{cause}}"),
         unit="none",
         empty="No restart",
         span=6,
     ),
-    lines(
+    time_series_panel(
         "Launches",
         "Of the training so far, told before its ranks begin: these grow and restarts do not where ranks die in their"
         " start.",
-        Query(largest("train_launches", BY_RUN)),
+        PanelQuery(max_query("train_launches", BY_RUN)),
         unit="none",
         empty=NONE,
         alert="PodscaleRestartLoop",
         span=6,
     ),
-    lines(
+    time_series_panel(
         "Checkpoint age",
         "Time since the newest complete checkpoint; dashed: the longest time between two by the run document.",
-        Query(CHECKPOINT_AGE),
-        Query(largest("train_checkpoint_interval_seconds", BY_RUN), "{{run}} interval", dashed=True),
+        PanelQuery(CHECKPOINT_AGE),
+        PanelQuery(max_query("train_checkpoint_interval_seconds", BY_RUN), "{{run}} interval", dashed=True),
         unit="s",
         empty=UNSAVED,
         alert="PodscaleCheckpointStale",
         span=6,
     ),
-    lines(
+    time_series_panel(
         "Duration of a checkpoint",
         "Mean time to write one, beside training, or to read it.",
-        Query(
-            f"{rate(SAVING, f'{BY_RUN}, op', suffix='_sum')} / ({rate(SAVING, f'{BY_RUN}, op', suffix='_count')} > 0)",
+        PanelQuery(
+            f"{rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_sum')} / ({rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_count')} > 0)",
             "{{run}} {{op}}",
         ),
         unit="s",
@@ -172,60 +178,60 @@ SAFETY = [
         span=6,
     ),
 ]
-LEARNING = [
-    lines(
+LEARNING_PANELS = [
+    time_series_panel(
         "Loss",
         "Training loss of the last logged update.",
-        Query(largest("train_loss", BY_RUN)),
+        PanelQuery(max_query("train_loss", BY_RUN)),
         unit="none",
         empty=NONE,
     ),
-    lines(
+    time_series_panel(
         "Learning rate",
         "Learning rate of the last logged update.",
-        Query(largest("train_learning_rate", BY_RUN)),
+        PanelQuery(max_query("train_learning_rate", BY_RUN)),
         unit="none",
         empty=NONE,
     ),
-    lines(
+    time_series_panel(
         "Gradient norm",
         "Euclidean norm of the averaged gradient at the last logged update.",
-        Query(largest("train_grad_norm", BY_RUN)),
+        PanelQuery(max_query("train_grad_norm", BY_RUN)),
         unit="none",
         empty="Not measured in this run",
     ),
-    lines(
+    time_series_panel(
         "Accuracy",
         "Top-1 and top-5 accuracy of the newest evaluation.",
-        Query(largest("eval_top1_ratio", BY_RUN), "{{run}} top-1"),
-        Query(largest("eval_top5_ratio", BY_RUN), "{{run}} top-5"),
+        PanelQuery(max_query("eval_top1_ratio", BY_RUN), "{{run}} top-1"),
+        PanelQuery(max_query("eval_top5_ratio", BY_RUN), "{{run}} top-5"),
         unit="percentunit",
         empty=UNMEASURED,
         largest=1,
     ),
-    lines(
+    time_series_panel(
         "Updates that were not finite",
         "Updates a second with a non-finite loss or gradient, by kind, and those masked.",
-        Query(rate("train_nonfinite_steps", f"{BY_RUN}, kind"), "{{run}} {{kind}}"),
-        Query(rate("train_steps_skipped", BY_RUN), "{{run}} masked"),
+        PanelQuery(rate_query("train_nonfinite_steps", f"{BY_RUN}, kind"), "{{run}} {{kind}}"),
+        PanelQuery(rate_query("train_steps_skipped", BY_RUN), "{{run}} masked"),
         unit="count:updates/s",
         empty=NONE,
         ceiling=1,
         alert="PodscaleNonFiniteSteps",
     ),
-    lines(
+    time_series_panel(
         "Records replaced",
         "Records a second that were replaced, by reason.",
-        Query(rate("train_samples_skipped", f"{BY_RUN}, reason"), "{{run}} {{reason}}"),
+        PanelQuery(rate_query("train_samples_skipped", f"{BY_RUN}, reason"), "{{run}} {{reason}}"),
         unit="count:images/s",
         empty=NONE,
         ceiling=1,
         alert="PodscaleSamplesSkippedHigh",
     ),
 ]
-BOARD = Board(
+BOARD = Dashboard(
     "health",
     "Run health",
     "What a run's wall time went to, what a crash would cost, and whether the model learns.",
-    {"Now": NOW, "Time": TIME, "Restarts and checkpoints": SAFETY, "Learning": LEARNING},
+    {"Now": NOW_PANELS, "Time": TIME_PANELS, "Restarts and checkpoints": SAFETY_PANELS, "Learning": LEARNING_PANELS},
 )

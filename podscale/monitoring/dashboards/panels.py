@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
-from podscale.monitoring.dashboards.foreign import FOREIGN
-from podscale.monitoring.rule import RUNBOOKS
-from podscale.telemetry.catalogue import ENTRIES
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import common as shared
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heat_model
+from grafana_foundation_sdk.models import prometheus as prometheus_model
+
+from podscale.monitoring.dashboards.foreign import THIRD_PARTY_METRICS
+from podscale.monitoring.rule import RUNBOOKS_TOKEN
+from podscale.telemetry.catalogue import METRICS
 
 with warnings.catch_warnings():  # it would rather write Grafana 12's second schema, which older servers cannot read
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -22,13 +28,8 @@ with warnings.catch_warnings():  # it would rather write Grafana 12's second sch
         table,
         timeseries,
     )
-from grafana_foundation_sdk.cog.builder import Builder
-from grafana_foundation_sdk.models import common as shared
-from grafana_foundation_sdk.models import dashboard as model
-from grafana_foundation_sdk.models import heatmap as heat_model
-from grafana_foundation_sdk.models import prometheus as prometheus_model
 
-SOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
+DATASOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLORS = {
     "productive": "green",
     "forward_backward": "green",
@@ -48,12 +49,12 @@ COLORS = {
     "other": "gray",
 }
 """Phases and states look alike on every board."""
-_NAMES = sorted([*(entry.series for entry in ENTRIES), *FOREIGN], key=len, reverse=True)
+_NAMES = sorted([*(entry.series for entry in METRICS), *THIRD_PARTY_METRICS], key=len, reverse=True)
 _NAME = re.compile(rf"(?<![\w:])({'|'.join(_NAMES)})(?:_bucket|_sum|_count)?(?=[{{\[) ]|$)")
 
 
 @dataclass(frozen=True)
-class Query:
+class PanelQuery:
     """One query of a panel. instant: only its value at the end of the time shown. dashed: drawn as a limit."""
 
     expression: str
@@ -63,14 +64,14 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Step:
+class ThresholdStep:
     """From `value` on, the colour changes."""
 
     value: float
     color: str
 
 
-class _Dressed(Protocol):
+class _PanelBuilder(Protocol):
     """What the builders of all kinds of panels share."""
 
     def title(self, title: str) -> Self: ...
@@ -85,26 +86,26 @@ class _Dressed(Protocol):
     def override_by_name(self, name: str, properties: list[model.DynamicConfigValue]) -> Self: ...
 
 
-P = TypeVar("P", bound=_Dressed)
+P = TypeVar("P", bound=_PanelBuilder)
 Panel = Builder[model.Panel]
 """A panel of any kind."""
 
 
-def names(expression: str) -> list[str]:
+def metric_names(expression: str) -> list[str]:
     """The metrics that a query names, in its order, each once."""
     return list(dict.fromkeys(_NAME.findall(expression)))
 
 
-def lines(
+def time_series_panel(
     title: str,
     text: str,
-    *queries: Query,
+    *queries: PanelQuery,
     unit: str,
     empty: str,
     alert: str = "",
     span: int = 8,
     stacked: bool = False,
-    steps: Sequence[Step] = (),
+    steps: Sequence[ThresholdStep] = (),
     largest: float | None = None,
     smallest: float | None = 0,
     ceiling: float | None = None,
@@ -115,7 +116,7 @@ def lines(
     `steps` are drawn as dashed limits, `alert` names the alert that the panel explains. The axis ends at `largest`, and
     at `ceiling` while all values are below it.
     """
-    panel = _dress(timeseries.Panel(), title, text, queries, unit, empty, span, 8, alert)
+    panel = _set_common_options(timeseries.Panel(), title, text, queries, unit, empty, span, 8, alert)
     panel.legend(common.VizLegendOptions().show_legend(True).display_mode(shared.LegendDisplayMode.LIST))
     panel.tooltip(common.VizTooltipOptions().mode(shared.TooltipDisplayMode.MULTI).sort(shared.SortOrder.DESCENDING))
     panel.line_width(1).span_nulls(False).fill_opacity(70 if stacked else 10)
@@ -133,25 +134,27 @@ def lines(
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(shared.GraphThresholdsStyleMode.DASHED))
     for place, query in enumerate(queries):
         if query.dashed:
-            panel.override_by_query(_letter(place), [*_style(), model.DynamicConfigValue("custom.fillOpacity", 0)])
+            panel.override_by_query(
+                _ref_id(place), [*_custom_style(), model.DynamicConfigValue("custom.fillOpacity", 0)]
+            )
     return panel
 
 
-def figure(
+def stat_panel(
     title: str,
     text: str,
-    query: Query,
+    query: PanelQuery,
     *,
     unit: str,
     empty: str,
     alert: str = "",
     span: int = 3,
-    steps: Sequence[Step] = (),
+    steps: Sequence[ThresholdStep] = (),
     base: str = "text",
     decimals: int | None = None,
 ) -> stat.Panel:
     """One number a run, with its course behind it; `steps` colour it."""
-    panel = _dress(stat.Panel(), title, text, [query], unit, empty, span, 4, alert)
+    panel = _set_common_options(stat.Panel(), title, text, [query], unit, empty, span, 4, alert)
     panel.graph_mode(shared.BigValueGraphMode.NONE if query.instant else shared.BigValueGraphMode.AREA)
     panel.color_mode(shared.BigValueColorMode.VALUE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.thresholds(_thresholds(steps, base))
@@ -159,11 +162,11 @@ def figure(
     return panel if decimals is None else panel.decimals(decimals)
 
 
-def bars(
-    title: str, text: str, query: Query, *, unit: str, empty: str, span: int = 8, largest: float | None = None
+def bar_gauge_panel(
+    title: str, text: str, query: PanelQuery, *, unit: str, empty: str, span: int = 8, largest: float | None = None
 ) -> bargauge.Panel:
     """One horizontal bar a series."""
-    panel = _dress(bargauge.Panel(), title, text, [query], unit, empty, span, 8)
+    panel = _set_common_options(bargauge.Panel(), title, text, [query], unit, empty, span, 8)
     panel.orientation(shared.VizOrientation.HORIZONTAL).display_mode(shared.BarGaugeDisplayMode.BASIC)
     panel.name_placement(shared.BarGaugeNamePlacement.LEFT).min_viz_height(16).max_viz_height(32)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).show_unfilled(True).min(0)
@@ -172,23 +175,23 @@ def bars(
 
 
 def heat(
-    title: str, text: str, query: Query, *, unit: str, empty: str, limits: tuple[float, float], span: int = 24
+    title: str, text: str, query: PanelQuery, *, unit: str, empty: str, limits: tuple[float, float], span: int = 24
 ) -> heatmap.Panel:
     """One row a series, coloured from green at the lower limit to red at the upper."""
-    panel = _dress(heatmap.Panel(), title, text, [query], unit, empty, span, 8)
+    panel = _set_common_options(heatmap.Panel(), title, text, [query], unit, empty, span, 8)
     colors = heatmap.HeatmapColorOptions().mode(heat_model.HeatmapColorMode.SCHEME).scheme("RdYlGn").steps(64)
     panel.calculate(False).color(colors.min(limits[0]).max(limits[1])).cell_gap(1).show_legend()
     panel.rows_frame(heatmap.RowsHeatmapOptions().layout(shared.HeatmapCellLayout.UNKNOWN).value("value"))
     return panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().axis_label("rank"))
 
 
-def columns(
+def table_panel(
     title: str, text: str, queries: Mapping[str, tuple[str, str]], *, empty: str, span: int = 24
 ) -> table.Panel:
     """A table with a row a run: for each column its heading, query and unit."""
-    asked = [Query(expression, "", instant=True) for expression, _ in queries.values()]
-    panel = _dress(table.Panel(), title, text, asked, "none", empty, span, 8, as_table=True).min_width(80)
-    headings = {f"Value #{_letter(place)}": heading for place, heading in enumerate(queries)}
+    asked = [PanelQuery(expression, "", instant=True) for expression, _ in queries.values()]
+    panel = _set_common_options(table.Panel(), title, text, asked, "none", empty, span, 8, as_table=True).min_width(80)
+    headings = {f"Value #{_ref_id(place)}": heading for place, heading in enumerate(queries)}
     order = {name: place for place, name in enumerate(["namespace", "run", *headings])}
     panel.transformations(
         [
@@ -204,11 +207,11 @@ def columns(
     return panel
 
 
-def _dress(
+def _set_common_options(
     panel: P,
     title: str,
     text: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     unit: str,
     empty: str,
     span: int,
@@ -218,45 +221,45 @@ def _dress(
     as_table: bool = False,
 ) -> P:
     """What every panel has: a title, a description that ends with the metrics, a unit, words for no data."""
-    asked = list(dict.fromkeys(name for query in queries for name in names(query.expression)))
+    asked = list(dict.fromkeys(name for query in queries for name in metric_names(query.expression)))
     metrics = f"Metric{'s' if len(asked) > 1 else ''}: {', '.join(f'`{name}`' for name in asked)}"
-    panel.title(title).description(f"{text}\n\n{metrics}").datasource(SOURCE).unit(unit).no_value(empty)
+    panel.title(title).description(f"{text}\n\n{metrics}").datasource(DATASOURCE).unit(unit).no_value(empty)
     panel.span(span).height(height)
     if alert:
         link = dashboard.DashboardLink(f"What to do about {alert}").type(model.DashboardLinkType.LINK)
-        panel.links([link.url(f"{RUNBOOKS}{alert}.md").target_blank(True)])
-    panel.targets([_target(query, _letter(place), as_table) for place, query in enumerate(queries)])
+        panel.links([link.url(f"{RUNBOOKS_TOKEN}{alert}.md").target_blank(True)])
+    panel.targets([_build_target(query, _ref_id(place), as_table) for place, query in enumerate(queries)])
     for name, color in COLORS.items():
         if any(f"{{{{{label}}}}}" == query.legend for query in queries for label in ("phase", "state")):
-            panel.override_by_name(name, [_fixed(color)])
+            panel.override_by_name(name, [_fixed_color(color)])
     return panel
 
 
-def _target(query: Query, letter: str, as_table: bool) -> prometheus.Dataquery:
-    target = prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(query.expression)
+def _build_target(query: PanelQuery, letter: str, as_table: bool) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().ref_id(letter).datasource(DATASOURCE).expr(query.expression)
     target.editor_mode(prometheus_model.QueryEditorMode.CODE)
     kind = prometheus_model.PromQueryFormat.TABLE if as_table else prometheus_model.PromQueryFormat.TIME_SERIES
     target.format(kind).legend_format(query.legend or "__auto")
     return target.instant() if query.instant else target.range()
 
 
-def _letter(place: int) -> str:
+def _ref_id(place: int) -> str:
     return "ABCDEFGHIJKLMNOP"[place]
 
 
-def _fixed(color: str) -> model.DynamicConfigValue:
+def _fixed_color(color: str) -> model.DynamicConfigValue:
     return model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
 
 
-def _style() -> list[model.DynamicConfigValue]:
+def _custom_style() -> list[model.DynamicConfigValue]:
     return [
-        _fixed("red"),
+        _fixed_color("red"),
         model.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
         model.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
     ]
 
 
-def _thresholds(steps: Sequence[Step], base: str = "transparent") -> dashboard.ThresholdsConfig:
+def _thresholds(steps: Sequence[ThresholdStep], base: str = "transparent") -> dashboard.ThresholdsConfig:
     # The first step has no value: it is what holds below all others.
     found = [model.Threshold(value=None, color=base), *(model.Threshold(value=s.value, color=s.color) for s in steps)]
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)

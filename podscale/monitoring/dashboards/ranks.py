@@ -1,89 +1,96 @@
 """Ranks: who is slow, who waits for whom, and who has stopped."""
 
-from podscale.monitoring.dashboards.frame import Board
-from podscale.monitoring.dashboards.panels import Panel, Query, Step, figure, heat, lines
-from podscale.monitoring.dashboards.queries import BUSY, BY_RANK, BY_RUN, largest, series, share
-from podscale.monitoring.thresholds import DEFAULTS
+from podscale.monitoring.dashboards.frame import Dashboard
+from podscale.monitoring.dashboards.panels import Panel, PanelQuery, ThresholdStep, heat, stat_panel, time_series_panel
+from podscale.monitoring.dashboards.queries import (
+    BUSY_FRACTION,
+    BY_RANK,
+    BY_RUN,
+    fraction_query,
+    max_query,
+    series_selector,
+)
+from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
 ALIKE = "The ranks have not been compared yet"
 RANK = "rank {{rank}}"
-SLOW = Step(DEFAULTS["stragglerRatio"], "red")
-SILENT = f"time() - {largest('train_last_step_timestamp_seconds', BY_RANK, ranks=True)}"
+SLOW = ThresholdStep(DEFAULT_THRESHOLDS["stragglerRatio"], "red")
+SECONDS_SINCE_STEP = f"time() - {max_query('train_last_step_timestamp_seconds', BY_RANK, ranks=True)}"
 
 
-def _phase(title: str, text: str, phase: str) -> Panel:
-    return lines(
+def _phase_panel(title: str, text: str, phase: str) -> Panel:
+    return time_series_panel(
         title,
         text,
-        Query(share("train_phase_seconds", BY_RANK, "", f'phase="{phase}"', ranks=True), RANK),
+        PanelQuery(fraction_query("train_phase_seconds", BY_RANK, "", f'phase="{phase}"', ranks=True), RANK),
         unit="percentunit",
         empty=NONE,
         span=6,
     )
 
 
-NOW = [
-    figure(
+NOW_PANELS = [
+    stat_panel(
         "Slowest rank",
         "The rank that was busy longest in the last interval.",
-        Query(largest("train_straggler_rank", BY_RUN), instant=True),
+        PanelQuery(max_query("train_straggler_rank", BY_RUN), instant=True),
         unit="none",
         empty=ALIKE,
         span=6,
     ),
-    figure(
+    stat_panel(
         "Straggler ratio",
         "Busy time of the slowest rank over that of the fastest.",
-        Query(largest("train_straggler_ratio", BY_RUN)),
+        PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
         unit="none",
         empty=ALIKE,
         span=6,
         base="green",
-        steps=[Step(1.1, "orange"), SLOW],
+        steps=[ThresholdStep(1.1, "orange"), SLOW],
         decimals=2,
     ),
-    figure(
+    stat_panel(
         "Ranks seen",
         "Ranks whose series were scraped; fewer than the run has means lost ones.",
-        Query(f"count by ({BY_RUN}) ({series('train_last_step_timestamp_seconds')})"),
+        PanelQuery(f"count by ({BY_RUN}) ({series_selector('train_last_step_timestamp_seconds')})"),
         unit="none",
         empty=NONE,
         alert="PodscaleMetricsAbsent",
         span=6,
     ),
-    figure(
+    stat_panel(
         "Longest silence",
         "Time since the last update of the rank that is furthest behind.",
-        Query(f"max by ({BY_RUN}) ({SILENT})"),
+        PanelQuery(f"max by ({BY_RUN}) ({SECONDS_SINCE_STEP})"),
         unit="s",
         empty=NONE,
         span=6,
         decimals=1,
     ),
 ]
-BUSY_TIME = [
+BUSY_PANELS = [
     heat(
         "Busy time of an update, over that of the fastest rank",
         "Time before a rank began to wait for others: a straggler is the row that stays red. Images per second cannot"
         " show it, because in synchronous training they are the same on all ranks.",
-        Query(f"({BUSY}) / on ({BY_RUN}) group_left () min by ({BY_RUN}) ({BUSY})", "{{rank}}"),
+        PanelQuery(f"({BUSY_FRACTION}) / on ({BY_RUN}) group_left () min by ({BY_RUN}) ({BUSY_FRACTION})", "{{rank}}"),
         unit="none",
         empty=NONE,
         limits=(1, 1.5),
     ),
-    lines(
+    time_series_panel(
         "Busy time of an update",
         "Time before a rank began to wait for others.",
-        Query(BUSY, RANK),
+        PanelQuery(BUSY_FRACTION, RANK),
         unit="s",
         empty=NONE,
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Straggler ratio",
         "Busy time of the slowest rank over that of the fastest; dashed: from where on it is worth a look.",
-        Query(largest("train_straggler_ratio", BY_RUN)),
+        PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
         unit="none",
         empty=ALIKE,
         alert="PodscaleStraggler",
@@ -92,37 +99,44 @@ BUSY_TIME = [
         smallest=None,
     ),
 ]
-PHASES = [
-    _phase("Waiting for data", "A slow loader or disk under one rank shows here.", "data_wait"),
-    _phase("Forward and backward", "A slow or throttled device shows here.", "forward_backward"),
-    _phase("Waiting for other ranks", "Lowest on the straggler, high on all others.", "allreduce_wait"),
-    _phase("Optimizer", "The update itself; alike on all ranks.", "optimizer"),
+PHASE_PANELS = [
+    _phase_panel("Waiting for data", "A slow loader or disk under one rank shows here.", "data_wait"),
+    _phase_panel("Forward and backward", "A slow or throttled device shows here.", "forward_backward"),
+    _phase_panel("Waiting for other ranks", "Lowest on the straggler, high on all others.", "allreduce_wait"),
+    _phase_panel("Optimizer", "The update itself; alike on all ranks.", "optimizer"),
 ]
-STATE = [
-    lines(
+STATE_PANELS = [
+    time_series_panel(
         "Memory",
         "Memory of each rank's process, and of its device.",
-        Query(f"max by ({BY_RANK}, kind) ({series('train_memory_bytes', ranks=True)})", "rank {{rank}} {{kind}}"),
+        PanelQuery(
+            f"max by ({BY_RANK}, kind) ({series_selector('train_memory_bytes', ranks=True)})", "rank {{rank}} {{kind}}"
+        ),
         unit="bytes",
         empty=NONE,
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Time since the last update",
         "Grows on all ranks alike while they wait for one; dashed: from where on a rank calls it a hang.",
-        Query(SILENT, RANK),
-        Query(largest("train_hang_limit_seconds", BY_RUN, ranks=True), "hang limit", dashed=True),
+        PanelQuery(SECONDS_SINCE_STEP, RANK),
+        PanelQuery(max_query("train_hang_limit_seconds", BY_RUN, ranks=True), "hang limit", dashed=True),
         unit="s",
         empty=NONE,
         alert="PodscaleTrainingStalled",
         span=12,
     ),
 ]
-BOARD = Board(
+BOARD = Dashboard(
     "ranks",
     "Ranks",
     "The ranks of one run beside each other: who is slow, who waits for whom, who has stopped.",
-    {"Now": NOW, "Busy time": BUSY_TIME, "Phases, share of each rank's time": PHASES, "State": STATE},
+    {
+        "Now": NOW_PANELS,
+        "Busy time": BUSY_PANELS,
+        "Phases, share of each rank's time": PHASE_PANELS,
+        "State": STATE_PANELS,
+    },
     runs=False,
     ranks=True,
 )

@@ -5,14 +5,14 @@ import json
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from podscale.monitoring.dashboards import cluster, compare, data, health, ranks, throughput
-from podscale.monitoring.dashboards.frame import build
+from podscale.monitoring.dashboards.frame import build_dashboard
 
-BOARDS = [module.BOARD for module in (throughput, health, ranks, data, cluster, compare)]
+DASHBOARDS = [module.BOARD for module in (throughput, health, ranks, data, cluster, compare)]
 
 
-def render() -> dict[str, str]:
+def render_dashboards() -> dict[str, str]:
     """File name and JSON of every board, the same bytes every time."""
     return {
-        f"{board.uid}.json": json.dumps(build(board), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
-        for board in BOARDS
+        f"{board.uid}.json": json.dumps(build_dashboard(board), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+        for board in DASHBOARDS
     }

@@ -1,7 +1,7 @@
 """Throughput: how fast, how far, and where an update's time goes."""
 
-from podscale.monitoring.dashboards.frame import Board
-from podscale.monitoring.dashboards.panels import Query, Step, figure, lines
+from podscale.monitoring.dashboards.frame import Dashboard
+from podscale.monitoring.dashboards.panels import PanelQuery, ThresholdStep, stat_panel, time_series_panel
 from podscale.monitoring.dashboards.queries import (
     BY_RANK,
     BY_RUN,
@@ -9,114 +9,118 @@ from podscale.monitoring.dashboards.queries import (
     FLOPS,
     IMAGES,
     IMAGES_PER_RANK,
-    LEFT,
     MFU,
     PROGRESS,
-    largest,
-    quantile,
-    series,
-    share,
+    SECONDS_LEFT,
+    fraction_query,
+    max_query,
+    quantile_query,
+    series_selector,
 )
-from podscale.monitoring.thresholds import DEFAULTS
+from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
 
 IDLE = "Nothing trained in this time"
 NO_PEAK = "No peak is known for this device"
-STARVED = [Step(0.1, "orange"), Step(DEFAULTS["dataWaitShare"], "red")]
+DATA_WAIT_STEPS = [ThresholdStep(0.1, "orange"), ThresholdStep(DEFAULT_THRESHOLDS["dataWaitShare"], "red")]
 
-NOW = [
-    figure(
+NOW_PANELS = [
+    stat_panel(
         "Images/s",
         "Images trained on per second, summed over all ranks.",
-        Query(IMAGES),
+        PanelQuery(IMAGES),
         unit="count:images/s",
         empty=IDLE,
         alert="PodscaleTrainingStalled",
     ),
-    figure(
+    stat_panel(
         "Images/s per chip",
         "Images per second over the number of ranks; a rank drives one chip.",
-        Query(IMAGES_PER_RANK),
+        PanelQuery(IMAGES_PER_RANK),
         unit="count:images/s",
         empty=IDLE,
     ),
-    figure(
+    stat_panel(
         "MFU",
         "Model FLOP/s over the devices' dense peak in the precision used. Empty where the hardware table has no peak.",
-        Query(MFU),
+        PanelQuery(MFU),
         unit="percentunit",
         empty=NO_PEAK,
         decimals=1,
     ),
-    figure(
+    stat_panel(
         "Median update",
         "Half of all updates were faster.",
-        Query(quantile(0.5, "train_step_duration_seconds", BY_RUN)),
+        PanelQuery(quantile_query(0.5, "train_step_duration_seconds", BY_RUN)),
         unit="s",
         empty=IDLE,
     ),
-    figure(
+    stat_panel(
         "Waiting for data",
         "Share of the ranks' time in which the loop had no batch.",
-        Query(DATA_WAIT),
+        PanelQuery(DATA_WAIT),
         unit="percentunit",
         empty=IDLE,
         alert="PodscaleDataStarved",
         base="green",
-        steps=STARVED,
+        steps=DATA_WAIT_STEPS,
         decimals=1,
     ),
-    figure("Ranks", "Ranks of the run.", Query(largest("train_world_size", BY_RUN)), unit="none", empty=IDLE),
-    figure(
+    stat_panel(
+        "Ranks", "Ranks of the run.", PanelQuery(max_query("train_world_size", BY_RUN)), unit="none", empty=IDLE
+    ),
+    stat_panel(
         "Done",
         "Updates done, over all restarts, of those planned.",
-        Query(PROGRESS),
+        PanelQuery(PROGRESS),
         unit="percentunit",
         empty=IDLE,
         decimals=0,
     ),
-    figure(
+    stat_panel(
         "Time left",
         "Updates left over the updates per second now; without restarts and evaluations to come.",
-        Query(LEFT),
+        PanelQuery(SECONDS_LEFT),
         unit="s",
         empty="Done, or standing still",
         decimals=1,
     ),
 ]
-SPEED = [
-    lines(
+SPEED_PANELS = [
+    time_series_panel(
         "Images per second",
         "All ranks together; dashed: what the run's claim names, where it names it.",
-        Query(IMAGES),
-        Query(largest("train_target_images_per_second", BY_RUN), "{{run}} target", dashed=True),
+        PanelQuery(IMAGES),
+        PanelQuery(max_query("train_target_images_per_second", BY_RUN), "{{run}} target", dashed=True),
         unit="count:images/s",
         empty=IDLE,
         alert="PodscaleThroughputRegressed",
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Images per second and chip",
         "Falls with more ranks where the links or the loaders are the limit.",
-        Query(IMAGES_PER_RANK),
+        PanelQuery(IMAGES_PER_RANK),
         unit="count:images/s",
         empty=IDLE,
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Duration of an update",
         "Quantiles over the chosen ranks, from the histogram's buckets: as fine as those are.",
         *(
-            Query(quantile(portion, "train_step_duration_seconds", BY_RUN, ranks=True), f"{{{{run}}}} {name}")
+            PanelQuery(
+                quantile_query(portion, "train_step_duration_seconds", BY_RUN, ranks=True), f"{{{{run}}}} {name}"
+            )
             for portion, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
         ),
         unit="s",
         empty=IDLE,
         span=12,
     ),
-    lines(
+    time_series_panel(
         "Where the time goes",
         "Share of the chosen ranks' wall time by phase.",
-        Query(share("train_phase_seconds", "", "phase", ranks=True), "{{phase}}"),
+        PanelQuery(fraction_query("train_phase_seconds", "", "phase", ranks=True), "{{phase}}"),
         unit="percentunit",
         empty=IDLE,
         span=12,
@@ -124,33 +128,35 @@ SPEED = [
         largest=1,
     ),
 ]
-MACHINE = [
-    lines(
+MACHINE_PANELS = [
+    time_series_panel(
         "Model FLOP/s",
         "Floating-point operations of the model, forward and backward, over all ranks.",
-        Query(FLOPS),
+        PanelQuery(FLOPS),
         unit="flops",
         empty=IDLE,
     ),
-    lines(
+    time_series_panel(
         "MFU",
         "Model FLOP/s over the dense peak of all devices in the precision used.",
-        Query(MFU),
+        PanelQuery(MFU),
         unit="percentunit",
         empty=NO_PEAK,
     ),
-    lines(
+    time_series_panel(
         "Batches ready",
         "Depth of each chosen rank's queue; at 0 the loop waits for data. Not of the loader dali.",
-        Query(f"min by ({BY_RANK}) ({series('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"),
+        PanelQuery(
+            f"min by ({BY_RANK}) ({series_selector('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"
+        ),
         unit="none",
         empty="Nothing trained in this time with a loader that tells",
     ),
 ]
-BOARD = Board(
+BOARD = Dashboard(
     "throughput",
     "Throughput",
     "How fast runs train, how far they are, and where the time of an update goes.",
-    {"Now": NOW, "Speed": SPEED, "Machine": MACHINE},
+    {"Now": NOW_PANELS, "Speed": SPEED_PANELS, "Machine": MACHINE_PANELS},
     ranks=True,
 )

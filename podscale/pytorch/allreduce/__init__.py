@@ -2,13 +2,13 @@
 
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
-from podscale.pytorch.allreduce.base import WIRES, AllReduce, HalvedAllReduce
-from podscale.pytorch.allreduce.flat import Flat
-from podscale.pytorch.allreduce.hierarchical import Hierarchical
-from podscale.pytorch.allreduce.hybrid import Hybrid
-from podscale.pytorch.allreduce.ring import Ring
-from podscale.pytorch.allreduce.torus2d import Torus2D
-from podscale.pytorch.allreduce.tree import Tree
+from podscale.pytorch.allreduce.base import WIRE_DTYPES, AllReduce, ShardedAllReduce
+from podscale.pytorch.allreduce.flat import FlatAllReduce
+from podscale.pytorch.allreduce.hierarchical import HierarchicalAllReduce
+from podscale.pytorch.allreduce.hybrid import HybridAllReduce
+from podscale.pytorch.allreduce.ring import RingAllReduce
+from podscale.pytorch.allreduce.torus2d import Torus2DAllReduce
+from podscale.pytorch.allreduce.tree import DoubleTreeAllReduce
 from podscale.pytorch.mesh import build_line, build_mesh
 from podscale.pytorch.world import World
 
@@ -25,21 +25,23 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
             got="nccl",
             hint="Check the driver and the job's resources, or set train.all_reduce.backend=auto to train on CPUs.",
         )
-    device, row, column = world.device, WIRES[section.wire_row], WIRES[section.wire_column]
+    device, row, column = world.device, WIRE_DTYPES[section.wire_row], WIRE_DTYPES[section.wire_column]
     match section.algorithm:
         case "flat":
-            return Flat(world, column)
+            return FlatAllReduce(world, column)
         case "ring":
-            return Ring(build_line(world), device, column)
+            return RingAllReduce(build_line(world), device, column)
         case "tree":
-            return Tree(build_line(world), device, column)
+            return DoubleTreeAllReduce(build_line(world), device, column)
         case "hierarchical":
-            return Hierarchical(build_mesh(world, section.row), device, row, column)
+            return HierarchicalAllReduce(build_mesh(world, section.row), device, row, column)
         case "torus2d":
-            return Torus2D(build_mesh(world, section.row), device, row, column)
+            return Torus2DAllReduce(build_mesh(world, section.row), device, row, column)
         case "hybrid":
-            small = Hierarchical(build_mesh(world, section.row), device, row, column)
-            return Hybrid(small, Ring(build_line(world), device, column), int(section.hybrid_mb * 2**20))
+            small = HierarchicalAllReduce(build_mesh(world, section.row), device, row, column)
+            return HybridAllReduce(
+                small, RingAllReduce(build_line(world), device, column), int(section.hybrid_mb * 2**20)
+            )
         case "auto":
             raise InputError(
                 "the choice is made when `podscale train` starts and is kept with the run",
@@ -53,12 +55,12 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
 
 __all__ = [
     "AllReduce",
-    "Flat",
-    "HalvedAllReduce",
-    "Hierarchical",
-    "Hybrid",
-    "Ring",
-    "Torus2D",
-    "Tree",
+    "DoubleTreeAllReduce",
+    "FlatAllReduce",
+    "HierarchicalAllReduce",
+    "HybridAllReduce",
+    "RingAllReduce",
+    "ShardedAllReduce",
+    "Torus2DAllReduce",
     "build_all_reduce",
 ]

@@ -20,30 +20,30 @@ from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
 from podscale.engine.waits import waiting_for
 from podscale.files import write_json
-from podscale.plan.choice import Choice, choose
-from podscale.plan.collectives import Axis, Fabric
-from podscale.plan.fit import fit_axis
-from podscale.pytorch.allreduce.base import WIRES
+from podscale.plan.choice import AllReduceChoice, choose_all_reduce
+from podscale.plan.collectives import Fabric, LinkAxis
+from podscale.plan.fit import fit_link_axis
+from podscale.pytorch.allreduce.base import WIRE_DTYPES
 from podscale.pytorch.mesh import Axis as Group
 from podscale.pytorch.mesh import build_line, build_mesh, plan_rows
-from podscale.pytorch.timing import timed_together
+from podscale.pytorch.timing import time_slowest_rank
 from podscale.pytorch.world import World
 
-CHOICES = ("flat", "tree", "hierarchical", "torus2d")
+CANDIDATES = ("flat", "tree", "hierarchical", "torus2d")
 """What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
 WITH_ROWS = ("hierarchical", "torus2d")
-HALVED = ("flat", "torus2d")
+SHARDED_CANDIDATES = ("flat", "torus2d")
 PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 3), (2**22, 2), (2**25, 2))
 """Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
-AXIS_SECONDS = 0.8
+SECONDS_PER_AXIS = 0.8
 """Longest probe of one of the three axes."""
 
 
 @dataclass(frozen=True)
-class Settled:
+class AlgorithmChoice:
     """What `auto` came to. kept: it was chosen by an earlier launch of this run."""
 
-    choice: Choice
+    choice: AllReduceChoice
     fabric: Fabric
     kept: bool
 
@@ -63,7 +63,7 @@ class Settled:
         return found
 
 
-def settle_all_reduce(
+def resolve_all_reduce(
     config: RunConfig,
     world: World,
     classes: int,
@@ -81,16 +81,16 @@ def settle_all_reduce(
     if world.first and fence is not None:
         fence()
     halves = config.train.weight_update == "sharded"
-    settled = settle(asked, world, 4 * models.spec(config.model, classes).size, keep, halves=halves)
+    settled = resolve_algorithm(asked, world, 4 * models.model_spec(config.model, classes).size, keep, halves=halves)
     report(settled.facts(), kept=settled.kept)
     train = config.train.model_copy(update={"all_reduce": settled.section(asked)})
     return config.model_copy(update={"train": train})
 
 
 @waiting_for("the choice of an all-reduce algorithm")
-def settle(
+def resolve_algorithm(
     section: AllReduceSection, world: World, gradient_bytes: int, keep: Path, *, halves: bool = False
-) -> Settled:
+) -> AlgorithmChoice:
     """The choice for gradients of so many bytes, from `keep` where an earlier launch left one for the same ranks.
 
     halves: only what can stop half way will do, since the update is sharded.
@@ -99,39 +99,39 @@ def settle(
     rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
     key = [world.size, rows, gradient_bytes, world.device.type, wires, halves]
-    answer: list[Any] = [_kept(keep, key) if world.first else None]
+    answer: list[Any] = [_read_choice(keep, key) if world.first else None]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     if answer[0] is not None:
-        return _settled(answer[0], kept=True)
-    fabric = measure(world, section.row)
+        return _parse_choice(answer[0], kept=True)
+    fabric = measure_fabric(world, section.row)
     found: list[Any] = [None]
     if world.first:
-        row, column = (WIRES[wire].itemsize / 4 for wire in wires)
-        choice = choose(fabric.carrying(row, column), gradient_bytes, _fitting(section, halves))
+        row, column = (WIRE_DTYPES[wire].itemsize / 4 for wire in wires)
+        choice = choose_all_reduce(fabric.carrying(row, column), gradient_bytes, _allowed_algorithms(section, halves))
         found = [{"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}]
         keep.parent.mkdir(parents=True, exist_ok=True)
         write_json(keep, found[0])
     dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
-    return _settled(found[0], kept=False)
+    return _parse_choice(found[0], kept=False)
 
 
-def _fitting(section: AllReduceSection, halves: bool) -> Sequence[str]:
+def _allowed_algorithms(section: AllReduceSection, halves: bool) -> Sequence[str]:
     """Algorithms that the rest of the document allows: a format for rows is of use only to those with rows."""
-    unfit = set() if section.wire_row == "fp32" else set(CHOICES) - set(WITH_ROWS)
-    unfit |= set(CHOICES) - set(HALVED) if halves else set()
-    return [name for name in CHOICES if name not in unfit]
+    unfit = set() if section.wire_row == "fp32" else set(CANDIDATES) - set(WITH_ROWS)
+    unfit |= set(CANDIDATES) - set(SHARDED_CANDIDATES) if halves else set()
+    return [name for name in CANDIDATES if name not in unfit]
 
 
-def measure(world: World, row: int | None) -> Fabric:
+def measure_fabric(world: World, row: int | None) -> Fabric:
     """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
     mesh = build_mesh(world, row)
     groups = [mesh.row, mesh.column]
-    inside, across = _axis(world, mesh.row), _axis(world, mesh.column)
+    inside, across = _measure_axis(world, mesh.row), _measure_axis(world, mesh.column)
     if 1 in (mesh.row.size, mesh.column.size):
         through = inside if mesh.column.size == 1 else across
     else:
         groups.append(build_line(world))
-        through = _axis(world, groups[-1])  # which passes the links of both, and is no faster than either
+        through = _measure_axis(world, groups[-1])  # which passes the links of both, and is no faster than either
         through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
     for group in groups:
         dist.destroy_process_group(group.group)  # training makes those of its algorithm alone
@@ -139,15 +139,15 @@ def measure(world: World, row: int | None) -> Fabric:
     return Fabric(inside, across, through, **slices)
 
 
-def _axis(world: World, group: Group) -> Axis:
+def _measure_axis(world: World, group: Group) -> LinkAxis:
     """Times all-reduces by the backend, in all groups of an axis at once, until its time is up."""
     if group.size == 1:
-        return fit_axis(1, (), ())
+        return fit_link_axis(1, (), ())
     sizes: list[int] = []
     seconds: list[float] = []
     spent = 0.0
     for size, repeats in PROBES:
-        if seconds and spent + repeats * seconds[-1] * size / sizes[-1] > AXIS_SECONDS and size > PROBES[2][0]:
+        if seconds and spent + repeats * seconds[-1] * size / sizes[-1] > SECONDS_PER_AXIS and size > PROBES[2][0]:
             break
         values = torch.zeros(size // 4, device=world.device)
 
@@ -155,15 +155,15 @@ def _axis(world: World, group: Group) -> Axis:
             dist.all_reduce(values, group=group.group)
 
         if not sizes:
-            timed_together(world, reduce)  # connections are made by the first message
-        times = [timed_together(world, reduce) for _ in range(repeats)]
+            time_slowest_rank(world, reduce)  # connections are made by the first message
+        times = [time_slowest_rank(world, reduce) for _ in range(repeats)]
         sizes.append(size)
         seconds.append(min(times))
         spent += sum(times)
-    return fit_axis(group.size, sizes, seconds)
+    return fit_link_axis(group.size, sizes, seconds)
 
 
-def _kept(path: Path, key: list[Any]) -> dict[str, Any] | None:
+def _read_choice(path: Path, key: list[Any]) -> dict[str, Any] | None:
     """What an earlier launch left for the same ranks, if it can be read."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -172,7 +172,7 @@ def _kept(path: Path, key: list[Any]) -> dict[str, Any] | None:
     return found if found.get("key") == json.loads(json.dumps(key)) else None
 
 
-def _settled(found: dict[str, Any], *, kept: bool) -> Settled:
-    axes = {name: Axis(*found["fabric"].pop(name)) for name in ("row", "column", "world")}
+def _parse_choice(found: dict[str, Any], *, kept: bool) -> AlgorithmChoice:
+    axes = {name: LinkAxis(*found["fabric"].pop(name)) for name in ("row", "column", "world")}
     fabric = axes | found["fabric"]
-    return Settled(Choice(**found["choice"]), Fabric(**fabric), kept)
+    return AlgorithmChoice(AllReduceChoice(**found["choice"]), Fabric(**fabric), kept)

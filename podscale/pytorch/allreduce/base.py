@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats of messages by their names in a run document."""
 
 
@@ -22,7 +22,7 @@ class AllReduce(Protocol):
 
 
 @runtime_checkable
-class HalvedAllReduce(AllReduce, Protocol):
+class ShardedAllReduce(AllReduce, Protocol):
     """One that can stop half way, where each rank holds the mean of its own shard.
 
     So an optimizer can update that shard alone and gather weights instead of gradients (Kumar 2019, section 3). The

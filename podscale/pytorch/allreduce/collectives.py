@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale.pytorch.allreduce.messages import build_messenger
-from podscale.pytorch.allreduce.order import Span, spans
+from podscale.pytorch.allreduce.messages import build_transport
+from podscale.pytorch.allreduce.order import Span, equal_spans
 from podscale.pytorch.allreduce.plan import chain_broadcast, chain_reduce, ring_all_gather, ring_reduce_scatter
 from podscale.pytorch.mesh import Axis
 
-SEGMENT = {"cpu": 2**18, "cuda": 2**20}
+SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
 """Elements of a message, by device (1 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
 
 # The names of torch >= 2.13, which deprecates the older ones.
@@ -19,7 +19,7 @@ reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dis
 all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class Collectives(Protocol):
+class AxisCollectives(Protocol):
     """Sums along one axis, in place, in flat fp32 buffers. `parts` are one span of the buffer a place."""
 
     axis: Axis
@@ -45,13 +45,13 @@ class Collectives(Protocol):
         ...
 
 
-class MessageCollectives:
+class P2PCollectives:
     """Rings and chains of messages, cut into segments that follow each other without a gap."""
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self.axis = axis
-        self._messenger = build_messenger(axis, wire, device)
-        self._segment = SEGMENT[device.type]
+        self._messenger = build_transport(axis, wire, device)
+        self._segment = SEGMENT_ELEMENTS[device.type]
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
         self._messenger.run(ring_reduce_scatter(self.axis.place, tuple(parts), self._segment), buffer)
@@ -60,7 +60,7 @@ class MessageCollectives:
         self._messenger.run(ring_all_gather(self.axis.place, tuple(parts), self._segment), buffer)
 
     def all_reduce(self, buffer: Tensor) -> None:
-        parts = spans(len(buffer), self.axis.size)
+        parts = equal_spans(len(buffer), self.axis.size)
         self.reduce_scatter(buffer, parts)
         self.all_gather(buffer, parts)
 
@@ -80,14 +80,14 @@ class BackendCollectives:
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
         start, stop = parts[self.axis.place]
-        whole = _packed(buffer, parts, self._wire, _share(parts))
+        whole = _pack(buffer, parts, self._wire, _share(parts))
         mine = whole.new_empty(len(whole) // len(parts))
         reduce_scatter_tensor(mine, whole, group=self.axis.group)
         buffer[start:stop].copy_(mine[: stop - start])
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
         start, stop = parts[self.axis.place]
-        mine = _packed(buffer, [(start, stop)], self._wire, _share(parts))
+        mine = _pack(buffer, [(start, stop)], self._wire, _share(parts))
         whole = mine.new_empty(len(mine) * len(parts))
         all_gather_tensor(whole, mine, group=self.axis.group)
         _unpack(whole, buffer, parts)
@@ -95,20 +95,20 @@ class BackendCollectives:
     def all_reduce(self, buffer: Tensor) -> None:
         sent = buffer.to(self._wire)
         dist.all_reduce(sent, group=self.axis.group)
-        _put_back(buffer, sent)
+        _copy_back(buffer, sent)
 
     def reduce(self, buffer: Tensor) -> None:
         sent = buffer.to(self._wire)
         dist.reduce(sent, self.axis.ranks[0], group=self.axis.group)
-        _put_back(buffer, sent)
+        _copy_back(buffer, sent)
 
     def broadcast(self, buffer: Tensor) -> None:
         sent = buffer.to(self._wire)
         dist.broadcast(sent, self.axis.ranks[0], group=self.axis.group)
-        _put_back(buffer, sent)
+        _copy_back(buffer, sent)
 
 
-def _packed(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
+def _pack(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
     """The parts one after the other, `share` long, in the wire's format; the buffer's own memory if it is like that."""
     grid = _grid(buffer, parts)
     if grid is not None and grid.shape[1] == share:
@@ -142,7 +142,7 @@ def _share(parts: list[Span]) -> int:
     return max(stop - start for start, stop in parts)
 
 
-def _put_back(buffer: Tensor, sent: Tensor) -> None:
+def _copy_back(buffer: Tensor, sent: Tensor) -> None:
     if sent.dtype != buffer.dtype:
         buffer.copy_(sent)
 
@@ -170,8 +170,8 @@ class NoCollectives:
         pass
 
 
-def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> Collectives:
+def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> AxisCollectives:
     """The better of the two: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
     if axis.size == 1:
         return NoCollectives(axis)
-    return BackendCollectives(axis, wire) if device.type == "cuda" else MessageCollectives(axis, wire, device)
+    return BackendCollectives(axis, wire) if device.type == "cuda" else P2PCollectives(axis, wire, device)

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.allreduce.collectives import BackendCollectives, all_gather_tensor
-from podscale.pytorch.allreduce.order import spans
+from podscale.pytorch.allreduce.order import equal_spans
 from podscale.pytorch.mesh import Axis
 from podscale.pytorch.world import World
 
 
-class Flat:
+class FlatAllReduce:
     """One collective over the whole world; the shards of its halves are the ranks'."""
 
     def __init__(self, world: World, wire: torch.dtype = torch.float32) -> None:
@@ -18,7 +18,7 @@ class Flat:
         self._group, self._line = axis.group, BackendCollectives(axis, wire)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        parts = spans(len(bucket), self.shards)
+        parts = equal_spans(len(bucket), self.shards)
         self._line.reduce_scatter(bucket.mul_(1.0 / self.shards), parts)
         start, stop = parts[self.shard]
         return bucket[start:stop].clone()

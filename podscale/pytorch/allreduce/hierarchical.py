@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.allreduce.collectives import build_collectives
-from podscale.pytorch.allreduce.order import spans
-from podscale.pytorch.allreduce.pipeline import build_side, pipelined, slices_of
+from podscale.pytorch.allreduce.order import equal_spans
+from podscale.pytorch.allreduce.pipeline import build_slice_queue, run_pipelined, slice_count
 from podscale.pytorch.mesh import Mesh
 
 
-class Hierarchical:
+class HierarchicalAllReduce:
     """The master of a row is its place 0."""
 
     def __init__(
@@ -29,18 +29,18 @@ class Hierarchical:
         self._ranks = mesh.row.size * mesh.column.size
         self._row = build_collectives(mesh.row, wire_row, device)
         self._column = build_collectives(mesh.column, wire_column, device)
-        self._side = build_side(device)
+        self._side = build_slice_queue(device)
 
     def __call__(self, bucket: Tensor) -> None:
         bucket.mul_(1.0 / self._ranks)
-        cuts = spans(len(bucket), slices_of(len(bucket), self._mesh.shape, bucket.device.type))
+        cuts = equal_spans(len(bucket), slice_count(len(bucket), self._mesh.shape, bucket.device.type))
         slices = [bucket[start:stop] for start, stop in cuts]
 
         def across(number: int) -> None:
             if self._master:
                 self._column.all_reduce(slices[number])
 
-        pipelined(
+        run_pipelined(
             self._side,
             len(slices),
             lambda number: self._row.reduce(slices[number]),

@@ -10,7 +10,7 @@ from torch import Tensor
 from podscale.pytorch.allreduce.base import AllReduce
 
 
-class Hybrid:
+class HybridAllReduce:
     """`small` for buckets below `threshold` bytes of fp32, `large` for the others."""
 
     def __init__(self, small: AllReduce, large: AllReduce, threshold: int) -> None:

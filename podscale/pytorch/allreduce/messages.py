@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale.pytorch.allreduce.plan import Plan, Receive, Round
+from podscale.pytorch.allreduce.plan import MessagePlan, Receive, Round
 from podscale.pytorch.mesh import Axis
 
-AHEAD = 8
+RECEIVES_AHEAD = 8
 """Messages announced before they are needed, since gloo sends only what its peer has said it will take; and rounds
 that sends may run ahead of receives."""
-UNSENT = 64
+MAX_UNSENT = 64
 """Messages under way before the oldest is waited for, which bounds the memory of casts. Several times what AHEAD
 rounds can send: else all places might wait for each other to take a message."""
 
 
-class Messenger(Protocol):
+class P2PTransport(Protocol):
     """Runs a place's plan over an fp32 buffer. What was sent is what stays: in a shorter wire format the sent
     elements are replaced by their rounded values, so that in the end every place holds the same bits."""
 
-    def run(self, plan: Plan, buffer: Tensor) -> None: ...
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
 
 
-class GlooMessenger:
+class GlooTransport:
     """Messages between CPU tensors, each at its own pace: a place waits only for what it needs next."""
 
     def __init__(self, axis: Axis, wire: torch.dtype) -> None:
@@ -36,8 +36,8 @@ class GlooMessenger:
         self._posted: deque[tuple[dist.Work, Tensor]] = deque()
         self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
 
-    def run(self, plan: Plan, buffer: Tensor) -> None:
-        rounds, sent, lead = plan.rounds, 0, min(plan.slack, AHEAD)
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
+        rounds, sent, lead = plan.rounds, 0, min(plan.slack, RECEIVES_AHEAD)
         expected = (receive for one in rounds for receive in one.receives)
         self._reserve(plan)
         self._announce(expected, buffer)  # first, or the word of it would wait behind the data of the first sends
@@ -58,12 +58,12 @@ class GlooMessenger:
                 exact, values = values, values.to(self._wire)
                 exact.copy_(values)
             self._unsent.append((self._group.send([values], self._peers[peer], 0), values))
-            if len(self._unsent) > UNSENT:
+            if len(self._unsent) > MAX_UNSENT:
                 self._unsent.popleft()[0].wait()
 
     def _announce(self, expected: Iterator[Receive], buffer: Tensor) -> None:
         """Posts receives until AHEAD of them wait for their message."""
-        while len(self._posted) < AHEAD and (receive := next(expected, None)) is not None:
+        while len(self._posted) < RECEIVES_AHEAD and (receive := next(expected, None)) is not None:
             place = buffer[receive.start : receive.stop]
             if receive.adds or place.dtype != self._wire:
                 self._scratch.append(self._scratch.pop(0))
@@ -78,14 +78,14 @@ class GlooMessenger:
         elif values.dtype != buffer.dtype:
             buffer[receive.start : receive.stop].copy_(values)
 
-    def _reserve(self, plan: Plan) -> None:
+    def _reserve(self, plan: MessagePlan) -> None:
         """Scratch for every posted receive, kept from run to run: fresh pages would cost more than the adding."""
         longest = max((r.stop - r.start for one in plan.rounds for r in one.receives), default=0)
         if longest and (not self._scratch or len(self._scratch[0]) < longest):
-            self._scratch = [torch.empty(longest, dtype=self._wire) for _ in range(AHEAD)]
+            self._scratch = [torch.empty(longest, dtype=self._wire) for _ in range(RECEIVES_AHEAD)]
 
 
-class NcclMessenger:
+class NcclTransport:
     """Messages between GPU tensors: NCCL pairs sends with receives, so each round goes out as one batch."""
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
@@ -93,7 +93,7 @@ class NcclMessenger:
         # The first call on a group must have all of its ranks, which a round of a tree need not.
         dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
 
-    def run(self, plan: Plan, buffer: Tensor) -> None:
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
         for one in plan.rounds:
             operations, arrived = [], []
             for peer, start, stop in one.sends:
@@ -114,6 +114,6 @@ class NcclMessenger:
                 _ = place.add_(values) if receive.adds else place.copy_(values)
 
 
-def build_messenger(axis: Axis, wire: torch.dtype, device: torch.device) -> Messenger:
+def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
     """The messenger of a device."""
-    return NcclMessenger(axis, wire, device) if device.type == "cuda" else GlooMessenger(axis, wire)
+    return NcclTransport(axis, wire, device) if device.type == "cuda" else GlooTransport(axis, wire)

@@ -10,7 +10,7 @@ Span = tuple[int, int]
 """[start, stop) in elements."""
 
 
-def spans(length: int, parts: int, start: int = 0) -> list[Span]:
+def equal_spans(length: int, parts: int, start: int = 0) -> list[Span]:
     """Cuts `length` elements into equal parts; where they do not divide, the last ones are shorter or empty."""
     share = -(-length // parts)
     edges = [start + min(part * share, length) for part in range(parts + 1)]
@@ -62,7 +62,7 @@ def tree_children(place: int, size: int) -> list[int]:
     return [node - lowest - 1, right - 1] if half else [node - lowest - 1]
 
 
-def mirrored(place: int, size: int) -> int:
+def mirror_position(place: int, size: int) -> int:
     """A renumbering (its own inverse where size is even) after which leaves of the tree become inner nodes.
 
     Two trees, one renumbered, with half the data each keep every link busy (Sanders 2009, two-tree algorithms).

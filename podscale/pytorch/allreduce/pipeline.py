@@ -11,45 +11,45 @@ from typing import Protocol
 
 import torch
 
-SLICE = {"cpu": 2**19, "cuda": 2**21}
+SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**21}
 """Elements of a slice at least, by device (2 and 8 MiB of fp32): smaller ones cost more latency than they hide."""
-MOST_SLICES = 8
-Phase = Callable[[int], None]
+MAX_SLICES = 8
+SliceOperation = Callable[[int], None]
 """Carries out one phase of the slice with this number."""
 
 
-def slices_of(length: int, shape: tuple[int, int], device_type: str) -> int:
+def slice_count(length: int, shape: tuple[int, int], device_type: str) -> int:
     """Slices of a bucket that go through the two axes one behind the other; one where there is one axis only."""
-    return 1 if 1 in shape else max(1, min(MOST_SLICES, length // SLICE[device_type]))
+    return 1 if 1 in shape else max(1, min(MAX_SLICES, length // SLICE_ELEMENTS[device_type]))
 
 
-class Side(Protocol):
+class SliceQueue(Protocol):
     """A second place to work, in the order of submission."""
 
-    def submit(self, phase: Phase, number: int) -> Callable[[], object]:
+    def submit(self, phase: SliceOperation, number: int) -> Callable[[], object]:
         """Begins once what the caller has begun so far is done; what it returns waits for the end."""
         ...
 
 
-class ThreadSide:
+class ThreadSliceQueue:
     """A thread that waits for CPU messages."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce-columns")
 
-    def submit(self, phase: Phase, number: int) -> Callable[[], object]:
+    def submit(self, phase: SliceOperation, number: int) -> Callable[[], object]:
         future: Future[None] = self._thread.submit(phase, number)
         return future.result
 
 
-class StreamSide:
+class StreamSliceQueue:
     """A stream of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=-1)
 
-    def submit(self, phase: Phase, number: int) -> Callable[[], object]:
+    def submit(self, phase: SliceOperation, number: int) -> Callable[[], object]:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             phase(number)
@@ -57,12 +57,14 @@ class StreamSide:
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
 
 
-def build_side(device: torch.device) -> Side:
+def build_slice_queue(device: torch.device) -> SliceQueue:
     """The side of a device."""
-    return StreamSide(device) if device.type == "cuda" else ThreadSide()
+    return StreamSliceQueue(device) if device.type == "cuda" else ThreadSliceQueue()
 
 
-def pipelined(side: Side, slices: int, inward: Phase, across: Phase, outward: Phase | None) -> None:
+def run_pipelined(
+    side: SliceQueue, slices: int, inward: SliceOperation, across: SliceOperation, outward: SliceOperation | None
+) -> None:
     """Takes every slice inward, across (beside) and outward; returns when all are done."""
     crossing: deque[Callable[[], object]] = deque()
     for number in range(slices):

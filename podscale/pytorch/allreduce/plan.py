@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from podscale.pytorch.allreduce.order import Span, mirrored, ring_part, spans, tree_children, tree_parent
+from podscale.pytorch.allreduce.order import Span, equal_spans, mirror_position, ring_part, tree_children, tree_parent
 
 
 class Send(NamedTuple):
@@ -34,31 +34,33 @@ class Round(NamedTuple):
     receives: tuple[Receive, ...]
 
 
-class Plan(NamedTuple):
+class MessagePlan(NamedTuple):
     rounds: tuple[Round, ...]
     slack: int
 
 
 @cache
-def ring_reduce_scatter(place: int, parts: tuple[Span, ...], segment: int) -> Plan:
+def ring_reduce_scatter(place: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
     """Afterwards parts[place] holds the sum. size - 1 steps, (size - 1)/size of the data a link and direction.
 
     Parts travel in segments of `segment` elements: while one is added the next is on its way.
     """
     size = len(parts)
     steps = [(ring_part(place, step, size), ring_part(place - 1, step, size)) for step in range(size - 1)]
-    return _ring(place, parts, segment, steps, adds=True)
+    return _ring_plan(place, parts, segment, steps, adds=True)
 
 
 @cache
-def ring_all_gather(place: int, parts: tuple[Span, ...], segment: int) -> Plan:
+def ring_all_gather(place: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
     """Afterwards every place holds every part. Steps and data as in the reduce-scatter."""
     size = len(parts)
     steps = [((place - s) % size, (place - 1 - s) % size) for s in range(size - 1)]
-    return _ring(place, parts, segment, steps, adds=False)
+    return _ring_plan(place, parts, segment, steps, adds=False)
 
 
-def _ring(place: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool) -> Plan:
+def _ring_plan(
+    place: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool
+) -> MessagePlan:
     """steps: the part sent and the part received in each."""
     size = len(parts)
     after, before = (place + 1) % size, (place - 1) % size
@@ -66,13 +68,13 @@ def _ring(place: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[i
     rounds = []
     for sent, received in steps:
         for number in range(count):
-            sends = [Send(after, *span) for span in _segment(parts[sent], number, segment)]
-            receives = [Receive(before, *span, adds) for span in _segment(parts[received], number, segment)]
+            sends = [Send(after, *span) for span in _segment_of_part(parts[sent], number, segment)]
+            receives = [Receive(before, *span, adds) for span in _segment_of_part(parts[received], number, segment)]
             rounds.append(Round(tuple(sends), tuple(receives)))
-    return Plan(tuple(rounds), count - 1)
+    return MessagePlan(tuple(rounds), count - 1)
 
 
-def _segment(part: Span, number: int, segment: int) -> Iterator[Span]:
+def _segment_of_part(part: Span, number: int, segment: int) -> Iterator[Span]:
     """Segment `number` of a part, if the part is that long."""
     start = part[0] + number * segment
     if start < part[1]:
@@ -80,57 +82,57 @@ def _segment(part: Span, number: int, segment: int) -> Iterator[Span]:
 
 
 @cache
-def chain_reduce(place: int, size: int, length: int, segment: int) -> Plan:
+def chain_reduce(place: int, size: int, length: int, segment: int) -> MessagePlan:
     """Afterwards place 0 holds the sum; segments follow each other along size-1, .., 1, 0."""
-    pieces = spans_of(length, segment)
+    pieces = segment_spans(length, segment)
     rounds = []
     for time in range(len(pieces) + size - 2):
         out, into = time - (size - 1 - place), time - (size - 2 - place)
         sends = [Send(place - 1, *pieces[out])] if place > 0 and 0 <= out < len(pieces) else []
         comes = place < size - 1 and 0 <= into < len(pieces)
         rounds.append(Round(tuple(sends), (Receive(place + 1, *pieces[into], True),) if comes else ()))
-    return Plan(tuple(rounds), 0)
+    return MessagePlan(tuple(rounds), 0)
 
 
 @cache
-def chain_broadcast(place: int, size: int, length: int, segment: int) -> Plan:
+def chain_broadcast(place: int, size: int, length: int, segment: int) -> MessagePlan:
     """Afterwards every place holds what place 0 held; segments follow each other along 0, 1, .., size-1."""
-    pieces = spans_of(length, segment)
+    pieces = segment_spans(length, segment)
     rounds = []
     for time in range(len(pieces) + size - 2):
         out, into = time - place, time - place + 1
         sends = [Send(place + 1, *pieces[out])] if place < size - 1 and 0 <= out < len(pieces) else []
         comes = place > 0 and 0 <= into < len(pieces)
         rounds.append(Round(tuple(sends), (Receive(place - 1, *pieces[into], False),) if comes else ()))
-    return Plan(tuple(rounds), 0)
+    return MessagePlan(tuple(rounds), 0)
 
 
 @cache
-def double_tree(place: int, size: int, length: int, segment: int) -> Plan:
+def double_tree(place: int, size: int, length: int, segment: int) -> MessagePlan:
     """Afterwards every place holds the sum: up to the roots of two binary trees and down again, in a pipeline.
 
     The first tree takes the first half of the data in the even rounds, the second, renumbered so that leaves and
     inner nodes change roles, the other half in the odd ones. About 2 log2(size) + segments steps; each place sends
     and receives at most twice the data.
     """
-    halves = spans(length, 2)
+    halves = equal_spans(length, 2)
     both = zip(halves, (False, True), strict=True)
     trees = [_tree_rounds(place, size, half, segment, renumber) for half, renumber in both]
     longest = max(map(len, trees))
     rounds = [tree[time] if time < len(tree) else Round((), ()) for time in range(longest) for tree in trees]
-    return Plan(tuple(rounds), 1)
+    return MessagePlan(tuple(rounds), 1)
 
 
 def _tree_rounds(place: int, size: int, part: Span, segment: int, renumber: bool) -> list[Round]:
     """Round t of a node at depth d: piece t - (height - d) goes up, piece t - height - d down."""
-    number = {p: mirrored(p, size) if renumber else p for p in range(size)}
+    number = {p: mirror_position(p, size) if renumber else p for p in range(size)}
     at = {node: p for p, node in number.items()}
     node = number[place]
     above = tree_parent(node, size)
     parent = None if above is None else at[above]
     children = [at[child] for child in tree_children(node, size)]
-    depth, height = _depth(node, size), max(_depth(other, size) for other in range(size))
-    pieces = spans_of(part[1] - part[0], segment, part[0])
+    depth, height = _tree_depth(node, size), max(_tree_depth(other, size) for other in range(size))
+    pieces = segment_spans(part[1] - part[0], segment, part[0])
 
     def piece(index: int) -> list[Span]:
         return [pieces[index]] if 0 <= index < len(pieces) else []
@@ -145,11 +147,11 @@ def _tree_rounds(place: int, size: int, part: Span, segment: int, renumber: bool
     return rounds
 
 
-def _depth(node: int, size: int) -> int:
+def _tree_depth(node: int, size: int) -> int:
     parent = tree_parent(node, size)
-    return 0 if parent is None else 1 + _depth(parent, size)
+    return 0 if parent is None else 1 + _tree_depth(parent, size)
 
 
-def spans_of(length: int, segment: int, start: int = 0) -> list[Span]:
+def segment_spans(length: int, segment: int, start: int = 0) -> list[Span]:
     """Cuts `length` elements into segments; the last one may be shorter."""
     return [(low, min(low + segment, start + length)) for low in range(start, start + length, segment)]

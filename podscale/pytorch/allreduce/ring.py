@@ -7,18 +7,18 @@ all-reduce can do with less. Between nodes run only two of the ring's links, one
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.collectives import MessageCollectives, all_gather_tensor
-from podscale.pytorch.allreduce.order import Span, spans
+from podscale.pytorch.allreduce.collectives import P2PCollectives, all_gather_tensor
+from podscale.pytorch.allreduce.order import Span, equal_spans
 from podscale.pytorch.mesh import Axis
 
 
-class Ring:
+class RingAllReduce:
     """The ring along an axis with all ranks on it; the shards of its halves are the ranks'."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._ranks = [line.group_rank(place) for place in range(line.size)]
         self.shards, self.shard = line.size, self._ranks[line.place]
-        self._line, self._ring = line, MessageCollectives(line, wire, device)
+        self._line, self._ring = line, P2PCollectives(line, wire, device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         start, stop = self._scattered(bucket)[self._line.place]
@@ -32,7 +32,7 @@ class Ring:
 
     def _scattered(self, bucket: Tensor) -> list[Span]:
         """The part of each place: that of its rank, which on the line may be another number."""
-        shards = spans(len(bucket), self.shards)
+        shards = equal_spans(len(bucket), self.shards)
         parts = [shards[rank] for rank in self._ranks]
         self._ring.reduce_scatter(bucket.mul_(1.0 / self.shards), parts)
         return parts

@@ -6,7 +6,7 @@ from torch import distributed as dist
 from podscale.pytorch.allreduce.base import AllReduce
 from podscale.pytorch.world import World
 
-SIGNAL = 0.05
+SHARED_SIGNAL = 0.05
 """Part of a gradient that all ranks share; the rest, of deviation 1, is each rank's own noise."""
 
 
@@ -19,7 +19,7 @@ def relative_error(all_reduce: AllReduce, world: World, length: int) -> float:
     generator = torch.Generator(world.device)
     signal = torch.randn(length, generator=generator.manual_seed(0), device=world.device)
     noise = torch.randn(length, generator=generator.manual_seed(1 + world.rank), device=world.device)
-    mean = SIGNAL * signal + noise
+    mean = SHARED_SIGNAL * signal + noise
     exact = mean.double()
     dist.all_reduce(exact)
     exact /= world.size

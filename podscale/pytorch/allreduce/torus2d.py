@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.allreduce.collectives import all_gather_tensor, build_collectives
-from podscale.pytorch.allreduce.order import Span, spans
-from podscale.pytorch.allreduce.pipeline import build_side, pipelined, slices_of
+from podscale.pytorch.allreduce.order import Span, equal_spans
+from podscale.pytorch.allreduce.pipeline import build_slice_queue, run_pipelined, slice_count
 from podscale.pytorch.mesh import Mesh
 
 
-def sliced(length: int, row: int, slices: int) -> list[list[Span]]:
+def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
     """For each slice its span of every shard: slices cut across shards, so a shard's bounds do not depend on them."""
-    parts = [spans(stop - start, slices, start) for start, stop in spans(length, row)]
+    parts = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, row)]
     return [list(cut) for cut in zip(*parts, strict=True)]
 
 
-class Torus2D:
+class Torus2DAllReduce:
     """The shards of its halves are the places of the row."""
 
     def __init__(
@@ -35,11 +35,11 @@ class Torus2D:
         self._ranks = mesh.row.size * mesh.column.size
         self._row = build_collectives(mesh.row, wire_row, device)
         self._column = build_collectives(mesh.column, wire_column, device)
-        self._side = build_side(device)
+        self._side = build_slice_queue(device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         self._reduce(bucket, gather=False)
-        start, stop = spans(len(bucket), self.shards)[self.shard]
+        start, stop = equal_spans(len(bucket), self.shards)[self.shard]
         return bucket[start:stop].clone()
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
@@ -50,7 +50,7 @@ class Torus2D:
 
     def _reduce(self, bucket: Tensor, *, gather: bool) -> None:
         bucket.mul_(1.0 / self._ranks)
-        cuts = sliced(len(bucket), self.shards, slices_of(len(bucket), self._mesh.shape, bucket.device.type))
+        cuts = slice_spans(len(bucket), self.shards, slice_count(len(bucket), self._mesh.shape, bucket.device.type))
 
         def inward(number: int) -> None:
             self._row.reduce_scatter(bucket, cuts[number])
@@ -62,4 +62,4 @@ class Torus2D:
         def outward(number: int) -> None:
             self._row.all_gather(bucket, cuts[number])
 
-        pipelined(self._side, len(cuts), inward, across, outward if gather else None)
+        run_pipelined(self._side, len(cuts), inward, across, outward if gather else None)

@@ -8,19 +8,19 @@ and a leaf of the other, so that all links carry their share.
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.collectives import SEGMENT
-from podscale.pytorch.allreduce.messages import build_messenger
+from podscale.pytorch.allreduce.collectives import SEGMENT_ELEMENTS
+from podscale.pytorch.allreduce.messages import build_transport
 from podscale.pytorch.allreduce.plan import double_tree
 from podscale.pytorch.mesh import Axis
 
 
-class Tree:
+class DoubleTreeAllReduce:
     """The double tree along an axis with all ranks on it."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._line = line
-        self._messenger = build_messenger(line, wire, device)
-        self._segment = SEGMENT[device.type]
+        self._messenger = build_transport(line, wire, device)
+        self._segment = SEGMENT_ELEMENTS[device.type]
 
     def __call__(self, bucket: Tensor) -> None:
         plan = double_tree(self._line.place, self._line.size, len(bucket), self._segment)

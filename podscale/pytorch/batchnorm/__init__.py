@@ -5,6 +5,6 @@ message in which ranks put their moments together. native and traced: the passes
 as plain operations for the compiler. parts: several small batches in one.
 """
 
-from podscale.pytorch.batchnorm.layer import BatchNorm, span_groups
+from podscale.pytorch.batchnorm.layer import BatchNorm, assign_batch_norm_groups
 
-__all__ = ["BatchNorm", "span_groups"]
+__all__ = ["BatchNorm", "assign_batch_norm_groups"]

@@ -18,28 +18,30 @@ from torch.distributed import _functional_collectives as functional
 from podscale.engine.waits import BATCH_NORM, waiting_for
 from podscale.pytorch.batchnorm import native, traced
 from podscale.pytorch.batchnorm.native import memory_order
-from podscale.pytorch.batchnorm.statistics import combine
+from podscale.pytorch.batchnorm.statistics import combine_moments
 
 
-def group_norm(
+def sync_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Images [n, channels, h, w] normalised over all ranks of `group`; mean and unbiased variance, without gradient.
 
     Every rank of the group must call this in the same order; the batches may differ in size, but none is empty.
     """
-    y, mean, var = _GroupNorm.apply(x, weight, bias, eps, group)
+    y, mean, var = _SyncBatchNorm.apply(x, weight, bias, eps, group)
     return y, mean, var
 
 
-class _GroupNorm(torch.autograd.Function):
+class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup) -> Any:
         kernels = traced if torch.compiler.is_compiling() else native
         x = x.contiguous(memory_format=memory_order(x))
         mean, var = kernels.moments(x)
         exact = native.statistics_dtype(x)
-        found = combine(mean, var, x.numel() // x.shape[1], lambda message: _sum(message, group), exact)
+        found = combine_moments(
+            mean, var, x.numel() // x.shape[1], lambda message: _all_reduce_sum(message, group), exact
+        )
         invstd = torch.rsqrt(found.var + eps)
         y = kernels.normalise(x, found.mean, invstd, weight.to(exact), bias.to(exact))
         ctx.save_for_backward(x, weight, found.mean, invstd, found.count)
@@ -53,12 +55,12 @@ class _GroupNorm(torch.autograd.Function):
         x, weight, mean, invstd, count = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=memory_order(x))
         sum_dy, sum_dy_xmu = kernels.gradient_sums(dy, x, mean, invstd)
-        sums = _sum(torch.stack([sum_dy, sum_dy_xmu]), ctx.group)
+        sums = _all_reduce_sum(torch.stack([sum_dy, sum_dy_xmu]), ctx.group)
         dx = kernels.input_gradient(dy, x, mean, invstd, weight.to(mean.dtype), sums, count)
         return dx, (sum_dy_xmu * invstd).to(weight.dtype), sum_dy.to(weight.dtype), None, None
 
 
-def _sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_reduce_sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
     if torch.compiler.is_compiling():
         message = functional.all_reduce(message, "sum", group)
         return functional.wait_tensor(message)  # type: ignore[no-any-return]

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale.config.spans import Span
-from podscale.pytorch.batchnorm.function import group_norm
-from podscale.pytorch.batchnorm.parts import part_norm
+from podscale.config.spans import BatchNormGroup
+from podscale.pytorch.batchnorm.function import sync_batch_norm
+from podscale.pytorch.batchnorm.parts import ghost_batch_norm
 from podscale.pytorch.world import World
 
 log = logging.getLogger(__name__)
@@ -42,16 +42,16 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         running = (self.running_mean, self.running_var)
         if self.training and self.group is not None:
-            y, mean, var = group_norm(x, self.weight, self.bias, self.eps, self.group)
+            y, mean, var = sync_batch_norm(x, self.weight, self.bias, self.eps, self.group)
             for kept, new in zip(running, (mean, var), strict=True):
                 kept.lerp_(new, self.momentum)
             return y
         if self.training and self.part is not None and len(x) >= 2 * self.part:
-            return part_norm(x, self.weight, self.bias, *running, self.part, self.momentum, self.eps)
+            return ghost_batch_norm(x, self.weight, self.bias, *running, self.part, self.momentum, self.eps)
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
-def span_groups(model: nn.Module, world: World, span: Span) -> None:
+def assign_batch_norm_groups(model: nn.Module, world: World, span: BatchNormGroup) -> None:
     """Lets every batch norm of `model` take statistics over `span`. Every rank must call this at the same time.
 
     A group has a communicator of its own, since its messages run while another thread averages gradients. Groups are
@@ -62,12 +62,12 @@ def span_groups(model: nn.Module, world: World, span: Span) -> None:
     group = world.consecutive_group(span.ranks) if span.ranks > 1 else None
     for layer in layers:
         layer.group, layer.part = group, None if group else span.images
-    if group and _reach_over_nodes(span.ranks, world.nodes()) and world.first:
+    if group and _crosses_nodes(span.ranks, world.nodes()) and world.first:
         log.warning(
             f"batch-norm groups of {span.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step go "
             "between them, each at the latency of the network"
         )
 
 
-def _reach_over_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
+def _crosses_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
     return any(len(set(nodes[start : start + ranks])) > 1 for start in range(0, len(nodes), ranks))

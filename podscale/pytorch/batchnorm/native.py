@@ -10,11 +10,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-BLOCK = 2**20
+MOMENT_BLOCK_VALUES = 2**20
 """Values in one block of the CPU's moments: it stays in the cache between its two passes, and the kernel for channels
 last adds up one fp32 sum over all rows, whose error grows with their number (2e-5 of the variance at 100,000)."""
 
-FAR = 100.0
+FAR_DEVIATIONS = 100.0
 """Deviations from zero beyond which a mean is subtracted, on a CPU, before moments are taken again."""
 
 
@@ -23,7 +23,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
         return torch.batch_norm_update_stats(x, None, None, 0.0)
     mean, var = _block_moments(x)
-    if bool((mean.square() > FAR**2 * var).any()):
+    if bool((mean.square() > FAR_DEVIATIONS**2 * var).any()):
         near = mean.to(statistics_dtype(x))
         rest, var = _block_moments(x - near.view(1, -1, 1, 1))
         mean = near + rest
@@ -65,7 +65,7 @@ def input_gradient(
 def _block_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Moments block by block, put together as those of ranks are; fp64."""
     scratch = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x))  # its dtype is what the kernel answers in
-    blocks = x.split(max(1, BLOCK // max(1, x[0].numel())))
+    blocks = x.split(max(1, MOMENT_BLOCK_VALUES // max(1, x[0].numel())))
     found = [torch.stack(torch.batch_norm_update_stats(block, scratch[0], scratch[1], 0.1)) for block in blocks]
     shares = torch.tensor([len(block) / len(x) for block in blocks], dtype=torch.float64)
     means, variances = torch.stack(found).double().unbind(1)

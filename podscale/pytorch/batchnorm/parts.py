@@ -8,7 +8,7 @@ from torch import Tensor
 from podscale.pytorch.batchnorm.native import memory_order, statistics_dtype
 
 
-def part_norm(
+def ghost_batch_norm(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -26,14 +26,14 @@ def part_norm(
     starts = range(0, len(x) - part + 1, part)
     sizes = [part] * (len(starts) - 1) + [len(x) - starts[-1]]
     if torch.compiler.is_compiling():
-        y, mean, unbiased = _traced(x, weight, bias, sizes, eps)
+        y, mean, unbiased = _traced_ghost_batch_norm(x, weight, bias, sizes, eps)
         running_mean.lerp_(mean, momentum)
         running_var.lerp_(unbiased, momentum)
         return y
-    return _PartNorm.apply(x, weight, bias, running_mean, running_var, sizes, momentum, eps)  # type: ignore[no-any-return]
+    return _GhostBatchNorm.apply(x, weight, bias, running_mean, running_var, sizes, momentum, eps)  # type: ignore[no-any-return]
 
 
-class _PartNorm(torch.autograd.Function):
+class _GhostBatchNorm(torch.autograd.Function):
     """torch's local batch norm, part by part, straight into one output."""
 
     @staticmethod
@@ -59,7 +59,7 @@ class _PartNorm(torch.autograd.Function):
                 running_mean,
                 running_var,
                 True,
-                share(momentum, i, len(sizes)),
+                part_momentum(momentum, i, len(sizes)),
                 eps,
                 out=(out, saved[0, i], saved[1, i]),
             )
@@ -82,12 +82,14 @@ class _PartNorm(torch.autograd.Function):
         return torch.cat(dx), torch.stack(dw).sum(0), torch.stack(db).sum(0), *nothing
 
 
-def share(momentum: float, index: int, parts: int) -> float:
+def part_momentum(momentum: float, index: int, parts: int) -> float:
     """The momentum of part `index` with which all parts, one after the other, weigh momentum / parts each."""
     return momentum / (parts - (parts - 1 - index) * momentum)
 
 
-def _traced(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _traced_ghost_batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same as plain operations, for the compiler: output, mean of means, mean of unbiased variances."""
     ys, means, variances = [], [], []
     whole = len(sizes) if sizes[-1] == sizes[0] else len(sizes) - 1

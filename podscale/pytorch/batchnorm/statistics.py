@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Sum = Callable[[Tensor], Tensor]
+SumFunction = Callable[[Tensor], Tensor]
 """Adds a tensor up over the ranks of a group; may do it in place."""
 
 
 @dataclass(frozen=True)
-class Moments:
+class ChannelMoments:
     """Mean, biased and unbiased variance of each channel; count: values behind each, fp64 [1] on the device."""
 
     mean: Tensor
@@ -26,7 +26,9 @@ class Moments:
     count: Tensor
 
 
-def combine(mean: Tensor, var: Tensor, count: int, over_group: Sum, dtype: torch.dtype) -> Moments:
+def combine_moments(
+    mean: Tensor, var: Tensor, count: int, over_group: SumFunction, dtype: torch.dtype
+) -> ChannelMoments:
     """The moments of all ranks' values, in `dtype`, from each rank's own (its biased variance)."""
     channels = len(mean)
     message = torch.cat([mean, var, mean.new_ones(1)]).double()
@@ -38,4 +40,4 @@ def combine(mean: Tensor, var: Tensor, count: int, over_group: Sum, dtype: torch
     exact_var = torch.addcmul(exact_square, exact_mean, exact_mean, value=-1).clamp_(min=0.0)
     unbiased = exact_var * (total / (total - 1).clamp(min=1.0))
     rounded = torch.stack([exact_mean, exact_var, unbiased]).to(dtype)
-    return Moments(rounded[0], rounded[1], rounded[2], total)
+    return ChannelMoments(rounded[0], rounded[1], rounded[2], total)

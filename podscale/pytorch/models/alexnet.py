@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.models.alexnet import CELLS, POOL, POOLED
+from podscale.models.alexnet import FC6_INPUT_SIDE, POOL_WINDOW, POOLED
 from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.models.stem import convolution_or_linear
+from podscale.pytorch.models.stem import build_layer
 
 
 class AlexNet(nn.Module):
@@ -38,10 +38,10 @@ class AlexNet(nn.Module):
 
     def __init__(self, model: ModelSection, classes: int) -> None:
         super().__init__()
-        for layer in models.spec(model, classes).layers:
-            self.add_module(layer.name, _layer(layer, model))
+        for layer in models.model_spec(model, classes).layers:
+            self.add_module(layer.name, _build_layer(layer, model))
             if layer.norm:
-                self.add_module(layer.norm, _norm(layer.outputs, model))
+                self.add_module(layer.norm, _build_norm(layer.outputs, model))
         self.dropout = model.alexnet.dropout
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
@@ -59,12 +59,14 @@ class AlexNet(nn.Module):
                 x = getattr(self, f"bn{number}")(x)
             x = F.relu(x, inplace=True)
             if number in POOLED:
-                x = F.max_pool2d(x, POOL.kernel, POOL.stride)
+                x = F.max_pool2d(x, POOL_WINDOW.kernel, POOL_WINDOW.stride)
         if hasattr(self, "bn_pool5"):
             x = self.bn_pool5(x)
-        if x.shape[-2:] == (CELLS, CELLS):
+        if x.shape[-2:] == (FC6_INPUT_SIDE, FC6_INPUT_SIDE):
             return x
-        return F.adaptive_avg_pool2d(x, CELLS)  # images of another size than 224; as torchvision's network does
+        return F.adaptive_avg_pool2d(
+            x, FC6_INPUT_SIDE
+        )  # images of another size than 224; as torchvision's network does
 
     def classify(self, x: Tensor) -> Tensor:
         x = torch.flatten(x, 1)
@@ -73,11 +75,11 @@ class AlexNet(nn.Module):
         return self.fc8(x)  # type: ignore[no-any-return]
 
 
-def _layer(layer: models.Layer, model: ModelSection) -> nn.Module:
-    return _norm(layer.outputs, model) if layer.kind == "norm" else convolution_or_linear(layer)
+def _build_layer(layer: models.LayerSpec, model: ModelSection) -> nn.Module:
+    return _build_norm(layer.outputs, model) if layer.kind == "norm" else build_layer(layer)
 
 
-def _norm(channels: int, model: ModelSection) -> BatchNorm:
+def _build_norm(channels: int, model: ModelSection) -> BatchNorm:
     return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
 
 

@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.models.table import Branches, Convolution, Nodes, Pool, Residual
+from podscale.models import inception as inception_module
+from podscale.models.table import BranchNode, ConvNode, Nodes, PoolNode, ResidualNode
 from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.models.heads import Heads, Outputs
-from podscale.pytorch.models.stem import convolution_or_linear
+from podscale.pytorch.models.heads import InceptionOutputs, Outputs
+from podscale.pytorch.models.stem import build_layer
 
 
 class Inception(nn.Module):
@@ -20,10 +21,10 @@ class Inception(nn.Module):
 
     def __init__(self, model: ModelSection, classes: int) -> None:
         super().__init__()
-        self.table = models.inception.table(model)
+        self.table = inception_module.inception_table(model)
         self._named: dict[str, nn.Module] = {}
-        for layer in models.spec(model, classes).layers:
-            self._place(layer.name, convolution_or_linear(layer))
+        for layer in models.model_spec(model, classes).layers:
+            self._place(layer.name, build_layer(layer))
             if layer.norm:
                 norm = BatchNorm(layer.outputs, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
                 self._place(layer.norm, norm)
@@ -51,17 +52,17 @@ class Inception(nn.Module):
 
     def _stage(self, number: int, x: Outputs) -> Outputs:
         nodes = self.table.stages[number]
-        if isinstance(x, Heads):
-            return Heads(self._run(nodes, x.logits), x.auxiliary)
+        if isinstance(x, InceptionOutputs):
+            return InceptionOutputs(self._run(nodes, x.logits), x.auxiliary)
         x = self._run(nodes, x)
         if self.training and self.table.auxiliary and number == self.table.auxiliary_after:
             aside = self._run(self.table.auxiliary, x).mean(dim=(2, 3))
-            return Heads(x, self._named[self.table.auxiliary_classifier](aside))
+            return InceptionOutputs(x, self._named[self.table.auxiliary_classifier](aside))
         return x
 
     def _classify(self, x: Outputs) -> Outputs:
-        if isinstance(x, Heads):
-            return Heads(self._logits(x.logits), x.auxiliary)
+        if isinstance(x, InceptionOutputs):
+            return InceptionOutputs(self._logits(x.logits), x.auxiliary)
         return self._logits(x)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -71,19 +72,19 @@ class Inception(nn.Module):
     def _run(self, nodes: Nodes, x: Tensor) -> Tensor:
         for node in nodes:
             match node:
-                case Convolution(name):
+                case ConvNode(name):
                     x = F.relu(self._named[f"{name}.bn"](self._named[f"{name}.conv"](x)), inplace=True)
-                case Pool():
+                case PoolNode():
                     x = _pool(node, x)
-                case Branches(branches):
+                case BranchNode(branches):
                     x = torch.cat([self._run(branch, x) for branch in branches], dim=1)
-                case Residual(projection, inner, scale, linear):
+                case ResidualNode(projection, inner, scale, linear):
                     x = x + scale * self._named[projection](self._run((inner,), x))
                     x = x if linear else F.relu(x, inplace=True)
         return x
 
 
-def _pool(node: Pool, x: Tensor) -> Tensor:
+def _pool(node: PoolNode, x: Tensor) -> Tensor:
     if node.kind == "max":
         return F.max_pool2d(x, *node.window)
     return F.avg_pool2d(x, *node.window, count_include_pad=node.padded)

@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.models.resnet import BASIC, EXPANSION, ResNetPlan, plan
+from podscale.models.resnet import BASIC, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.models.blur import BlurredConv
 from podscale.pytorch.models.stem import Stem
 
-Norm = Callable[[int], nn.Module]
+NormFactory = Callable[[int], nn.Module]
 
 ONEDNN_SAFE_CHANNELS = 8
 """Fewest input channels with which oneDNN's AVX2 kernel for strided 1x1 convolutions works: see SubsampledConv."""
 
 
-class Maker:
+class BlockBuilder:
     """Makes the parts that the blocks of one network have in common."""
 
-    def __init__(self, network: ResNetPlan, norm: Norm, depth_rate: float) -> None:
+    def __init__(self, network: ResNetSpec, norm: NormFactory, depth_rate: float) -> None:
         self.plan, self.norm, self.depth_rate = network, norm, depth_rate
         self._blocks = 0
 
@@ -49,7 +49,7 @@ class Maker:
         """What the next block's branch passes through before it is added: it may be left out."""
         rate = self.depth_rate * self._blocks / max(sum(self.plan.depths) - 1, 1)
         self._blocks += 1
-        return SkippedBranch(rate) if rate else nn.Identity()
+        return DropPath(rate) if rate else nn.Identity()
 
     def stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
         """`depth` blocks; the first one halves the image where stride is 2."""
@@ -85,7 +85,7 @@ class PaddedShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
 
-class SkippedBranch(nn.Module):
+class DropPath(nn.Module):
     """Zeros in the place of an image's branch with probability `dropout`, else the branch over 1 - `dropout`
     (Huang 2016; the division, which keeps the mean, is timm's and torchvision's)."""
 
@@ -100,7 +100,7 @@ class SkippedBranch(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut."""
 
-    def __init__(self, inputs: int, inner: int, stride: int, make: Maker) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, make: BlockBuilder) -> None:
         super().__init__()
         self.conv1 = make.conv(inputs, inner, 3, stride)
         self.bn1 = make.norm(inner)
@@ -122,7 +122,7 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
 
-    def __init__(self, inputs: int, inner: int, stride: int, make: Maker) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, make: BlockBuilder) -> None:
         super().__init__()
         outputs = inner * EXPANSION[make.plan.block]
         self.conv1 = make.conv(inputs, inner, 1)
@@ -148,9 +148,9 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """images float [n, 3, height, width] -> logits [n, classes]."""
 
-    def __init__(self, network: ResNetPlan, classes: int, norm: Norm, depth_rate: float = 0.0) -> None:
+    def __init__(self, network: ResNetSpec, classes: int, norm: NormFactory, depth_rate: float = 0.0) -> None:
         super().__init__()
-        make, channels = Maker(network, norm, depth_rate), network.channels
+        make, channels = BlockBuilder(network, norm, depth_rate), network.channels
         self.conv1 = Stem(channels, *network.stem)
         self.bn1 = norm(channels)
         self.maxpool = nn.Identity() if network.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
@@ -196,6 +196,6 @@ def resnet(model: ModelSection, classes: int) -> ResNet:
     def norm(channels: int) -> nn.Module:
         return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
 
-    network = ResNet(plan(model), classes, norm, model.stochastic_depth)
+    network = ResNet(resnet_spec(model), classes, norm, model.stochastic_depth)
     initialise(network, model.zero_init_last_gamma)
     return network

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podscale.models import Layer
+from podscale.models import LayerSpec
 
 StemCompute = Literal["plain", "padded4", "space_to_depth"]
 
@@ -44,14 +44,14 @@ class Stem(nn.Conv2d):
         stride, padding, kernel = self.stride[0], int(self.padding[0]), self.kernel_size[0]
         blocks = -(-kernel // stride)
         behind = blocks * stride - kernel
-        weight = fold(F.pad(self.weight, (0, behind, 0, behind)), stride)
+        weight = space_to_depth(F.pad(self.weight, (0, behind, 0, behind)), stride)
         bottom, right = (
             ((side + 2 * padding - kernel) // stride + blocks) * stride - padding - side for side in x.shape[-2:]
         )
-        return F.conv2d(fold(F.pad(x, (padding, right, padding, bottom)), stride), weight, self.bias)
+        return F.conv2d(space_to_depth(F.pad(x, (padding, right, padding, bottom)), stride), weight, self.bias)
 
 
-def convolution_or_linear(layer: Layer) -> nn.Module:
+def build_layer(layer: LayerSpec) -> nn.Module:
     """What a layer of the catalogue is in torch; a convolution of images is a stem."""
     if layer.kind == "linear":
         return nn.Linear(layer.inputs, layer.outputs)
@@ -68,14 +68,14 @@ def convolution_or_linear(layer: Layer) -> nn.Module:
     )
 
 
-def fold(x: Tensor, block: int) -> Tensor:
+def space_to_depth(x: Tensor, block: int) -> Tensor:
     """Blocks of pixels to channels: [n, c, h, w] -> [n, c * block^2, h / block, w / block], one copy in NHWC order."""
     n, c, h, w = x.shape
     parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 2, 4, 1, 3, 5)
     return parts.reshape(n, h // block, w // block, c * block * block).permute(0, 3, 1, 2)
 
 
-def choose_stem(model: nn.Module, compute: StemCompute) -> None:
+def set_stem_compute(model: nn.Module, compute: StemCompute) -> None:
     """Sets how the first convolution of `model` is computed; a stem of stride 1 has nothing to fold and stays plain."""
     for module in model.modules():
         if isinstance(module, Stem):

@@ -1,8 +1,8 @@
 """Update rules by their names in the document."""
 
 from podscale.pytorch.optim.adam import Adam
-from podscale.pytorch.optim.base import Displaced, Hyper, Optimizer, Periodic, Shaped
-from podscale.pytorch.optim.build import build_optimizer, build_share
+from podscale.pytorch.optim.base import ExtraStateOptimizer, HyperParams, LookaheadOptimizer, Optimizer, StepAware
+from podscale.pytorch.optim.build import build_optimizer, build_param_shard
 from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
 from podscale.pytorch.optim.neumann import Neumann
@@ -10,24 +10,24 @@ from podscale.pytorch.optim.nlcg import Nlcg
 from podscale.pytorch.optim.rmsprop import RmsProp
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.shampoo import Shampoo
-from podscale.pytorch.optim.share import Segment, Share
+from podscale.pytorch.optim.share import ParamShard, ParamSlice
 
 __all__ = [
     "Adam",
-    "Displaced",
-    "Hyper",
+    "ExtraStateOptimizer",
+    "HyperParams",
     "Lamb",
     "Lars",
+    "LookaheadOptimizer",
     "Neumann",
     "Nlcg",
     "Optimizer",
-    "Periodic",
+    "ParamShard",
+    "ParamSlice",
     "RmsProp",
-    "Segment",
     "Sgd",
     "Shampoo",
-    "Shaped",
-    "Share",
+    "StepAware",
     "build_optimizer",
-    "build_share",
+    "build_param_shard",
 ]

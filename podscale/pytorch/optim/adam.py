@@ -7,10 +7,10 @@ and those for lists of tensors know no mask.
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, where_finite
-from podscale.pytorch.optim.moments import Moments
-from podscale.pytorch.optim.momentum import add_decay
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.moments import AdamMoments
+from podscale.pytorch.optim.momentum import add_weight_decay
+from podscale.pytorch.optim.share import ParamShard
 
 
 class Adam:
@@ -19,21 +19,21 @@ class Adam:
     decoupled: u of g alone, and w -= rate * weight_decay * w.
     """
 
-    def __init__(self, share: Share, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
+    def __init__(self, share: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
         self._share, self._decoupled = share, decoupled
-        self._moments = Moments(share, beta2=beta2, eps=eps)
+        self._moments = AdamMoments(share, beta2=beta2, eps=eps)
         self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         finite = self._share.agree_to_move(finite)
         decay, away = where_finite(finite, hyper.weight_decay, 0.0), where_finite(finite, -hyper.learning_rate, 0.0)
         corrections = self._moments.corrections(hyper.momentum, finite)
         for number, group in enumerate(self._share.groups):
             if not self._decoupled:
-                add_decay(group, decay)
+                add_weight_decay(group, decay)
             self._moments.direct(number, hyper.momentum, corrections, finite)
             if self._decoupled:
-                add_decay(group, decay)
+                add_weight_decay(group, decay)
             torch._foreach_addcmul_(group.weights, group.gradients, [away] * len(group.weights))
         return finite

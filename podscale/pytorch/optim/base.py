@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-FEW = 2**17
+SMALL_SUM_VALUES = 2**17
 """So many values are added in fp32 to the accuracy of their own rounding (1e-9 of the sum of their sizes)."""
 
 
-class Hyper(NamedTuple):
+class HyperParams(NamedTuple):
     """What an update goes by beside the gradient: fp32 scalars on the device, equal on all ranks.
 
     The first three are a row of the schedule table (`schedules.COLUMNS`). loss: the mean over the global batch that the
@@ -32,7 +32,7 @@ class Optimizer(Protocol):
     scalars: dict[str, Tensor]
     """What it keeps besides: fp32 scalars, equal on all ranks."""
 
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         """Carries out one update and uses up the gradients; returns whether it was carried out, alike on all ranks.
 
         `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
@@ -42,7 +42,7 @@ class Optimizer(Protocol):
 
 
 @runtime_checkable
-class Shaped(Protocol):
+class ExtraStateOptimizer(Protocol):
     """A rule that keeps more than values of single weights, in shapes of its own."""
 
     @property
@@ -60,7 +60,7 @@ class Shaped(Protocol):
 
 
 @runtime_checkable
-class Periodic(Protocol):
+class StepAware(Protocol):
     """A rule that does more in some updates than in others, which a CUDA graph cannot."""
 
     def begin(self, step: int) -> None:
@@ -69,7 +69,7 @@ class Periodic(Protocol):
 
 
 @runtime_checkable
-class Displaced(Protocol):
+class LookaheadOptimizer(Protocol):
     """A rule whose weights stand where its next gradient is taken, which is not the point that it has reached."""
 
     def reached(self) -> Tensor:
@@ -82,18 +82,18 @@ def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Te
     return torch.where(finite, factor, otherwise)
 
 
-def replace_where(finite: Tensor, kept: Tensor, value: Tensor) -> None:
+def copy_where_finite(finite: Tensor, kept: Tensor, value: Tensor) -> None:
     """Takes over `value` where the update is finite; leaves what is kept to the bit where it is not."""
     kept.copy_(torch.where(finite, value, kept))
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
+def dot_fp64(a: Tensor, b: Tensor) -> Tensor:
     """The sum of the products, fp64, to the rounding of each fp32 product."""
-    return total(a * b)
+    return sum_fp64(a * b)
 
 
-def total(values: Tensor) -> Tensor:
+def sum_fp64(values: Tensor) -> Tensor:
     """The sum in fp64. Of a few values on a CPU, where torch adds in a tree, fp32 is as good and takes a third of the
     time."""
-    few = values.device.type == "cpu" and values.numel() <= FEW
+    few = values.device.type == "cpu" and values.numel() <= SMALL_SUM_VALUES
     return values.sum().double() if few else values.sum(dtype=torch.float64)

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from podscale import models
 from podscale.config.optimizer import OptimizerSection
-from podscale.decay import treatments
-from podscale.pytorch.allreduce import HalvedAllReduce
+from podscale.decay import param_options
+from podscale.pytorch.allreduce import ShardedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.optim.adam import Adam
 from podscale.pytorch.optim.base import Optimizer
@@ -14,14 +14,16 @@ from podscale.pytorch.optim.lamb import Lamb
 from podscale.pytorch.optim.lars import Lars
 from podscale.pytorch.optim.neumann import Neumann
 from podscale.pytorch.optim.nlcg import Nlcg
-from podscale.pytorch.optim.peers import Peers
+from podscale.pytorch.optim.peers import ReplicaGroup
 from podscale.pytorch.optim.rmsprop import RmsProp
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.shampoo import Shampoo
-from podscale.pytorch.optim.share import Segment, Share
+from podscale.pytorch.optim.share import ParamShard, ParamSlice
 
 
-def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float, peers: Peers | None = None) -> Optimizer:
+def build_optimizer(
+    section: OptimizerSection, share: ParamShard, per_epoch: float, peers: ReplicaGroup | None = None
+) -> Optimizer:
     """The update rule of a document over this rank's share of the weights.
 
     per_epoch: updates of an epoch. peers: the ranks that work may be dealt out to; default: this one is alone.
@@ -53,7 +55,7 @@ def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float, p
             own = section.rmsprop
             return RmsProp(share, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
         case "shampoo":
-            return build_shampoo(section, share, peers or Peers())
+            return build_shampoo(section, share, peers or ReplicaGroup())
         case "nlcg":
             return Nlcg(
                 share,
@@ -69,7 +71,7 @@ def build_optimizer(section: OptimizerSection, share: Share, per_epoch: float, p
             return Neumann(share, section.neumann, per_epoch)
 
 
-def build_shampoo(section: OptimizerSection, share: Share, peers: Peers) -> Shampoo:
+def build_shampoo(section: OptimizerSection, share: ParamShard, peers: ReplicaGroup) -> Shampoo:
     own = section.shampoo
     return Shampoo(
         share,
@@ -89,28 +91,32 @@ def build_shampoo(section: OptimizerSection, share: Share, peers: Peers) -> Sham
     )
 
 
-def build_share(
+def build_param_shard(
     section: OptimizerSection,
     buffer: GradientBuffer,
     masters: Tensor,
     spec: models.ModelSpec,
-    gather: HalvedAllReduce | None = None,
-) -> Share:
+    gather: ShardedAllReduce | None = None,
+) -> ParamShard:
     """What this rank updates; `gather` is what collects shards, None where every rank updates everything."""
-    return Share(
-        build_segments(section, buffer, spec), buffer.owned, masters, buffer.flat, RowSum(gather) if gather else None
+    return ParamShard(
+        build_param_slices(section, buffer, spec),
+        buffer.owned,
+        masters,
+        buffer.flat,
+        RowSum(gather) if gather else None,
     )
 
 
-def build_segments(section: OptimizerSection, buffer: GradientBuffer, spec: models.ModelSpec) -> list[Segment]:
+def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: models.ModelSpec) -> list[ParamSlice]:
     """The parameters in the order of the model, and whether they decay and adapt.
 
     Raises InputError where a pattern of the skip list matches nothing.
     """
-    treated, views = treatments(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
+    treated, views = param_options(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
     norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
     return [
-        Segment(
+        ParamSlice(
             name,
             start,
             views[name].numel(),
@@ -130,7 +136,7 @@ class RowSum:
     the weights of two rows would come to differ in their last bits.
     """
 
-    def __init__(self, gather: HalvedAllReduce) -> None:
+    def __init__(self, gather: ShardedAllReduce) -> None:
         self._gather = gather
 
     def __call__(self, values: Tensor) -> Tensor:

@@ -11,15 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from podscale.layout import ALIGNMENT
-from podscale.pytorch.optim.share import Share
+from podscale.layout import ALIGNMENT_ELEMENTS
+from podscale.pytorch.optim.share import ParamShard
 
-BLOCK = 2048
+BLOCK_ELEMENTS = 2048
 """Elements that a program takes at a time."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _norms(weights, gradients, table, decays, of_weights, of_gradients, of_sum: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _norms_kernel(
+    weights, gradients, table, decays, of_weights, of_gradients, of_sum: tl.constexpr, block: tl.constexpr
+):  # type: ignore[no-untyped-def]
     piece = tl.program_id(0)
     segment, size = tl.load(table + 5 * piece), tl.multiple_of(tl.load(table + 5 * piece + 1), 32)
     at_weight = tl.multiple_of(tl.load(table + 5 * piece + 2), 32)
@@ -39,7 +41,7 @@ def _norms(weights, gradients, table, decays, of_weights, of_gradients, of_sum: 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _move(  # type: ignore[no-untyped-def]
+def _momentum_kernel(  # type: ignore[no-untyped-def]
     weights,
     gradients,
     momenta,
@@ -75,11 +77,14 @@ def _move(  # type: ignore[no-untyped-def]
 class FusedMomentum:
     """Does what `momentum.Momentum` does; gradients are left as they are."""
 
-    def __init__(self, share: Share, *, nesterov: bool) -> None:
+    def __init__(self, share: ParamShard, *, nesterov: bool) -> None:
         self._share, self._nesterov = share, nesterov
         self.values = share.zeros()
-        rows = [(p.segment, -(-p.size // ALIGNMENT) * ALIGNMENT, p.weight, p.at, p.own) for p in share.pieces]
-        assert all(place % ALIGNMENT == 0 for row in rows for place in row[1:])
+        rows = [
+            (p.segment, -(-p.size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS, p.weight, p.at, p.own)
+            for p in share.pieces
+        ]
+        assert all(place % ALIGNMENT_ELEMENTS == 0 for row in rows for place in row[1:])
         self._table = torch.tensor(rows, dtype=torch.int64, device=share.device).view(-1)
 
     def compile(self) -> None:
@@ -91,8 +96,16 @@ class FusedMomentum:
         share, (w, g) = self._share, torch.empty(2, len(self._share.pieces), device=self._share.device)
         decays = weight_decay * share.decays
         if share.pieces:
-            _norms[(len(share.pieces),)](
-                share.weights, share.gradients, self._table, decays, w, g, of_sum=of_sum, block=BLOCK, num_warps=8
+            _norms_kernel[(len(share.pieces),)](
+                share.weights,
+                share.gradients,
+                self._table,
+                decays,
+                w,
+                g,
+                of_sum=of_sum,
+                block=BLOCK_ELEMENTS,
+                num_warps=8,
             )
         return w, g
 
@@ -101,7 +114,7 @@ class FusedMomentum:
     ) -> None:
         share, segments = self._share, len(self._share.segments)
         if share.pieces:
-            _move[(len(share.pieces),)](
+            _momentum_kernel[(len(share.pieces),)](
                 share.weights,
                 share.gradients,
                 self.values,
@@ -112,6 +125,6 @@ class FusedMomentum:
                 momentum,
                 finite.to(torch.int32),
                 nesterov=self._nesterov,
-                block=BLOCK,
+                block=BLOCK_ELEMENTS,
                 num_warps=8,
             )

@@ -8,25 +8,25 @@ The ratio |w| / |u| is 1 where a norm is zero, and for segments that do not adap
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, where_finite
-from podscale.pytorch.optim.moments import Moments
-from podscale.pytorch.optim.momentum import add_decay
-from podscale.pytorch.optim.norms import Norms
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.moments import AdamMoments
+from podscale.pytorch.optim.momentum import add_weight_decay
+from podscale.pytorch.optim.norms import ParamNorms
+from podscale.pytorch.optim.share import ParamShard
 
 
 class Lamb:
     """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
 
     def __init__(
-        self, share: Share, *, beta2: float, eps: float = 1e-6, clip_norm: float = 1.0, clip: bool = False
+        self, share: ParamShard, *, beta2: float, eps: float = 1e-6, clip_norm: float = 1.0, clip: bool = False
     ) -> None:
-        self._share, self._norms = share, Norms(share)
-        self._moments, self._clip_norm, self._clip = Moments(share, beta2=beta2, eps=eps), clip_norm, clip
+        self._share, self._norms = share, ParamNorms(share)
+        self._moments, self._clip_norm, self._clip = AdamMoments(share, beta2=beta2, eps=eps), clip_norm, clip
         self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         g = [norm for group in self._share.groups for norm in torch._foreach_norm(group.gradient_pieces)]
         finite, (norms,) = self._norms(finite, g)
         directions = self._directions(hyper, self._shrink(norms, finite), finite)
@@ -46,14 +46,14 @@ class Lamb:
         factor = 1.0 / (whole / self._clip_norm).clamp(min=1.0) if self._clip_norm else torch.ones_like(whole)
         return where_finite(finite, factor, 0.0)
 
-    def _directions(self, hyper: Hyper, shrink: Tensor, finite: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _directions(self, hyper: HyperParams, shrink: Tensor, finite: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Updates the moments and leaves u in the gradients; the norms of weights and of u, piece by piece."""
         corrections = self._moments.corrections(hyper.momentum, finite)
         w, u = list[Tensor](), list[Tensor]()
         for number, group in enumerate(self._share.groups):
             torch._foreach_mul_(group.gradients, shrink)
             self._moments.direct(number, hyper.momentum, corrections, finite)
-            add_decay(group, hyper.weight_decay)
+            add_weight_decay(group, hyper.weight_decay)
             w += torch._foreach_norm(group.weight_pieces)
             u += torch._foreach_norm(group.gradient_pieces)
         return w, u

@@ -18,12 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper
-from podscale.pytorch.optim.momentum import Form, build_mover, factors
-from podscale.pytorch.optim.norms import Norms
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams
+from podscale.pytorch.optim.momentum import MomentumForm, build_momentum_update, momentum_factors
+from podscale.pytorch.optim.norms import ParamNorms
+from podscale.pytorch.optim.share import ParamShard
 
-Trust = Literal["sum_of_norms", "norm_of_sum"]
+TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 
 class Lars:
@@ -35,30 +35,30 @@ class Lars:
 
     def __init__(
         self,
-        share: Share,
+        share: ParamShard,
         *,
         nesterov: bool,
         trust_coefficient: float,
         eps: float = 0.0,
-        trust: Trust = "sum_of_norms",
-        form: Form = "unscaled",
+        trust: TrustForm = "sum_of_norms",
+        form: MomentumForm = "unscaled",
         clip: bool = False,
     ) -> None:
-        self._share, self._norms = share, Norms(share)
+        self._share, self._norms = share, ParamNorms(share)
         self._trust_coefficient, self._eps, self._trust = trust_coefficient, eps, trust
         self._form, self._clip = form, clip
-        self._momentum = build_mover(share, nesterov=nesterov)
+        self._momentum = build_momentum_update(share, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         of_sum = self._trust == "norm_of_sum"
         finite, (w, g) = self._norms(finite, *self._momentum.norms(hyper.weight_decay, of_sum=of_sum))
-        inside, outside = factors(self._form, hyper.learning_rate, self._ratio(w, g, hyper))
+        inside, outside = momentum_factors(self._form, hyper.learning_rate, self._ratio(w, g, hyper))
         self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=of_sum)
         return finite
 
-    def _ratio(self, w: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
+    def _ratio(self, w: Tensor, g: Tensor, hyper: HyperParams) -> Tensor:
         """The trust ratio of each segment, fp32 [segments], from the norms of weights and gradients."""
         below = g + self._eps
         if self._trust == "sum_of_norms":

@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import where_finite
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.share import ParamShard
 
 
-class Moments:
+class AdamMoments:
     """m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
     with b1 the schedule's momentum and t the updates carried out so far, this one included. Moments are fp32.
     """
 
-    def __init__(self, share: Share, *, beta2: float, eps: float) -> None:
+    def __init__(self, share: ParamShard, *, beta2: float, eps: float) -> None:
         self._share, self._beta2, self._eps = share, beta2, eps
         self.updates = torch.zeros((), device=share.device)
         self.values = {"momentum": share.zeros(), "variance": share.zeros()}

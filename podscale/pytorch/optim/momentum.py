@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import where_finite
-from podscale.pytorch.optim.share import Group, Share
+from podscale.pytorch.optim.share import ChunkGroup, ParamShard
 
 log = logging.getLogger(__name__)
 
-Form = Literal["unscaled", "scaled", "ratio_inside"]
+MomentumForm = Literal["unscaled", "scaled", "ratio_inside"]
 """Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
 
 unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
@@ -25,7 +25,7 @@ so that it rescales what old gradients left. ratio_inside: the ratio inside, the
 """
 
 
-def add_decay(group: Group, weight_decay: Tensor) -> None:
+def add_weight_decay(group: ChunkGroup, weight_decay: Tensor) -> None:
     """g += weight_decay * w for what decays."""
     gradients = [group.gradients[i] for i in group.decaying]
     weights = [group.weights[i] for i in group.decaying]
@@ -34,7 +34,7 @@ def add_decay(group: Group, weight_decay: Tensor) -> None:
         torch._foreach_addcmul_(gradients, weights, factors)
 
 
-class Mover(Protocol):
+class MomentumUpdate(Protocol):
     """Momentum over a share: in lists of operations here, in two kernels in `fused`."""
 
     values: Tensor
@@ -53,7 +53,7 @@ class Mover(Protocol):
         ...
 
 
-def build_mover(share: Share, *, nesterov: bool) -> Mover:
+def build_momentum_update(share: ParamShard, *, nesterov: bool) -> MomentumUpdate:
     """The fused one on a GPU, where Triton is installed and finds the C compiler that it needs for its launchers."""
     if share.device.type == "cuda" and find_spec("triton"):
         from podscale.pytorch.optim.fused import FusedMomentum
@@ -65,16 +65,16 @@ def build_mover(share: Share, *, nesterov: bool) -> Mover:
             log.warning(f"momentum in many small kernels, since Triton cannot compile the fused ones: {error}")
         else:
             return fused
-    return Momentum(share, nesterov=nesterov)
+    return ForeachMomentum(share, nesterov=nesterov)
 
 
-class Momentum:
+class ForeachMomentum:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
     `inside` and `outside` hold a factor for all, or one for each segment: see `Form`.
     """
 
-    def __init__(self, share: Share, *, nesterov: bool) -> None:
+    def __init__(self, share: ParamShard, *, nesterov: bool) -> None:
         self._share, self._nesterov = share, nesterov
         self.values = share.zeros()
         self._views = share.views(self.values)
@@ -84,7 +84,7 @@ class Momentum:
         w, g = list[Tensor](), list[Tensor]()
         for group in self._share.groups:
             if of_sum:
-                add_decay(group, weight_decay)
+                add_weight_decay(group, weight_decay)
             w += torch._foreach_norm(group.weight_pieces)
             g += torch._foreach_norm(group.gradient_pieces)
         return w, g
@@ -97,7 +97,7 @@ class Momentum:
         keep = where_finite(finite, momentum, 1.0)
         for group, momenta in zip(self._share.groups, self._views, strict=True):
             if not decayed:
-                add_decay(group, weight_decay)
+                add_weight_decay(group, weight_decay)
             updates, parts = group.gradients, slice(group.first, group.last)
             torch._foreach_mul_(momenta, keep)
             if self._nesterov:
@@ -110,7 +110,7 @@ class Momentum:
                 torch._foreach_addcmul_(group.weights, momenta, away[parts])
 
 
-def factors(form: Form, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
     """What stands inside and outside the momentum buffer."""
     match form:
         case "unscaled":

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from podscale.config.neumann import NeumannSection
-from podscale.pytorch.optim.base import Hyper, dot, replace_where
-from podscale.pytorch.optim.momentum import add_decay
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams, copy_where_finite, dot_fp64
+from podscale.pytorch.optim.momentum import add_weight_decay
+from podscale.pytorch.optim.share import ParamShard
 
 
 class Neumann:
     """See the module's text. per_epoch: updates of an epoch, which lengths in epochs are counted in."""
 
-    def __init__(self, share: Share, section: NeumannSection, per_epoch: float) -> None:
+    def __init__(self, share: ParamShard, section: NeumannSection, per_epoch: float) -> None:
         self._share, self._section, self._per_epoch = share, section, per_epoch
         self._sgd_updates = round(section.sgd_epochs * per_epoch)
         self._push = section.beta * sum(segment.size for segment in share.segments)
@@ -50,7 +50,7 @@ class Neumann:
         self._momenta, self._averages = (share.views(kept) for kept in self.moments.values())
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         section, eta = self._section, hyper.learning_rate
         finite, (square,) = self._share.agree(finite, self._own_square())
         first = self._updates == 0
@@ -70,7 +70,7 @@ class Neumann:
         stay = torch.where(finite & first, 0.0, 1.0 - follow)
         for group, m, v in zip(self._share.groups, self._momenta, self._averages, strict=True):
             w, d, each = group.weights, group.gradients, len(group.weights)
-            add_decay(group, hyper.weight_decay)
+            add_weight_decay(group, hyper.weight_decay)
             torch._foreach_addcmul_(d, torch._foreach_sub(w, v), [slope] * each)  # line 8
             torch._foreach_mul_(v, stay)  # line 12 but for its last term, and line 1
             torch._foreach_addcmul_(v, w, [begin] * each)
@@ -97,7 +97,7 @@ class Neumann:
     def _own_square(self) -> Tensor:
         """This rank's part of |w - v|^2: fp64, one value."""
         squares = [
-            dot(away, away)
+            dot_fp64(away, away)
             for group, v in zip(self._share.groups, self._averages, strict=True)
             for away in torch._foreach_sub(group.weights, v)
         ]
@@ -122,7 +122,7 @@ class Neumann:
     def _count(self, t: Tensor, mu: Tensor, reset: Tensor, finite: Tensor) -> None:
         """Moves on to the next update, and after a reset to the next reset."""
         self._updates += finite
-        replace_where(finite & (t >= 1.0), self._mu, mu)
-        replace_where(reset, self._last_reset, t)
-        replace_where(reset, self._reset_at, t + self._period)
-        replace_where(reset, self._period, 2.0 * self._period)
+        copy_where_finite(finite & (t >= 1.0), self._mu, mu)
+        copy_where_finite(reset, self._last_reset, t)
+        copy_where_finite(reset, self._reset_at, t + self._period)
+        copy_where_finite(reset, self._period, 2.0 * self._period)

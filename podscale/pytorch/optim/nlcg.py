@@ -24,31 +24,31 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, replace_where, total
-from podscale.pytorch.optim.momentum import add_decay
-from podscale.pytorch.optim.norms import Norms
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams, copy_where_finite, sum_fp64
+from podscale.pytorch.optim.momentum import add_weight_decay
+from podscale.pytorch.optim.norms import ParamNorms
+from podscale.pytorch.optim.share import ParamShard
 
 EPS = 1e-8
 LOSS_DECAY = 0.7
 """Of the running average of the loss."""
-COMPARED_EVERY = 5
+COMPARE_EVERY_STEPS = 5
 """Updates between two looks of `step` at that average."""
-LOWEST_BASE, HIGHEST_BASE = 1e-4, 1.0
+MIN_BASE_RATE, MAX_BASE_RATE = 1e-4, 1.0
 
 RISES = (0.01, 0.025, 0.05, 0.075, 0.10, 0.125, 0.15)
 """Rises of the loss, as a share of it, that part the rows of the table; the tolerance multiplies them."""
 SHRINKS = (1.0, 0.975, 0.95, 0.9, 0.8, 0.7, 0.5)
 """What the base rate is multiplied by above each of them; below the first it grows."""
-TAKEN_BACK = (0.0, 0.1, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+TAKE_BACK_FRACTIONS = (0.0, 0.1, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 """The share of the last direction that is taken back below the first, and above each."""
 GROWTH = {"step": 1.05, "online": 1.02}
 
 Beta = Literal["fletcher_reeves", "polak_ribiere"]
-Pace = Literal["step", "online", "none"]
+PaceMode = Literal["step", "online", "none"]
 
 
-class Part(NamedTuple):
+class NlcgPart(NamedTuple):
     """Some of the weights and what is kept of each, by the names of the module's text; `s_old` for Polak-Ribiere."""
 
     w: Tensor
@@ -68,35 +68,35 @@ class Nlcg:
 
     def __init__(
         self,
-        share: Share,
+        share: ParamShard,
         *,
         beta: Beta = "fletcher_reeves",
-        pace: Pace = "step",
+        pace: PaceMode = "step",
         tolerance: float = 1.0,
         lars_coefficient: float = 0.0,
         norm_gradient_scale: float = 1.0,
         restart_every: int = 0,
         forget_every: int = 0,
     ) -> None:
-        self._share, self._norms = share, Norms(share)
+        self._share, self._norms = share, ParamNorms(share)
         self._polak_ribiere = beta == "polak_ribiere"
         self._lars = lars_coefficient
         self._restart_every, self._forget_every = restart_every, forget_every
         self.moments = {"curvature": share.zeros().fill_(1.0), "direction": share.zeros(), "gradient": share.zeros()}
         if self._polak_ribiere:
             self.moments["descent"] = share.zeros()
-        self._pace = LossPace(pace, tolerance, share.device)
+        self._pace = LossRateControl(pace, tolerance, share.device)
         self._updates, self._rho, self._moved = (torch.zeros((), device=share.device) for _ in range(3))
         self.scalars = {"updates": self._updates, "rho": self._rho, "moved": self._moved, **self._pace.scalars}
         of_norms = torch.tensor([segment.norm for segment in share.segments], device=share.device)
         self._own_scale = torch.where(of_norms, norm_gradient_scale, 1.0)
         self._scaled = lars_coefficient > 0 or norm_gradient_scale != 1.0
-        self._parts = [Part(*stretch) for stretch in share.stretches(*self.moments.values())]
+        self._parts = [NlcgPart(*stretch) for stretch in share.stretches(*self.moments.values())]
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         for group in self._share.groups:
-            add_decay(group, hyper.weight_decay)
+            add_weight_decay(group, hyper.weight_decay)
         finite = self._scale(finite)
         room = self._share.weights.new_empty(2, max((len(part.g) for part in self._parts), default=0))
         finite, (along, curved, towards_old) = self._products(finite, room)
@@ -114,8 +114,8 @@ class Nlcg:
             part.w.addcmul_(part.d, move)
             if part.s_old is not None:
                 part.s_old.lerp_(part.g.neg_(), takes_over)
-        replace_where(finite, self._rho, rho.float())
-        replace_where(finite, self._moved, t)
+        copy_where_finite(finite, self._rho, rho.float())
+        copy_where_finite(finite, self._moved, t)
         self._updates += finite
         return finite
 
@@ -128,12 +128,12 @@ class Nlcg:
         sums = list[Tensor]()
         for part in self._parts:
             own = room[0, : len(part.g)]
-            sums.append(total(torch.sub(part.g, part.g_old, out=own).mul_(part.d)))
-            sums.append(total(torch.mul(part.h, part.d, out=own).mul_(part.d)))
+            sums.append(sum_fp64(torch.sub(part.g, part.g_old, out=own).mul_(part.d)))
+            sums.append(sum_fp64(torch.mul(part.h, part.d, out=own).mul_(part.d)))
             if part.s_old is None:
                 sums.append(sums[0].new_zeros(()))
             else:
-                sums.append(total(torch.mul(part.g, part.s_old, out=own).neg_()))
+                sums.append(sum_fp64(torch.mul(part.g, part.s_old, out=own).neg_()))
         found = torch.stack(sums).view(-1, 3).sum(0) if sums else self._share.weights.new_zeros(3, dtype=torch.float64)
         finite, (products,) = self._share.agree(finite, found)
         return finite, products
@@ -161,7 +161,7 @@ class Nlcg:
                 part.h.mul_(remembers).add_(1.0 - remembers)
             part.g_old.lerp_(part.g, takes_over)  # exact at 0 and at 1
             part.g.div_(torch.add(part.h, EPS, out=one))
-            sums.append(total(torch.mul(part.g, part.g_old, out=one)))
+            sums.append(sum_fp64(torch.mul(part.g, part.g_old, out=one)))
         return self._share.agree(finite, self._share.total(sums))[1][0][0]
 
     def _scale(self, finite: Tensor) -> Tensor:
@@ -191,18 +191,18 @@ class Nlcg:
         return torch.remainder(self._updates, every) == 0 if every else self._updates == 0
 
 
-class LossPace:
+class LossRateControl:
     """Line 3 of the module's text: the base rate, and the share of the last direction to take back, from the loss."""
 
-    def __init__(self, pace: Pace, tolerance: float, device: torch.device) -> None:
+    def __init__(self, pace: PaceMode, tolerance: float, device: torch.device) -> None:
         self._pace = pace
-        self._base = torch.full((), HIGHEST_BASE, device=device)
+        self._base = torch.full((), MAX_BASE_RATE, device=device)
         self._average, self._before = torch.zeros((), device=device), torch.zeros((), device=device)
         self.scalars = {"base_rate": self._base, "loss_average": self._average, "loss_before": self._before}
         growth = GROWTH.get(pace, 1.0)
         self._rises = torch.tensor([1.0 + tolerance * rise for rise in RISES], device=device)
         self._factors = torch.tensor([growth, *SHRINKS], device=device)
-        self._taken_back = torch.tensor(TAKEN_BACK, device=device)
+        self._taken_back = torch.tensor(TAKE_BACK_FRACTIONS, device=device)
 
     def __call__(self, loss: Tensor, updates: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
         """What holds for this update; `updates`: those carried out before it."""
@@ -211,14 +211,14 @@ class LossPace:
         first = updates == 0
         average = torch.where(first, loss, LOSS_DECAY * self._average + (1.0 - LOSS_DECAY) * loss)
         if self._pace == "step":
-            compared, rise = torch.remainder(updates, COMPARED_EVERY) == 0, average / self._before
+            compared, rise = torch.remainder(updates, COMPARE_EVERY_STEPS) == 0, average / self._before
         else:
             compared, rise = torch.ones_like(first), loss / self._average
         compared = compared & ~first
         row = (rise > self._rises).sum().view(1)  # indexing with a number would ask the device for it
         factor, taken_back = self._factors.index_select(0, row)[0], self._taken_back.index_select(0, row)[0]
-        base = (self._base * factor).clamp(LOWEST_BASE, HIGHEST_BASE)
-        replace_where(finite & compared, self._base, base)
-        replace_where(finite & (compared | first), self._before, average)
-        replace_where(finite, self._average, average)
+        base = (self._base * factor).clamp(MIN_BASE_RATE, MAX_BASE_RATE)
+        copy_where_finite(finite & compared, self._base, base)
+        copy_where_finite(finite & (compared | first), self._before, average)
+        copy_where_finite(finite, self._average, average)
         return self._base, torch.where(compared, taken_back, 0.0)

@@ -9,7 +9,7 @@ from torch import distributed as dist
 from podscale.pytorch.world import World
 
 
-class Peers(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """This rank among them; gather: equally long vectors of all ranks, one after the other. Default: alone."""
 
     rank: int = 0
@@ -17,7 +17,7 @@ class Peers(NamedTuple):
     gather: Callable[[Tensor], Tensor] = lambda own: own
 
 
-def build_peers(world: World) -> Peers:
+def build_replica_group(world: World) -> ReplicaGroup:
     """All ranks of a world."""
 
     def gather(own: Tensor) -> Tensor:
@@ -25,4 +25,4 @@ def build_peers(world: World) -> Peers:
         dist.all_gather_into_tensor(gathered, own)
         return gathered
 
-    return Peers(world.rank, world.size, gather) if world.size > 1 else Peers()
+    return ReplicaGroup(world.rank, world.size, gather) if world.size > 1 else ReplicaGroup()

@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper, where_finite
-from podscale.pytorch.optim.momentum import Form, add_decay, build_mover, factors
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.momentum import MomentumForm, add_weight_decay, build_momentum_update, momentum_factors
+from podscale.pytorch.optim.share import ParamShard
 
-Variant = Literal["torch", "tensorflow"]
+RmsPropVariant = Literal["torch", "tensorflow"]
 
 
 class RmsProp:
@@ -25,29 +25,29 @@ class RmsProp:
 
     def __init__(
         self,
-        share: Share,
+        share: ParamShard,
         *,
         decay: float = 0.9,
         eps: float = 1e-8,
-        variant: Variant = "torch",
-        form: Form = "scaled",
+        variant: RmsPropVariant = "torch",
+        form: MomentumForm = "scaled",
     ) -> None:
         self._share, self._decay, self._eps, self._variant, self._form = share, decay, eps, variant, form
-        self._momentum = build_mover(share, nesterov=False)
+        self._momentum = build_momentum_update(share, nesterov=False)
         variance = share.zeros() if variant == "torch" else torch.ones_like(share.zeros())
         self.moments, self.scalars = {"momentum": self._momentum.values, "variance": variance}, dict[str, Tensor]()
         self._views = share.views(variance)
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         finite = self._share.agree_to_move(finite)
         keep = torch.where(finite, self._decay, 1.0)
         for group, variance in zip(self._share.groups, self._views, strict=True):
-            add_decay(group, where_finite(finite, hyper.weight_decay, 0.0))
+            add_weight_decay(group, where_finite(finite, hyper.weight_decay, 0.0))
             torch._foreach_mul_(variance, keep)
             torch._foreach_addcmul_(variance, group.gradients, group.gradients, 1.0 - self._decay)
             torch._foreach_div_(group.gradients, self._roots(variance))
-        inside, outside = factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
+        inside, outside = momentum_factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
         none = torch.zeros_like(hyper.weight_decay)
         self._momentum.step(inside, outside, hyper.momentum, none, finite, decayed=True)
         return finite

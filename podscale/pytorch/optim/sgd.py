@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper
-from podscale.pytorch.optim.momentum import Form, build_mover, factors
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.base import HyperParams
+from podscale.pytorch.optim.momentum import MomentumForm, build_momentum_update, momentum_factors
+from podscale.pytorch.optim.share import ParamShard
 
 
 class Sgd:
@@ -15,14 +15,14 @@ class Sgd:
     the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
     """
 
-    def __init__(self, share: Share, *, nesterov: bool, form: Form = "scaled") -> None:
+    def __init__(self, share: ParamShard, *, nesterov: bool, form: MomentumForm = "scaled") -> None:
         self._share, self._form = share, form
-        self._momentum = build_mover(share, nesterov=nesterov)
+        self._momentum = build_momentum_update(share, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         finite, _ = self._share.agree(finite)
-        inside, outside = factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
+        inside, outside = momentum_factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
         self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=False)
         return finite

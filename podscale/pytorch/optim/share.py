@@ -15,15 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.layout import ALIGNMENT
+from podscale.layout import ALIGNMENT_ELEMENTS
 
-PIECE = 2**15
+CHUNK_ELEMENTS = 2**15
 """Most elements of a piece."""
-CACHED = 2**17
+GROUP_ELEMENTS = 2**17
 """Most elements of a group of pieces on a CPU: three fp32 arrays of them are 1.5 MiB."""
 
 
-class Segment(NamedTuple):
+class ParamSlice(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
     decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate. norm: whether batch norm has it.
@@ -45,7 +45,7 @@ class Segment(NamedTuple):
         return flat.as_strided(self.shape or (self.size,), self.strides or (1,), flat.storage_offset() + self.start)
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """`size` elements of one segment: from `at` in the flat layout, from `own` in buffers of the share alone.
 
     weight: where they begin in the weights, which are laid out in one of the two ways.
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     weight: int
 
 
-class Group(NamedTuple):
+class ChunkGroup(NamedTuple):
     """Parts that an update takes together: numbers [first, last), and the pieces that they consist of.
 
     decaying: the parts with weights that decay, from 0. masks: for each of those 1 or 0 per row; None where all of it
@@ -75,7 +75,7 @@ class Group(NamedTuple):
     masks: list[Tensor | None]
 
 
-class Share:
+class ParamShard:
     """The pieces of one rank as views of the flat buffers.
 
     weights: fp32, either of the whole layout or of this rank's elements alone. gradients: fp32 of the whole layout.
@@ -85,7 +85,7 @@ class Share:
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[ParamSlice],
         owned: Sequence[tuple[int, int]],
         weights: Tensor,
         gradients: Tensor,
@@ -99,13 +99,15 @@ class Share:
         self.device = gradients.device
         self.weights, self.gradients = weights, gradients
         assert len(weights) in (len(gradients), self.length)
-        self.pieces = cut(segments, owned, compact=len(weights) != len(gradients))
+        self.pieces = cut_chunks(segments, owned, compact=len(weights) != len(gradients))
         self.segment_of = torch.tensor([p.segment for p in self.pieces], dtype=torch.int64, device=self.device)
         self.adapts = torch.tensor([segment.adapts for segment in segments], device=self.device)
         self.decays = torch.tensor([float(segment.decays) for segment in segments], device=self.device)
         self._owned = list(owned)
         in_rows = self.device.type != "cpu" if rows is None else rows
-        self._rows = [part.to(self.device) for part in rows_of(segments, owned)] if in_rows and self.pieces else []
+        self._rows = (
+            [part.to(self.device) for part in slice_of_rows(segments, owned)] if in_rows and self.pieces else []
+        )
         own_weights = [weights.narrow(0, p.weight, p.size) for p in self.pieces]
         own_gradients = [gradients.narrow(0, p.at, p.size) for p in self.pieces]
         make = self._row_groups if self._rows else self._piece_groups
@@ -118,7 +120,7 @@ class Share:
     def views(self, values: Tensor) -> list[list[Tensor]]:
         """The parts of such a buffer, group by group."""
         if self._rows:
-            return [[_in_rows(values, own, own + stop - start) for own, (start, stop) in self._places()]]
+            return [[_as_rows(values, own, own + stop - start) for own, (start, stop) in self._places()]]
         return [[values.narrow(0, p.own, p.size) for p in self.pieces[g.first : g.last]] for g in self.groups]
 
     def stretches(self, *own: Tensor) -> list[tuple[Tensor, ...]]:
@@ -130,7 +132,7 @@ class Share:
         found = []
         compact = len(self.weights) != len(self.gradients)
         for begin, (start, stop) in self._places():
-            step = stop - start if self._rows else CACHED
+            step = stop - start if self._rows else GROUP_ELEMENTS
             for at in range(start, stop, step or 1):
                 size, within = min(step, stop - at), begin + at - start
                 parts = [values.narrow(0, within, size) for values in own]
@@ -166,25 +168,25 @@ class Share:
                 torch._foreach_mul_(group.gradients, agreed.float())
         return agreed
 
-    def _piece_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
+    def _piece_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[ChunkGroup]:
         """Every piece as one part."""
         groups = []
         for first, last in self._group_bounds():
             parts = (weights[first:last], gradients[first:last])
             decaying = [i for i, p in enumerate(self.pieces[first:last]) if self.segments[p.segment].decays]
-            groups.append(Group(first, last, *parts, *parts, decaying, [None] * len(decaying)))
+            groups.append(ChunkGroup(first, last, *parts, *parts, decaying, [None] * len(decaying)))
         return groups
 
-    def _row_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Group]:
+    def _row_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[ChunkGroup]:
         """Every owned range as one part."""
         compact = len(self.weights) != len(self.gradients)
         places = [(own, own + stop - start) if compact else (start, stop) for own, (start, stop) in self._places()]
         parts = (
-            [_in_rows(self.weights, *place) for place in places],
-            [_in_rows(self.gradients, *place) for place in self._owned],
+            [_as_rows(self.weights, *place) for place in places],
+            [_as_rows(self.gradients, *place) for place in self._owned],
         )
         masks: list[Tensor | None] = [self.decays.index_select(0, part)[:, None] for part in self._rows]
-        return [Group(0, len(places), *parts, weights, gradients, list(range(len(places))), masks)]
+        return [ChunkGroup(0, len(places), *parts, weights, gradients, list(range(len(places))), masks)]
 
     def _places(self) -> list[tuple[int, tuple[int, int]]]:
         """Where each owned range begins in buffers of the share alone, and the range."""
@@ -196,14 +198,16 @@ class Share:
             return []
         bounds, taken = [0], 0
         for number, piece in enumerate(self.pieces):
-            if taken + piece.size > CACHED:
+            if taken + piece.size > GROUP_ELEMENTS:
                 bounds.append(number)
                 taken = 0
             taken += piece.size
         return list(pairwise([*bounds, len(self.pieces)]))
 
 
-def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]], *, compact: bool = False) -> list[Piece]:
+def cut_chunks(
+    segments: Sequence[ParamSlice], owned: Sequence[tuple[int, int]], *, compact: bool = False
+) -> list[Chunk]:
     """The owned parts of all segments in the order of the layout, at most `PIECE` elements each.
 
     compact: whether the weights are this rank's elements alone.
@@ -214,26 +218,28 @@ def cut(segments: Sequence[Segment], owned: Sequence[tuple[int, int]], *, compac
         for number in by_start:
             segment = segments[number]
             start, stop = max(range_start, segment.start), min(range_stop, segment.start + segment.size)
-            for at in range(start, stop, PIECE):
+            for at in range(start, stop, CHUNK_ELEMENTS):
                 within = own + at - range_start
-                pieces.append(Piece(number, at, within, min(PIECE, stop - at), within if compact else at))
+                pieces.append(Chunk(number, at, within, min(CHUNK_ELEMENTS, stop - at), within if compact else at))
         own += range_stop - range_start
     return pieces
 
 
-def rows_of(segments: Sequence[Segment], owned: Sequence[tuple[int, int]]) -> list[Tensor]:
+def slice_of_rows(segments: Sequence[ParamSlice], owned: Sequence[tuple[int, int]]) -> list[Tensor]:
     """The segment of each row of each owned range, int64 [rows]; the zeros between segments count as the first's.
 
     Every segment and every range begins with a row (see layout.ALIGNMENT), so no row lies in two segments.
     """
     length = max(stop for _, stop in owned)
-    segment_of = torch.zeros(-(-length // ALIGNMENT), dtype=torch.int64)
+    segment_of = torch.zeros(-(-length // ALIGNMENT_ELEMENTS), dtype=torch.int64)
     for number, segment in enumerate(segments):
-        assert segment.start % ALIGNMENT == 0, segment
-        segment_of[segment.start // ALIGNMENT : -(-(segment.start + segment.size) // ALIGNMENT)] = number
-    assert all(start % ALIGNMENT == 0 == stop % ALIGNMENT for start, stop in owned), owned
-    return [segment_of[start // ALIGNMENT : stop // ALIGNMENT] for start, stop in owned]
+        assert segment.start % ALIGNMENT_ELEMENTS == 0, segment
+        segment_of[segment.start // ALIGNMENT_ELEMENTS : -(-(segment.start + segment.size) // ALIGNMENT_ELEMENTS)] = (
+            number
+        )
+    assert all(start % ALIGNMENT_ELEMENTS == 0 == stop % ALIGNMENT_ELEMENTS for start, stop in owned), owned
+    return [segment_of[start // ALIGNMENT_ELEMENTS : stop // ALIGNMENT_ELEMENTS] for start, stop in owned]
 
 
-def _in_rows(flat: Tensor, start: int, stop: int) -> Tensor:
-    return flat[start:stop].view(-1, ALIGNMENT)
+def _as_rows(flat: Tensor, start: int, stop: int) -> Tensor:
+    return flat[start:stop].view(-1, ALIGNMENT_ELEMENTS)

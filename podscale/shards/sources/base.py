@@ -8,7 +8,7 @@ from podscale.errors import InputError
 TRAIN, VALIDATION = "train", "validation"
 
 
-class Item(NamedTuple):
+class SourceItem(NamedTuple):
     """One image as listed, before anything of it was read."""
 
     name: bytes
@@ -28,11 +28,11 @@ class Item(NamedTuple):
 class Source(Protocol):
     """A place that images come from; it is picklable, because packing processes read from it too."""
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         """Every image, in any order; raises InputError where the source as a whole cannot be used."""
         ...
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         """The bytes of one item; raises OSError where they cannot be had."""
         ...
 
@@ -53,7 +53,7 @@ class Where(NamedTuple):
     path: str = ""
 
     def below(self, path: bytes) -> "Where":
-        name = class_name(path)
+        name = decode_name(path)
         return Where(self.location, f"{self.path}: {name}" if self.path else name)
 
     def refusal(self, problem: str, hint: str = "") -> InputError:
@@ -61,11 +61,11 @@ class Where(NamedTuple):
         return InputError(about, field="data.source", got=self.location, hint=hint)
 
 
-def class_name(raw: bytes) -> str:
+def decode_name(raw: bytes) -> str:
     """A class name for people and JSON; bytes that are no UTF-8 are shown as escapes."""
     return raw.decode("utf-8", "backslashreplace")
 
 
-def number_name(label: int, largest: int) -> str:
+def numeric_class_name(label: int, largest: int) -> str:
     """An integer label as a class name; all of one width, so that sorted names are in numeric order."""
     return f"{label:0{len(str(largest))}d}"

@@ -13,20 +13,20 @@ from importlib.resources import files
 import numpy as np
 import numpy.typing as npt
 
-from podscale.shards.sources.base import Item
+from podscale.shards.sources.base import SourceItem
 
 GRAY_LEVELS = 16
 """The darkest stroke; level 0 is the background."""
 
 
-class Digits:
+class DigitsSource:
     """The digits as gray PNG files, made in memory; class names are "0" to "9"."""
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         for number, label in enumerate(self._arrays["labels"]):
-            yield Item(b"digits/%04d.png" % number, str(int(label)), len(self._images[number]))
+            yield SourceItem(b"digits/%04d.png" % number, str(int(label)), len(self._images[number]))
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         return self._images[int(item.name[7:11])]
 
     @cached_property

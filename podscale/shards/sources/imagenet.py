@@ -11,75 +11,75 @@ import re
 from collections.abc import Iterator
 from typing import IO
 
-from podscale.shards.sources.base import TRAIN, VALIDATION, Item, Where, class_name
+from podscale.shards.sources.base import TRAIN, VALIDATION, SourceItem, Where, decode_name
 from podscale.shards.sources.layout import is_image_name
-from podscale.shards.sources.members import members
-from podscale.shards.sources.storage import File, Storage
+from podscale.shards.sources.members import tar_members
+from podscale.shards.sources.storage import Storage, StorageFile
 
 SYNSET = re.compile(rb"(?:^|/)(n\d{8})\.tar$")
 TRAIN_FOLDER = re.compile(rb"(?:^|/)train/(n\d{8})/[^/]+$")
 TRAIN_TAR = re.compile(rb"(?:^|/)(?:ILSVRC\d+_img_)?train\.tar$")
 VALIDATION_TAR = re.compile(rb"(?:^|/)(?:ILSVRC\d+_img_)?val\.tar$")
 VALIDATION_FOLDER = re.compile(rb"(?:^|/)val/[^/]+$")
-LABELS = re.compile(rb"(?:^|/)[^/]*val[^/]*\.(?:txt|csv)$", re.IGNORECASE)
+VALIDATION_LABELS = re.compile(rb"(?:^|/)[^/]*val[^/]*\.(?:txt|csv)$", re.IGNORECASE)
 _SYNSET_NAME = re.compile(r"n\d{8}")
 
 
-class ImageNet:
+class ImageNetSource:
     """The original layout; validation images get their synset from the label file."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._where = Where(storage.location)
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         files = sorted(self._storage.files())
         validation = sorted(self._validation(files))
-        synsets = self._validation_synsets(files, [_base(item.name) for item in validation])
+        synsets = self._validation_synsets(files, [_file_stem(item.name) for item in validation])
         yield from (item._replace(label=synset) for item, synset in zip(validation, synsets, strict=True))
         for file in files:
             yield from self._training(file)
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         if item.container:
             return self._storage.read(item.container, item.offset, item.size)
         return self._storage.read(item.name)
 
-    def _training(self, file: File) -> Iterator[Item]:
+    def _training(self, file: StorageFile) -> Iterator[SourceItem]:
         if (found := TRAIN_FOLDER.search(file.path)) and is_image_name(file.path):
-            yield Item(file.path, class_name(found[1]), file.size, TRAIN)
+            yield SourceItem(file.path, decode_name(found[1]), file.size, TRAIN)
         elif found := SYNSET.search(file.path):
             with self._storage.open(file.path) as archive:
-                yield from self._synset(file.path, archive, class_name(found[1]), 0)
+                yield from self._synset(file.path, archive, decode_name(found[1]), 0)
         elif TRAIN_TAR.search(file.path):
             with self._storage.open(file.path) as archive:
-                for outer in members(archive, self._where.below(file.path)):
+                for outer in tar_members(archive, self._where.below(file.path)):
                     if found := SYNSET.search(outer.name):
                         part: IO[bytes] = io.BufferedReader(_Window(archive, outer.offset, outer.size))
-                        yield from self._synset(file.path, part, class_name(found[1]), outer.offset)
+                        yield from self._synset(file.path, part, decode_name(found[1]), outer.offset)
 
-    def _synset(self, path: bytes, archive: IO[bytes], synset: str, start: int) -> Iterator[Item]:
-        for member in members(archive, self._where.below(path).below(synset.encode())):
+    def _synset(self, path: bytes, archive: IO[bytes], synset: str, start: int) -> Iterator[SourceItem]:
+        for member in tar_members(archive, self._where.below(path).below(synset.encode())):
             if is_image_name(member.name):
                 name = path + b"!" + synset.encode() + b"/" + member.name
-                yield Item(name, synset, member.size, TRAIN, path, start + member.offset)
+                yield SourceItem(name, synset, member.size, TRAIN, path, start + member.offset)
 
-    def _validation(self, files: list[File]) -> Iterator[Item]:
+    def _validation(self, files: list[StorageFile]) -> Iterator[SourceItem]:
         for file in files:
             if VALIDATION_TAR.search(file.path):
                 with self._storage.open(file.path) as archive:
-                    for member in members(archive, self._where.below(file.path)):
+                    for member in tar_members(archive, self._where.below(file.path)):
                         if is_image_name(member.name):
                             name = file.path + b"!" + member.name
-                            yield Item(name, "", member.size, VALIDATION, file.path, member.offset)
+                            yield SourceItem(name, "", member.size, VALIDATION, file.path, member.offset)
             elif VALIDATION_FOLDER.search(file.path) and is_image_name(file.path):
-                yield Item(file.path, "", file.size, VALIDATION)
+                yield SourceItem(file.path, "", file.size, VALIDATION)
 
-    def _validation_synsets(self, files: list[File], images: list[str]) -> list[str]:
+    def _validation_synsets(self, files: list[StorageFile], images: list[str]) -> list[str]:
         """The synset of each validation image, which are in name order."""
-        found = [file.path for file in files if LABELS.search(file.path)]
+        found = [file.path for file in files if VALIDATION_LABELS.search(file.path)]
         if len(found) != 1:
-            names = ", ".join(class_name(path) for path in found) or "none"
+            names = ", ".join(decode_name(path) for path in found) or "none"
             raise self._where.refusal(f"expected one label file of the validation images, found {names}")
         where = self._where.below(found[0])
         text = self._storage.read(found[0]).decode("utf-8", "replace")
@@ -92,9 +92,9 @@ class ImageNet:
             return lines
         return self._by_number(files, lines, where)
 
-    def _by_number(self, files: list[File], lines: list[str], where: Where) -> list[str]:
+    def _by_number(self, files: list[StorageFile], lines: list[str], where: Where) -> list[str]:
         """The development kit counts synsets from 1 in an order of its own, which is in meta.mat."""
-        meta = next((file.path for file in files if _base(file.path) == "meta"), None)
+        meta = next((file.path for file in files if _file_stem(file.path) == "meta"), None)
         if meta is None or not all(line.isdigit() for line in lines):
             raise where.refusal("no synsets such as n01440764", "Numbers need the kit's meta.mat beside them.")
         from scipy.io import loadmat  # type: ignore[import-untyped]
@@ -103,7 +103,7 @@ class ImageNet:
         names = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         missing = next((line for line in lines if int(line) not in names), None)
         if missing is not None:
-            raise where.refusal(f"label {missing} is not in {class_name(meta)}", "Get both from one kit.")
+            raise where.refusal(f"label {missing} is not in {decode_name(meta)}", "Get both from one kit.")
         return [names[int(line)] for line in lines]
 
 
@@ -117,9 +117,9 @@ def _by_name(lines: list[str], images: list[str], where: Where) -> list[str]:
     return [synsets[image] for image in images]
 
 
-def _base(path: bytes) -> str:
+def _file_stem(path: bytes) -> str:
     """The file name without directories and ending."""
-    return class_name(re.split(rb"[/!]", path)[-1]).partition(".")[0]
+    return decode_name(re.split(rb"[/!]", path)[-1]).partition(".")[0]
 
 
 class _Window(io.RawIOBase):

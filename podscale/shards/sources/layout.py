@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from podscale.shards.sources.base import TRAIN, VALIDATION, Where, class_name
+from podscale.shards.sources.base import TRAIN, VALIDATION, Where, decode_name
 
-SPLITS = {
+SPLIT_FOLDERS = {
     b"train": TRAIN,
     b"training": TRAIN,
     b"val": VALIDATION,
     b"valid": VALIDATION,
     b"validation": VALIDATION,
 }
-TEST = b"test"
+TEST_FOLDER = b"test"
 """A folder beside train/ that is left out: its images are for a last look, not for model selection."""
 
 IMAGE_SUFFIXES = frozenset(
@@ -28,12 +28,12 @@ def is_image_name(name: bytes) -> bool:
     return dot > 0 and base[:1] != b"." and base[dot:].lower() in IMAGE_SUFFIXES
 
 
-class Placed(NamedTuple):
+class SplitAndClass(NamedTuple):
     split: str
     label: str
 
 
-def common_directories(paths: Sequence[bytes]) -> int:
+def count_common_directories(paths: Sequence[bytes]) -> int:
     """How many leading directories all paths share, not counting one that names a split or is the only class."""
     shared = paths[0].split(b"/")[:-1]
     fewest = len(shared)
@@ -43,12 +43,12 @@ def common_directories(paths: Sequence[bytes]) -> int:
         while parts[: len(shared)] != shared:
             shared.pop()
     for depth, part in enumerate(shared):
-        if part.lower() in SPLITS:
+        if part.lower() in SPLIT_FOLDERS:
             return depth
     return min(len(shared), fewest - 1) if fewest else 0
 
 
-def place(path: bytes, skip: int, splits: bool, where: Where) -> Placed | None:
+def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAndClass | None:
     """Split and class of a path below `skip` common directories; None where it belongs to no split (test/).
 
     Raises InputError where the path has no class directory.
@@ -57,10 +57,10 @@ def place(path: bytes, skip: int, splits: bool, where: Where) -> Placed | None:
     split = ""
     if splits:
         first = parts[0].lower()
-        if first == TEST:
+        if first == TEST_FOLDER:
             return None
-        if first in SPLITS:
-            split, parts = SPLITS[first], parts[1:]
+        if first in SPLIT_FOLDERS:
+            split, parts = SPLIT_FOLDERS[first], parts[1:]
         else:
             raise where.below(path).refusal(
                 "neither below train/ nor below val/",
@@ -71,7 +71,7 @@ def place(path: bytes, skip: int, splits: bool, where: Where) -> Placed | None:
             "not inside a class folder",
             "Use <class>/<image>, or train/<class>/<image> and val/<class>/<image>, or a table of path,label.",
         )
-    return Placed(split, class_name(parts[0]))
+    return SplitAndClass(split, decode_name(parts[0]))
 
 
 def has_splits(paths: Sequence[bytes], skip: int) -> bool:
@@ -79,15 +79,15 @@ def has_splits(paths: Sequence[bytes], skip: int) -> bool:
 
     `train` may also be a class (COCO has one): it names a split where there are class folders below it.
     """
-    named = [parts for parts in (path.split(b"/")[skip:] for path in paths) if parts[0].lower() in SPLITS]
+    named = [parts for parts in (path.split(b"/")[skip:] for path in paths) if parts[0].lower() in SPLIT_FOLDERS]
     return bool(named) and all(len(parts) >= 3 for parts in named)
 
 
-def placed(paths: Sequence[bytes], where: Where) -> Iterator[tuple[int, Placed]]:
+def classify_paths(paths: Sequence[bytes], where: Where) -> Iterator[tuple[int, SplitAndClass]]:
     """Number, split and class of every path that belongs to a split."""
-    skip = common_directories(paths) if paths else 0
+    skip = count_common_directories(paths) if paths else 0
     splits = has_splits(paths, skip)
     for number, path in enumerate(paths):
-        found = place(path, skip, splits, where)
+        found = classify_path(path, skip, splits, where)
         if found is not None:
             yield number, found

@@ -1,8 +1,5 @@
 """Where the files of a source are: a local directory (names are bytes) or anything fsspec can open."""
 
-# Paths here are bytes of any encoding, which pathlib does not take.
-# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
-
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -10,11 +7,14 @@ from functools import cached_property
 from typing import IO, Any, NamedTuple, Protocol
 
 from podscale.errors import InputError
-from podscale.shards.sources.base import SourceMissing, Where, class_name
+from podscale.shards.sources.base import SourceMissing, Where, decode_name
 from podscale.shards.sources.layout import is_image_name
 
+# Paths here are bytes of any encoding, which pathlib does not take.
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
 
-class File(NamedTuple):
+
+class StorageFile(NamedTuple):
     """A file below the root: its relative path and size in bytes."""
 
     path: bytes
@@ -26,7 +26,7 @@ class Storage(Protocol):
 
     location: str
 
-    def files(self) -> Iterator[File]:
+    def files(self) -> Iterator[StorageFile]:
         """All files below the root, or the root itself as b"" where it is a file; hidden ones are left out."""
         ...
 
@@ -72,9 +72,9 @@ class LocalStorage:
     def _absolute(self, path: bytes) -> bytes:
         return os.path.join(self._root, path) if path else self._root
 
-    def files(self) -> Iterator[File]:
+    def files(self) -> Iterator[StorageFile]:
         if os.path.isfile(self._root):
-            yield File(b"", os.stat(self._root).st_size)
+            yield StorageFile(b"", os.stat(self._root).st_size)
         else:
             yield from self._walk(b"", ())
 
@@ -84,7 +84,7 @@ class LocalStorage:
         except OSError as error:
             raise Where(self.location).refusal(f"cannot be listed: {error.strerror}") from error
 
-    def _walk(self, relative: bytes, ancestors: tuple[tuple[int, int], ...]) -> Iterator[File]:
+    def _walk(self, relative: bytes, ancestors: tuple[tuple[int, int], ...]) -> Iterator[StorageFile]:
         """`ancestors` are the (device, inode) of the directories on the way here: meeting one again is a loop."""
         here = self._absolute(relative)
         try:
@@ -104,9 +104,9 @@ class LocalStorage:
                     if _is_directory(entry) and not (relative and is_image_name(entry.name)):
                         yield from self._walk(path, (*ancestors, identity))
                     else:
-                        yield File(path, _size(entry))
+                        yield StorageFile(path, _file_size(entry))
         except OSError as error:
-            where = Where(self.location, class_name(relative))
+            where = Where(self.location, decode_name(relative))
             raise where.refusal(f"cannot be listed: {error.strerror}", "Make it readable or leave it out.") from error
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
@@ -117,7 +117,7 @@ class LocalStorage:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise IsADirectoryError(21, "not a regular file")
-            return os.read(descriptor, status.st_size + 1) if status.st_size < 2**30 else _read_all(descriptor)
+            return os.read(descriptor, status.st_size + 1) if status.st_size < 2**30 else _read_to_end(descriptor)
         finally:
             os.close(descriptor)
 
@@ -143,7 +143,7 @@ def _is_directory(entry: os.DirEntry[bytes]) -> bool:
         return False
 
 
-def _size(entry: os.DirEntry[bytes]) -> int:
+def _file_size(entry: os.DirEntry[bytes]) -> int:
     """Bytes of a listed file; 0 for a directory named like an image and for a dangling or looping link, which are
     found unreadable when they are packed."""
     try:
@@ -152,7 +152,7 @@ def _size(entry: os.DirEntry[bytes]) -> int:
         return 0
 
 
-def _read_all(descriptor: int) -> bytes:
+def _read_to_end(descriptor: int) -> bytes:
     parts = []
     while part := os.read(descriptor, 2**30):
         parts.append(part)
@@ -198,9 +198,9 @@ class RemoteStorage:
         text = path.decode("utf-8", "surrogateescape")
         return f"{self._root}/{text}" if path else self._root
 
-    def files(self) -> Iterator[File]:
+    def files(self) -> Iterator[StorageFile]:
         if self._is_file():
-            yield File(b"", self.size(b""))
+            yield StorageFile(b"", self.size(b""))
             return
         found = self._listed(lambda: self._fs.find(self._root, detail=True))
         for name, info in found.items():
@@ -208,7 +208,7 @@ class RemoteStorage:
             if not any(part.startswith(".") for part in relative.split("/")):
                 path = relative.encode("utf-8", "surrogateescape")
                 size = info.get("size")
-                yield File(path, int(size) if size is not None else self.size(path))
+                yield StorageFile(path, int(size) if size is not None else self.size(path))
 
     def top(self) -> list[bytes]:
         if self._is_file():

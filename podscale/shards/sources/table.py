@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterator, Sequence
 
 from podscale.errors import ABSENT, InputError
-from podscale.shards.sources.base import Item
-from podscale.shards.sources.layout import SPLITS
+from podscale.shards.sources.base import SourceItem
+from podscale.shards.sources.layout import SPLIT_FOLDERS
 from podscale.shards.sources.storage import Storage, open_storage
 
-PATH_NAMES = ("path", "file", "filename", "image")
-LABEL_NAMES = ("label", "class")
+PATH_COLUMNS = ("path", "file", "filename", "image")
+LABEL_COLUMNS = ("label", "class")
 
 
 def is_table_name(name: str) -> bool:
     return name.lower().endswith((".csv", ".jsonl", ".ndjson"))
 
 
-class Table:
+class TableSource:
     """Rows of path,label[,split]; paths are relative to the table, absolute, or URLs."""
 
     def __init__(self, storage: Storage) -> None:
@@ -27,16 +27,16 @@ class Table:
         self._images = open_storage(parent or ("/" if storage.location.startswith("/") else "."))
         self._others: dict[bytes, Storage] = {}
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         for line, (path, label, split) in self._rows():
             if not path or not label:
                 raise self._refusal(line, "a row needs a path and a label")
-            if split and split.lower().encode() not in SPLITS:
+            if split and split.lower().encode() not in SPLIT_FOLDERS:
                 raise self._refusal(line, "unknown split", got=split, hint="Use train or val, or leave it empty.")
             name = path.encode("utf-8", "surrogateescape")
-            yield Item(name, label, self._size(name), SPLITS[split.lower().encode()] if split else "")
+            yield SourceItem(name, label, self._size(name), SPLIT_FOLDERS[split.lower().encode()] if split else "")
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         storage, path = self._place(item.name)
         return storage.read(path)
 
@@ -71,7 +71,7 @@ class Table:
         for number, row in enumerate(reader):
             if not row:
                 continue
-            if number == 0 and (header := _header(row)) is not None:
+            if number == 0 and (header := _header_columns(row)) is not None:
                 columns = header
                 continue
             path, label, split = columns
@@ -86,8 +86,8 @@ class Table:
                 continue
             try:
                 row = json.loads(line)
-                path = next(str(row[name]) for name in PATH_NAMES if name in row)
-                label = next(str(row[name]) for name in LABEL_NAMES if name in row)
+                path = next(str(row[name]) for name in PATH_COLUMNS if name in row)
+                label = next(str(row[name]) for name in LABEL_COLUMNS if name in row)
                 yield number, (path, label, str(row.get("split") or ""))
             except (ValueError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
                 raise self._refusal(number, 'a row is {"path": ..., "label": ...}', got=line) from error
@@ -96,11 +96,11 @@ class Table:
         return InputError(problem, field=f"{self._table.location}:{line}", got=got, hint=hint)
 
 
-def _header(row: Sequence[str]) -> tuple[int, int, int | None] | None:
+def _header_columns(row: Sequence[str]) -> tuple[int, int, int | None] | None:
     """Positions of path, label and split where the first row names its columns."""
     names = [cell.strip().lower() for cell in row]
-    path = next((names.index(name) for name in PATH_NAMES if name in names), None)
-    label = next((names.index(name) for name in LABEL_NAMES if name in names), None)
+    path = next((names.index(name) for name in PATH_COLUMNS if name in names), None)
+    label = next((names.index(name) for name in LABEL_COLUMNS if name in names), None)
     if path is None or label is None:
         return None
     return path, label, names.index("split") if "split" in names else None

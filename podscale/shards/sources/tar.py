@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from podscale.shards.sources.base import Item, Where, class_name, number_name
-from podscale.shards.sources.layout import SPLITS, is_image_name, placed
-from podscale.shards.sources.members import Member, is_compressed_tar_name, is_tar_name, members
+from podscale.shards.sources.base import SourceItem, Where, decode_name, numeric_class_name
+from podscale.shards.sources.layout import SPLIT_FOLDERS, classify_paths, is_image_name
+from podscale.shards.sources.members import TarMember, is_compressed_tar_name, is_tar_name, tar_members
 from podscale.shards.sources.storage import Storage
 
 _SPLIT_WORD = re.compile(rb"(?:^|[/_.-])(train|training|val|valid|validation)(?=[/_.-]|\d)", re.IGNORECASE)
@@ -14,22 +14,22 @@ _SPLIT_WORD = re.compile(rb"(?:^|[/_.-])(train|training|val|valid|validation)(?=
 
 class _Archive(NamedTuple):
     path: bytes
-    members: list[Member]
+    members: list[TarMember]
 
 
-class Tar:
+class TarSource:
     """One tar file or a directory of them; images are read as byte ranges of the archives."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[SourceItem]:
         archives = [_Archive(path, self._members(path)) for path in self._paths()]
         if any(member.name.endswith(b".cls") for archive in archives for member in archive.members):
             return self._webdataset(archives)
         return self._class_folders(archives)
 
-    def read(self, item: Item) -> bytes:
+    def read(self, item: SourceItem) -> bytes:
         return self._storage.read(item.container, item.offset, item.size)
 
     def _paths(self) -> list[bytes]:
@@ -41,7 +41,7 @@ class Tar:
             raise Where(self._storage.location).refusal("no uncompressed tar file here", hint)
         return found
 
-    def _members(self, path: bytes) -> list[Member]:
+    def _members(self, path: bytes) -> list[TarMember]:
         where = Where(self._storage.location)
         where = where.below(path) if path else where
         try:
@@ -49,58 +49,60 @@ class Tar:
         except OSError as error:
             raise where.refusal(f"cannot be opened: {error.strerror or error}") from error
         with file:
-            return [m for m in members(file, where) if is_image_name(m.name) or m.name.endswith(b".cls")]
+            return [m for m in tar_members(file, where) if is_image_name(m.name) or m.name.endswith(b".cls")]
 
-    def _class_folders(self, archives: list[_Archive]) -> Iterator[Item]:
+    def _class_folders(self, archives: list[_Archive]) -> Iterator[SourceItem]:
         everything = [(archive.path, member) for archive in archives for member in archive.members]
         where = Where(self._storage.location)
-        for number, (split, label) in placed([member.name for _, member in everything], where):
+        for number, (split, label) in classify_paths([member.name for _, member in everything], where):
             path, member = everything[number]
-            yield Item(_inside(path, member.name), label, member.size, split, path, member.offset)
+            yield SourceItem(_member_name(path, member.name), label, member.size, split, path, member.offset)
 
-    def _webdataset(self, archives: list[_Archive]) -> Iterator[Item]:
+    def _webdataset(self, archives: list[_Archive]) -> Iterator[SourceItem]:
         samples = [(archive.path, *sample) for archive in archives for sample in self._samples(archive)]
         largest = max(label for _, _, label in samples)
         splits = [_split_of(path) for path, _, _ in samples]
         named = all(splits)  # names that say the split only here and there say nothing
         for (path, member, label), split in zip(samples, splits, strict=True):
-            name = number_name(label, largest)
-            yield Item(_inside(path, member.name), name, member.size, split if named else "", path, member.offset)
+            name = numeric_class_name(label, largest)
+            yield SourceItem(
+                _member_name(path, member.name), name, member.size, split if named else "", path, member.offset
+            )
 
-    def _samples(self, archive: _Archive) -> Iterator[tuple[Member, int]]:
+    def _samples(self, archive: _Archive) -> Iterator[tuple[TarMember, int]]:
         """Pairs image and label by WebDataset's rule: a key is the name up to the first dot of its last part."""
-        images: dict[bytes, Member] = {}
+        images: dict[bytes, TarMember] = {}
         labels: dict[bytes, int] = {}
         where = Where(self._storage.location)
         where = where.below(archive.path) if archive.path else where
         for member in archive.members:
-            key = _key(member.name)
+            key = _sample_key(member.name)
             if key in (labels if member.name.endswith(b".cls") else images):
-                raise where.refusal(f"key {class_name(key)} is there twice", "Every sample needs a key of its own.")
+                raise where.refusal(f"key {decode_name(key)} is there twice", "Every sample needs a key of its own.")
             if member.name.endswith(b".cls"):
                 labels[key] = self._label(archive.path, member, where)
             else:
                 images[key] = member
         if images.keys() != labels.keys():
-            odd = class_name(min(images.keys() ^ labels.keys()))
+            odd = decode_name(min(images.keys() ^ labels.keys()))
             raise where.refusal(f"key {odd} has no image or no .cls beside it", "Every sample needs both.")
         return ((image, labels[key]) for key, image in images.items())
 
-    def _label(self, path: bytes, member: Member, where: Where) -> int:
+    def _label(self, path: bytes, member: TarMember, where: Where) -> int:
         text = self._storage.read(path, member.offset, min(member.size, 32))
         if not re.fullmatch(rb"\s*\d{1,9}\s*", text):
             raise where.below(member.name).refusal(f"a .cls holds a class number, not {text!r}")
         return int(text)
 
 
-def _inside(path: bytes, name: bytes) -> bytes:
+def _member_name(path: bytes, name: bytes) -> bytes:
     return path + b"!" + name if path else name
 
 
-def _key(name: bytes) -> bytes:
+def _sample_key(name: bytes) -> bytes:
     return name[: name.find(b".", name.rfind(b"/") + 1)]
 
 
 def _split_of(path: bytes) -> str:
     words = _SPLIT_WORD.findall(path)
-    return SPLITS[words[-1].lower()] if words else ""
+    return SPLIT_FOLDERS[words[-1].lower()] if words else ""

@@ -16,36 +16,36 @@ from podscale import env
 from podscale.config import RunConfig
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import parse_record
-from podscale.telemetry.follower import Follower
-from podscale.telemetry.trackers.tracker import FAILED, Ended, Tracker
+from podscale.telemetry.follower import FileTail
+from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit, Tracker
 from podscale.text import one_line
 
-SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Between two looks at the log."""
 NICENESS = 10
 """Loaders that need the core come first."""
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def main(name: str) -> int:
     """Exit code 0, or 1 where the tracker failed, which a line beginning with FAILED explains."""
-    tell = _own_output()
+    tell = _claim_stdout()
     os.nice(NICENESS)
     try:
         config = RunConfig.model_validate_json(os.environ[env.CONFIG])
         run = RunDirectory.of(config)
         tracker = open_tracker(name, config, run, lambda text: tell(f"warning: {text}"))
         tell(f"{name}: {tracker.where}")
-        follow(tracker, run.metrics, sys.stdin.fileno())
+        follow_log(tracker, run.metrics, sys.stdin.fileno())
     except Exception as error:
         traceback.print_exc()
-        tell(f"{FAILED}{type(error).__name__}: {error}")
+        tell(f"{FAILURE_PREFIX}{type(error).__name__}: {error}")
         return 1
     return 0
 
 
-def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: Tell) -> Tracker:
+def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLine) -> Tracker:
     """The tracker of that name; the packages of others are not imported."""
     match name:
         case "tensorboard":
@@ -67,9 +67,9 @@ def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: Tell) ->
     raise ValueError(f"there is no tracker {name}")
 
 
-def follow(tracker: Tracker, metrics: Path, ended: int, seconds: float = SECONDS) -> None:
+def follow_log(tracker: Tracker, metrics: Path, ended: int, seconds: float = POLL_SECONDS) -> None:
     """Gives the tracker every record, until the other side of the pipe `ended` says how the launch ended."""
-    lines = Follower(metrics, from_start=True)
+    lines = FileTail(metrics, from_start=True)
     said, over = b"", False
     while not over:
         if select.select([ended], [], [], seconds)[0]:
@@ -79,10 +79,10 @@ def follow(tracker: Tracker, metrics: Path, ended: int, seconds: float = SECONDS
             if (record := parse_record(line)) is not None:
                 tracker.add(record)
         tracker.flush()
-    tracker.close(Ended.parse(said))
+    tracker.close(LaunchExit.parse(said))
 
 
-def _own_output() -> Tell:
+def _claim_stdout() -> PrintLine:
     """Takes standard output from everybody else in this process."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 VERSION = b"brain.Event:2"
 """From this version on, readers go by SessionLog instead of guessing at restarts."""
-START = 1
+SESSION_START = 1
 """Of SessionLog's states."""
 POLYNOMIAL = 0x82F63B78
 """Castagnoli's, bits reversed."""
@@ -38,7 +38,7 @@ class EventFile:
 
     def session_start(self, time: float, step: int) -> None:
         """A launch begins: readers forget what they have of this step and later ones."""
-        self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(START))))
+        self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(SESSION_START))))
 
     def scalars(self, time: float, step: int, values: Mapping[str, float]) -> None:
         """One point of each of these curves; values are kept as float32."""
@@ -55,7 +55,7 @@ class EventFile:
         self._file.write(framed(event))
 
 
-def count(path: Path) -> int:
+def count_events(path: Path) -> int:
     """Whole events in a file, without the first, which says the version; half an event of a killed writer is none."""
     found, end, size = -1, 0, path.stat().st_size
     with path.open("rb") as file:

@@ -12,17 +12,17 @@ from typing import Any
 from podscale.config import RunConfig, result_values
 from podscale.errors import ExitCode
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import Record
-from podscale.telemetry.trackers.figures import Figures, Point
-from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, Sent
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.trackers.figures import PointBuilder, TrackerPoint
+from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, SentPoints
+from podscale.telemetry.trackers.tracker import LaunchExit
 
-MOST_PARAMETERS, MOST_CHARACTERS = 100, 500
+MAX_PARAMETERS, MAX_CHARACTERS = 100, 500
 """Of one request, and of a value, as all servers of MLflow take them."""
-MOST_POINTS = 50
+MAX_POINTS = 50
 """Of one request, which may hold 1000 metrics."""
 RETRY_SECONDS = 30.0
-ENDINGS: Mapping[int, str] = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED"}
+RUN_STATUSES: Mapping[int, str] = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED"}
 
 
 class Mlflow:
@@ -33,9 +33,9 @@ class Mlflow:
 
         self._warn = warn
         self._client: Any = MlflowClient(tracking_uri=config.telemetry.mlflow.tracking_uri)
-        self._sent = Sent.of(run, "mlflow")
-        self._figures = Figures()
-        self._pending: list[Point] = []
+        self._sent = SentPoints.of(run, "mlflow")
+        self._figures = PointBuilder()
+        self._pending: list[TrackerPoint] = []
         self._wait_until = 0.0
         self._run_id = os.environ.get("MLFLOW_RUN_ID") or self._sent.id
         if self._run_id:
@@ -45,7 +45,7 @@ class Mlflow:
         self._sent.keep(self._run_id)
         self.where = f"run {self._run_id} at {self._client.tracking_uri}"
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         point = self._figures.point(record)
         if point is not None and self._sent.take(point):
             self._pending.append(point)
@@ -60,11 +60,11 @@ class Mlflow:
                 self._warn(f"mlflow does not answer, figures wait: {error}")
             self._wait_until = time.monotonic() + RETRY_SECONDS
 
-    def close(self, ended: Ended) -> None:
+    def close(self, ended: LaunchExit) -> None:
         self._send()
         if ended.error:
             self._client.set_tag(self._run_id, "error", ended.error)
-        self._client.set_terminated(self._run_id, ENDINGS.get(ended.exit_code, "FAILED"))
+        self._client.set_terminated(self._run_id, RUN_STATUSES.get(ended.exit_code, "FAILED"))
 
     def _create(self, config: RunConfig) -> str:
         """A new run of the experiment, which is made where it does not exist."""
@@ -75,16 +75,16 @@ class Mlflow:
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
         run_id = str(self._client.create_run(experiment, run_name=config.run.id).info.run_id)
-        parameters = [Param(key, str(value)[:MOST_CHARACTERS]) for key, value in result_values(config).items()]
-        for first in range(0, len(parameters), MOST_PARAMETERS):
-            self._client.log_batch(run_id, params=parameters[first : first + MOST_PARAMETERS])
+        parameters = [Param(key, str(value)[:MAX_CHARACTERS]) for key, value in result_values(config).items()]
+        for first in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[first : first + MAX_PARAMETERS])
         return run_id
 
     def _send(self) -> None:
         """Those that arrived are not sent again."""
         from mlflow.entities import Metric
 
-        while some := self._pending[:MOST_POINTS]:
+        while some := self._pending[:MAX_POINTS]:
             metrics = [
                 Metric(name, value, round(point.time * 1000), point.step)
                 for point in some

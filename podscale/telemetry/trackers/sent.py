@@ -7,13 +7,13 @@ from pathlib import Path
 from podscale.config import RunConfig
 from podscale.files import write_json
 from podscale.rundir import RunDirectory
-from podscale.telemetry.trackers.figures import Point
+from podscale.telemetry.trackers.figures import TrackerPoint
 
 DEFAULT_PROJECT = "podscale"
 """Of what trackers call a project or an experiment."""
 
 
-class Sent:
+class SentPoints:
     """The tracker's own name of a run, and the newest update that it has of each kind: a file of the run directory.
 
     Updates that were lost and are done again come out the same, so it is no loss that their first figures stay.
@@ -30,17 +30,17 @@ class Sent:
         self._saved = dict(self._newest)
 
     @classmethod
-    def of(cls, run: RunDirectory, tracker: str) -> "Sent":
+    def of(cls, run: RunDirectory, tracker: str) -> "SentPoints":
         return cls(run.trackers / f"{tracker}.json")
 
-    def take(self, point: Point) -> bool:
+    def take(self, point: TrackerPoint) -> bool:
         """Whether this point is to be sent: it was not, nor is it on its way, nor is one of a later update."""
         if point.step <= self._taken.get(point.kind, -1):
             return False
         self._taken[point.kind] = point.step
         return True
 
-    def arrived(self, point: Point) -> None:
+    def arrived(self, point: TrackerPoint) -> None:
         """It need not be sent again by later launches."""
         self._newest[point.kind] = point.step
 
@@ -57,6 +57,6 @@ class Sent:
         self._saved = dict(self._newest)
 
 
-def new_name(config: RunConfig) -> str:
+def new_run_name(config: RunConfig) -> str:
     """A name for a run that no other run has, for people to recognise."""
     return f"{config.run.id}-{secrets.token_hex(4)}"

@@ -11,10 +11,10 @@ import socket
 import time
 from pathlib import Path
 
-from podscale.telemetry.events import Record
-from podscale.telemetry.trackers.eventfile import EventFile, count
-from podscale.telemetry.trackers.figures import Figures, launched_after
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.trackers.eventfile import EventFile, count_events
+from podscale.telemetry.trackers.figures import PointBuilder, launch_step
+from podscale.telemetry.trackers.tracker import LaunchExit
 
 PREFIX, SUFFIX = "events.out.tfevents.", ".podscale"
 """Readers look for `tfevents`, and read files in the order of their names; the suffix tells ours from others."""
@@ -27,14 +27,14 @@ class TensorBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self.where = f"{directory} (tensorboard --logdir {directory.parent.parent})"
         former = sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))
-        self._told = sum(map(count, former))
-        name = f"{PREFIX}{_later(former):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
+        self._told = sum(map(count_events, former))
+        name = f"{PREFIX}{_next_file_number(former):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
         self._file = EventFile((directory / name).open("wb"), time.time())
-        self._figures = Figures()
+        self._figures = PointBuilder()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         point = self._figures.point(record)
-        begins_after = launched_after(record)
+        begins_after = launch_step(record)
         if point is None and begins_after is None:
             return
         if self._told:
@@ -47,11 +47,11 @@ class TensorBoard:
     def flush(self) -> None:
         self._file.flush()
 
-    def close(self, ended: Ended) -> None:
+    def close(self, ended: LaunchExit) -> None:
         self._file.close()
 
 
-def _later(former: list[Path]) -> int:
+def _next_file_number(former: list[Path]) -> int:
     """A number for a file's name behind all of these: unix seconds, unless the clock went backwards."""
     numbers = [int(n) for path in former if (n := path.name.removeprefix(PREFIX).partition(".")[0]).isdigit()]
     return max([int(time.time()), *(number + 1 for number in numbers)])

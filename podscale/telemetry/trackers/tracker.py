@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from podscale.errors import ExitCode
-from podscale.telemetry.events import Record
+from podscale.telemetry.events import EventRecord
 
-FAILED = "failed: "
+FAILURE_PREFIX = "failed: "
 """Begins the line in which a tracker's process says why it ends."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchExit:
     """How the launch ended to which a tracker belongs: its exit code and the error for people."""
 
     exit_code: int = int(ExitCode.FAILED)
@@ -22,7 +22,7 @@ class Ended:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def parse(cls, line: bytes) -> "Ended":
+    def parse(cls, line: bytes) -> "LaunchExit":
         """Of `line()`; a failure where nothing was said."""
         return cls(**json.loads(line)) if line.strip() else cls()
 
@@ -35,11 +35,11 @@ class Tracker(Protocol):
 
     where: str
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         """Takes the next record; cheap."""
 
     def flush(self) -> None:
         """Passes on what was added. Called every second, also where nothing is new."""
 
-    def close(self, ended: Ended) -> None:
+    def close(self, ended: LaunchExit) -> None:
         """The launch has ended; nothing more will come."""

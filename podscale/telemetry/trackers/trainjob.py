@@ -16,20 +16,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from podscale.errors import ExitCode
-from podscale.telemetry.events import Record
-from podscale.telemetry.steplog import Pace
-from podscale.telemetry.trackers.figures import Figures, launched_after
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.steplog import EtaEstimator
+from podscale.telemetry.trackers.figures import PointBuilder, launch_step
+from podscale.telemetry.trackers.tracker import LaunchExit
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 """Environment: where to tell it; path of the authority of the server's certificate; path of a token, which rotates."""
 INTERVAL_SECONDS = 30.0
 TIMEOUT_SECONDS = 4.0
-MOST_METRICS, LONGEST_NAME = 256, 64
-MOST_SECONDS = 2**31 - 1
+MAX_METRICS, MAX_NAME_LENGTH = 256, 64
+MAX_SECONDS = 2**31 - 1
 
 
-def is_wanted(environment: Mapping[str, str]) -> bool:
+def is_enabled(environment: Mapping[str, str]) -> bool:
     """Whether a server listens."""
     return all(environment.get(name) for name in (URL, CA_CERT, TOKEN))
 
@@ -45,14 +45,14 @@ class TrainJobStatus:
         self._warn, self._interval = warn, interval
         self._warned = False
         self._due = time.monotonic()
-        self._figures, self._pace = Figures(), Pace()
+        self._figures, self._pace = PointBuilder(), EtaEstimator()
         self._step = 0
         self._seconds_left: float | None = None
         self._values: dict[str, float] = {}
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         seconds_left = self._pace.after(record)
-        if (begins_after := launched_after(record)) is not None:
+        if (begins_after := launch_step(record)) is not None:
             self._step, self._seconds_left = begins_after, None
         if (point := self._figures.point(record)) is not None:
             self._step = point.step
@@ -64,13 +64,15 @@ class TrainJobStatus:
             self._due = time.monotonic() + self._interval
             self._tell()
 
-    def close(self, ended: Ended) -> None:
+    def close(self, ended: LaunchExit) -> None:
         self._tell(done=ended.exit_code == ExitCode.DONE)
 
     def status(self, *, done: bool = False) -> dict[str, Any]:
         """The body of a request; 100 % are kept for a training that is done."""
         metrics = [
-            {"name": name, "value": f"{value:.6g}"} for name, value in self._values.items() if len(name) <= LONGEST_NAME
+            {"name": name, "value": f"{value:.6g}"}
+            for name, value in self._values.items()
+            if len(name) <= MAX_NAME_LENGTH
         ]
         status: dict[str, Any] = {"lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")}
         if done:
@@ -78,8 +80,8 @@ class TrainJobStatus:
         elif self._pace.total:
             status["progressPercentage"] = min(99, 100 * self._step // self._pace.total)
             if self._seconds_left is not None:
-                status["estimatedRemainingSeconds"] = min(MOST_SECONDS, max(0, math.ceil(self._seconds_left)))
-        return {"trainerStatus": {**status, "metrics": metrics[:MOST_METRICS]}}
+                status["estimatedRemainingSeconds"] = min(MAX_SECONDS, max(0, math.ceil(self._seconds_left)))
+        return {"trainerStatus": {**status, "metrics": metrics[:MAX_METRICS]}}
 
     def _tell(self, *, done: bool = False) -> None:
         try:

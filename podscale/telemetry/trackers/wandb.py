@@ -10,10 +10,10 @@ from typing import Any
 from podscale.config import RunConfig, result_values
 from podscale.errors import ExitCode
 from podscale.rundir import RunDirectory
-from podscale.telemetry.events import Record
-from podscale.telemetry.trackers.figures import Figures
-from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, Sent, new_name
-from podscale.telemetry.trackers.tracker import Ended
+from podscale.telemetry.events import EventRecord
+from podscale.telemetry.trackers.figures import PointBuilder
+from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, SentPoints, new_run_name
+from podscale.telemetry.trackers.tracker import LaunchExit
 
 
 class Wandb:
@@ -23,12 +23,12 @@ class Wandb:
         import wandb
 
         section = config.telemetry.wandb
-        self._sent = Sent.of(run, "wandb")
-        self._figures = Figures()
+        self._sent = SentPoints.of(run, "wandb")
+        self._figures = PointBuilder()
         self._run: Any = wandb.init(
             project=section.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
             entity=section.entity,
-            id=os.environ.get("WANDB_RUN_ID") or self._sent.id or new_name(config),
+            id=os.environ.get("WANDB_RUN_ID") or self._sent.id or new_run_name(config),
             name=os.environ.get("WANDB_NAME") or config.run.id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or str(run.path),
@@ -39,7 +39,7 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")
         self.where = str(self._run.url or f"{run.path / 'wandb'} ({self._run.settings.mode})")
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EventRecord) -> None:
         point = self._figures.point(record)
         if point is not None and self._sent.take(point):
             self._run.log({"step": point.step, "_timestamp": point.time, **point.values})
@@ -48,7 +48,7 @@ class Wandb:
     def flush(self) -> None:
         self._sent.save()
 
-    def close(self, ended: Ended) -> None:
+    def close(self, ended: LaunchExit) -> None:
         if ended.exit_code == ExitCode.PREEMPTED:
             self._run.mark_preempting()
         if ended.error:

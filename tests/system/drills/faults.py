@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from podscale.errors import ExitCode
-from podscale.monitoring.durations import milliseconds, ranges
-from podscale.monitoring.groups import ALERTS, GROUPS
-from podscale.monitoring.rule import Alert
+from podscale.monitoring.durations import find_ranges, parse_milliseconds
+from podscale.monitoring.groups import ALERT_RULES, RULE_GROUPS
+from podscale.monitoring.rule import AlertRule
 from tests.support.disk import fill
 from tests.support.faults import slowed, stopped
 from tests.system.drills.scene import HOST, RUN, Scene
@@ -33,20 +33,20 @@ class Expected:
     window: str | None = None
 
     @property
-    def rule(self) -> Alert:
-        return next(alert for alert in ALERTS if alert.name == self.alert)
+    def rule(self) -> AlertRule:
+        return next(alert for alert in ALERT_RULES if alert.name == self.alert)
 
     @property
     def window_seconds(self) -> float:
         """As shipped; 0 where the condition holds at once."""
         if self.window is None:
             return 0.0
-        exprs = [rule.expr for group in GROUPS for rule in group.rules if rule.name == self.window]
-        return milliseconds(ranges(exprs[0])[0]) / 1000
+        exprs = [rule.expr for group in RULE_GROUPS for rule in group.rules if rule.name == self.window]
+        return parse_milliseconds(find_ranges(exprs[0])[0]) / 1000
 
     @property
     def wait_seconds(self) -> float:
-        return milliseconds(self.rule.wait) / 1000
+        return parse_milliseconds(self.rule.wait) / 1000
 
 
 @dataclass(frozen=True)

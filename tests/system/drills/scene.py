@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from podscale.monitoring.durations import milliseconds
-from podscale.monitoring.local import LocalPrometheus, running
-from podscale.monitoring.render import Settings
-from podscale.monitoring.scraping import Cadence
-from podscale.telemetry.events import Record, newest_step, read_records
+from podscale.monitoring.durations import parse_milliseconds
+from podscale.monitoring.local import LocalPrometheus, run_prometheus
+from podscale.monitoring.render import RuleSettings
+from podscale.monitoring.scraping import ScrapeIntervals
+from podscale.telemetry.events import EventRecord, newest_step, read_records
 from tests.support.commands import Command, alive, podscale
 from tests.support.disk import small_disk
 from tests.support.prometheus import Prometheus
@@ -41,7 +41,7 @@ DISK = "80m"
 PATIENCE = 900.0
 """Seconds for anything to happen on a loaded machine."""
 LOOK_SECONDS = 0.25
-CADENCE = Cadence(scrape=1, evaluation=1)
+CADENCE = ScrapeIntervals(scrape=1, evaluation=1)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Scene:
             return pid if pid is not None and alive(pid) else None
         return None
 
-    def records(self, since: float, event: str) -> list[Record]:
+    def records(self, since: float, event: str) -> list[EventRecord]:
         """Events of the run's log after a moment."""
         lines = read_records(self.run / "metrics.jsonl")
         return [line for line in lines if line["time"] >= since and line.get("event") == event]
@@ -130,7 +130,7 @@ class Scene:
             nonlocal since
             if any(seen.name not in aside for seen in self.now):
                 since = time.monotonic()
-            return time.monotonic() - since > milliseconds("5m") / 1000 / shorten
+            return time.monotonic() - since > parse_milliseconds("5m") / 1000 / shorten
 
         self.until(quiet, "no alert is on")
 
@@ -167,8 +167,8 @@ class Scene:
             return
         self._stack.close()
         self._shorten = shorten
-        settings = Settings(shorten=shorten)
-        self._local = self._stack.enter_context(running(self._watched, 0, settings=settings, cadence=CADENCE))
+        settings = RuleSettings(shorten=shorten)
+        self._local = self._stack.enter_context(run_prometheus(self._watched, 0, settings=settings, cadence=CADENCE))
 
     def _look(self) -> None:
         self._prometheus.check()

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from podscale.errors import PeerLost, Preempted
-from podscale.pytorch import world as worlds
+from podscale.pytorch import world
 
 stopped = [0]
 signal.signal(signal.SIGTERM, lambda *_: stopped.__setitem__(0, 1))
-worlds.join(60.0)
+world.join_world(60.0)
 for step in range(100_000):
     word = torch.tensor([stopped[0], step], dtype=torch.int32)
     try:

@@ -8,13 +8,13 @@ from pathlib import Path
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
 from podscale.files import write_json
-from podscale.progress import Update
-from podscale.shards.manifest import NAME, Manifest, Shard, SplitSummary, classes_sha256
+from podscale.progress import ProgressUpdate
+from podscale.shards.manifest import MANIFEST_FILE, Shard, ShardSetManifest, SplitSummary, classes_sha256
 
 
 @dataclass
 class BuildResult:
-    found: Manifest
+    found: ShardSetManifest
     reused: bool
     notes: tuple[str, ...] = ()
 
@@ -22,20 +22,20 @@ class BuildResult:
 def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, progress=None, watch=None):
     if os.environ.get("STANDIN_SHARD") == "empty":
         raise InputError("the source is empty\nput one folder per class there")
-    if (directory / NAME).exists():
-        return BuildResult(Manifest.parse((directory / NAME).read_text(), "manifest"), True)
+    if (directory / MANIFEST_FILE).exists():
+        return BuildResult(ShardSetManifest.parse((directory / MANIFEST_FILE).read_text(), "manifest"), True)
     directory.mkdir(parents=True, exist_ok=True)
     if os.environ.get("STANDIN_SHARD") == "wait":
         Path(os.environ["STANDIN_PIDS"]).write_text(str(os.getpid()))
         time.sleep(600)
     for done in range(0, 121, 40):
         if progress is not None:
-            progress(Update("pack", done, 120))
+            progress(ProgressUpdate("pack", done, 120))
     splits = {
         name: SplitSummary(count, count * 300, (count // 2, count // 2), "0" * 64, (Shard("s", count, 1, "0" * 64),))
         for name, count in (("train", 100), ("validation", 20))
     }
-    manifest = Manifest(
+    manifest = ShardSetManifest(
         1, data_fingerprint(data), "plan", data.model_dump(mode="json"), classes_sha256(["a", "b"]), splits
     )
     write_json(directory / "classes.json", ["a", "b"])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale.errors import InputError
-from podscale.launch.cluster.api import connect
-from podscale.launch.cluster.connection import Choice
+from podscale.launch.cluster.api import connect_cluster
+from podscale.launch.cluster.connection import NamedCluster
 from podscale.launch.cluster.resources import JOB_KINDS
 
 
@@ -19,7 +19,7 @@ class Carried:
 
 
 def _job_is_there():
-    api = connect(Choice())
+    api = connect_cluster(NamedCluster())
     return api.get_or_none(JOB_KINDS["pytorchjob"], "digits") is not None
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from podscale.files import write_json
-from podscale.launch.outcomes import Verdict
+from podscale.launch.outcomes import StageResult
 from podscale.rundir import RunDirectory
 
 STEPS = 5
@@ -20,7 +20,7 @@ def supervise(config, stage, shard_set, lease):
     how = os.environ.get(f"STANDIN_{stage.upper()}", "")
     if how.startswith("fail"):
         _, code, message = how.split(":", 2)
-        return Verdict(int(code), message)
+        return StageResult(int(code), message)
     if how == "crash":
         raise RuntimeError("a bug in the stage")
     if how == "vanish":
@@ -58,13 +58,13 @@ def train(config, run, how):
             time.sleep(0.02)
         if stop:
             child.kill()
-            return Verdict(75, "stopped after saving step 3")
+            return StageResult(75, "stopped after saving step 3")
     run.model.mkdir(exist_ok=True)
     (run.model / "model.safetensors").write_bytes(b"weights of " + str(config.run.seed).encode())
     write_json(run.model / "model.json", {})
-    return Verdict(0, "")
+    return StageResult(0, "")
 
 
 def evaluate(run):
     run.predictions.write_bytes(b"predictions")
-    return Verdict(0, "")
+    return StageResult(0, "")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.cluster.api import ClusterClient, connect
-from podscale.launch.cluster.connection import Choice
+from podscale.launch.cluster.api import ClusterClient, connect_cluster
+from podscale.launch.cluster.connection import NamedCluster
 from podscale.launch.cluster.patience import RetryPolicy
 from tests.support.fake_cluster import FakeCluster
 
@@ -26,4 +26,4 @@ def told() -> list[str]:
 
 @pytest.fixture
 def api(cluster: FakeCluster, told: list[str]) -> ClusterClient:
-    return connect(Choice(), policy=RetryPolicy(10.0), notify=told.append)
+    return connect_cluster(NamedCluster(), policy=RetryPolicy(10.0), notify=told.append)

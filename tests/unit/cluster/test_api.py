@@ -15,13 +15,21 @@ import yaml
 
 from podscale.errors import ExitCode, InputError
 from podscale.launch.cluster import mirror, patience, transport
-from podscale.launch.cluster.api import ClusterClient, connect
-from podscale.launch.cluster.connection import Choice
-from podscale.launch.cluster.errors import AlreadyExists, ApiError, Conflict, Expired, Missing, NotFound, Unreachable
+from podscale.launch.cluster.api import ClusterClient, connect_cluster
+from podscale.launch.cluster.connection import NamedCluster
+from podscale.launch.cluster.errors import (
+    ApiAlreadyExists,
+    ApiConflict,
+    ApiError,
+    ApiNotFound,
+    ApiUnreachable,
+    KindNotServed,
+    WatchExpired,
+)
 from podscale.launch.cluster.mirror import Informer
 from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.resources import JOB_KINDS, PODS
-from podscale.launch.cluster.transport import Interrupted
+from podscale.launch.cluster.transport import StreamInterrupted
 from tests.support.certificates import Authority
 from tests.support.cluster_objects import job, pod
 from tests.support.fake_cluster import FakeCluster
@@ -60,7 +68,7 @@ def test_a_dry_run_makes_nothing_and_unknown_fields_are_asked_to_be_refused(
 
 def test_a_job_is_deleted_only_if_it_is_still_this_one(api: ClusterClient, cluster: FakeCluster) -> None:
     api.create(PYTORCHJOBS, job())
-    with pytest.raises(Conflict):
+    with pytest.raises(ApiConflict):
         api.delete(PYTORCHJOBS, "r1", uid="another")
     assert cluster.get("pytorchjobs", "r1") is not None
 
@@ -96,7 +104,7 @@ def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: Cluster
 def test_an_outage_is_waited_out_and_told_once(
     api: ClusterClient, cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "NOTICE_AFTER_SECONDS", 0.2)
     cluster.down()
     later(2.0, cluster.up)
     assert api.version()["gitVersion"] == "v1.35.4"
@@ -104,9 +112,9 @@ def test_an_outage_is_waited_out_and_told_once(
 
 
 def test_patience_ends_with_one_sentence(cluster: FakeCluster) -> None:
-    api = connect(Choice(), policy=RetryPolicy(1.0))
+    api = connect_cluster(NamedCluster(), policy=RetryPolicy(1.0))
     cluster.down()
-    with pytest.raises(Unreachable, match="kubectl cluster-info") as raised:
+    with pytest.raises(ApiUnreachable, match="kubectl cluster-info") as raised:
         api.version()
     assert raised.value.exit_code == ExitCode.FAILED  # the same command may work later
 
@@ -115,9 +123,9 @@ def test_a_server_that_accepts_and_never_answers_does_not_hang(cluster: FakeClus
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = Path(tmp_path / "kubeconfig")
         config.write_text(config.read_text().replace(str(cluster._port), str(silent.getsockname()[1])))
-        api = connect(Choice(), policy=RetryPolicy(0.5, read_timeout=0.3))
+        api = connect_cluster(NamedCluster(), policy=RetryPolicy(0.5, read_timeout=0.3))
         began = time.monotonic()
-        with pytest.raises(Unreachable):
+        with pytest.raises(ApiUnreachable):
             api.version()
         assert time.monotonic() - began < 5
 
@@ -137,7 +145,7 @@ def test_connecting_sends_no_request_and_leaves_no_file(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    api = connect(Choice())
+    api = connect_cluster(NamedCluster())
     assert cluster.seen == []
     api.list(PODS)
     assert [seen.path for seen in cluster.seen] == ["/api/v1/namespaces/train/pods"]
@@ -164,7 +172,7 @@ def test_a_certificate_of_another_cluster_is_bad_input_at_once(cluster: FakeClus
         config["clusters"][0]["cluster"] = entry
         file.write_text(yaml.safe_dump(config))
         with pytest.raises(InputError, match="certificate verify failed") as raised:
-            connect(Choice()).version()
+            connect_cluster(NamedCluster()).version()
         server.shutdown()
     assert "context fake" in raised.value.field
 
@@ -178,29 +186,29 @@ def test_an_expired_token_says_how_to_log_in(api: ClusterClient, cluster: FakeCl
 def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with refused("KUBECONFIG", "launch.backend=local"):
-        connect(Choice())
+        connect_cluster(NamedCluster())
 
 
 def test_a_broken_kubeconfig_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("{")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
     with refused(tmp_path / "broken"):
-        connect(Choice())
+        connect_cluster(NamedCluster())
 
 
 def test_a_wrong_context_names_those_there_are(cluster: FakeCluster) -> None:
     with refused("fake", field="launch.cluster.context", got="prod"):
-        connect(Choice(context="prod"))
+        connect_cluster(NamedCluster(context="prod"))
 
 
 def test_the_namespace_is_the_documents_else_the_contexts(cluster: FakeCluster) -> None:
-    assert connect(Choice()).namespace == "train"
-    assert connect(Choice(namespace="other")).namespace == "other"
+    assert connect_cluster(NamedCluster()).namespace == "train"
+    assert connect_cluster(NamedCluster(namespace="other")).namespace == "other"
 
 
 def test_a_kind_that_is_not_there_names_its_operator(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].discard("pytorchjobs")
-    with refused("Kubeflow Training Operator 1.9", field="PyTorchJob", kind=Missing):
+    with refused("Kubeflow Training Operator 1.9", field="PyTorchJob", kind=KindNotServed):
         api.create(PYTORCHJOBS, job())
 
 
@@ -256,10 +264,10 @@ def test_what_admission_refuses_is_told_with_what_to_do(api: ClusterClient, clus
 def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the_operator(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "WEBHOOK_SECONDS", 0.2)
-    api = connect(Choice(), policy=RetryPolicy(1800.0))
+    monkeypatch.setattr(transport, "WEBHOOK_TIMEOUT_SECONDS", 0.2)
+    api = connect_cluster(NamedCluster(), policy=RetryPolicy(1800.0))
     cluster.admission.append(lambda *_: Answer(500, "InternalError", 'failed calling webhook "v": no endpoints'))
-    with refused("no endpoints", "podscale doctor --cluster", kind=Unreachable):
+    with refused("no endpoints", "podscale doctor --cluster", kind=ApiUnreachable):
         api.create(PYTORCHJOBS, job())
 
 
@@ -267,10 +275,10 @@ def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the
 def test_a_server_that_stays_in_trouble_is_no_bad_input(
     cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.0)
-    api = connect(Choice(), policy=RetryPolicy(1.0), notify=told.append)
+    monkeypatch.setattr(patience, "NOTICE_AFTER_SECONDS", 0.0)
+    api = connect_cluster(NamedCluster(), policy=RetryPolicy(1.0), notify=told.append)
     cluster.admission.append(lambda *_: Answer(status, "InternalError", "etcdserver: leader changed"))
-    with pytest.raises(Unreachable, match="etcdserver: leader changed") as raised:
+    with pytest.raises(ApiUnreachable, match="etcdserver: leader changed") as raised:
         api.create(PYTORCHJOBS, job())
     assert raised.value.exit_code == ExitCode.FAILED
     assert f"HTTP {status}" in told[0]
@@ -279,8 +287,8 @@ def test_a_server_that_stays_in_trouble_is_no_bad_input(
 
 
 def test_a_missing_namespace_is_told(cluster: FakeCluster) -> None:
-    with refused("kubectl create namespace nowhere", kind=NotFound):
-        connect(Choice(namespace="nowhere")).create(PYTORCHJOBS, job())
+    with refused("kubectl create namespace nowhere", kind=ApiNotFound):
+        connect_cluster(NamedCluster(namespace="nowhere")).create(PYTORCHJOBS, job())
 
 
 def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: ClusterClient) -> None:
@@ -290,7 +298,7 @@ def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: ClusterClient) -
 
 def test_two_of_one_name_are_told_apart_from_a_conflict(api: ClusterClient) -> None:
     api.create(PYTORCHJOBS, job())
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(ApiAlreadyExists):
         api.create(PYTORCHJOBS, job())
 
 
@@ -309,16 +317,16 @@ def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: ClusterClient, c
     changes = api.watch(PODS, version)
     assert next(changes)["type"] == "ADDED"
     cluster.forget_history()
-    with pytest.raises(Interrupted):
+    with pytest.raises(StreamInterrupted):
         next(changes)
-    with pytest.raises(Expired):
+    with pytest.raises(WatchExpired):
         list(api.watch(PODS, version))
 
 
 def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
     api: ClusterClient, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.02)
     troubles = [Answer(500, "InternalError", "etcdserver: no leader"), Answer(504, "Timeout", "too large version")]
     real = cluster.changes
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from podscale import config as documents
 from podscale.cli import main
-from podscale.launch.backends import BACKENDS
-from podscale.launch.cluster import api as api_module
+from podscale.config import load
+from podscale.launch.backends import JOB_BACKENDS
+from podscale.launch.cluster import api as launch_api
 from podscale.launch.cluster import logs
 from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.choose import choose
-from podscale.launch.cluster.observe import observing
+from podscale.launch.cluster.choose import choose_job_kind
+from podscale.launch.cluster.observe import observe_job
 from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.resources import JOB_KINDS
-from podscale.launch.jobspec import job_spec
+from podscale.launch.jobspec import build_job_spec
 from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer
@@ -161,12 +161,12 @@ def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) ->
 def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
     api: ClusterClient, cluster: FakeCluster, options: tuple[str, ...], kinds: set[str], expected: str
 ) -> None:
-    for name in BACKENDS:
+    for name in JOB_BACKENDS:
         resource = JOB_KINDS[name]
         if name != "job" and resource.plural not in kinds:
             cluster.kinds[resource.api_version].discard(resource.plural)
-    config = documents.load(None, ("launch.backend=auto", "launch.nodes=4", *options))
-    assert choose(api, job_spec(config, "train", mounted=False), config.launch.backend) == expected
+    config = load(None, ("launch.backend=auto", "launch.nodes=4", *options))
+    assert choose_job_kind(api, build_job_spec(config, "train", mounted=False), config.launch.backend) == expected
 
 
 def test_several_nodes_without_an_operator_are_refused_with_what_to_install(
@@ -175,7 +175,7 @@ def test_several_nodes_without_an_operator_are_refused_with_what_to_install(
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
     with refused("PyTorchJob, TrainJob, JobSet", "Kubeflow Training Operator", field="launch.backend", got="local"):
-        choose(api, job_spec(documents.load(None, ("launch.nodes=4",)), "train", mounted=False), "local")
+        choose_job_kind(api, build_job_spec(load(None, ("launch.nodes=4",)), "train", mounted=False), "local")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
     with refused(f"none of {kind}, ", field="launch.backend", got="auto"):
-        choose(api, job_spec(documents.load(None, options), "train", mounted=False), "auto")
+        choose_job_kind(api, build_job_spec(load(None, options), "train", mounted=False), "auto")
 
 
 def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,8 +251,8 @@ def test_logs_prints_rank_0_to_the_end(cluster: FakeCluster, capsys: pytest.Capt
 def test_a_named_pod_is_followed_through_silence_and_restarts(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_module, "LOG_SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(launch_api, "LOG_SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
     cluster.put("pytorchjobs", job())
     cluster.put("pods", pod(0))
     cluster.put("pods", pod(1))
@@ -282,7 +282,7 @@ def test_doctor_finds_an_api_server_that_is_down(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "podscale.launch.cluster.api.connect.__kwdefaults__", {"policy": RetryPolicy(0.2), "notify": None}
+        "podscale.launch.cluster.api.connect_cluster.__kwdefaults__", {"policy": RetryPolicy(0.2), "notify": None}
     )
     cluster.down()
     findings = examined(capsys)
@@ -359,7 +359,7 @@ def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(
         one = pod(number)
         one["spec"]["containers"] = [{"name": "pytorch", "env": [{"name": "X", "value": "x" * 2000}]}]
         cluster.put("pods", one)
-    with observing(api, JOB_KINDS["pytorchjob"], made) as observer:
+    with observe_job(api, JOB_KINDS["pytorchjob"], made) as observer:
         until(lambda: observer.state().phase == "running")
         before = api.requests
         for number in range(256):

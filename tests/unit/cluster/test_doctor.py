@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from podscale import config as documents
-from podscale.findings import Finding
-from podscale.launch.cluster.doctor import examine
-from podscale.launch.cluster.machines import amount
-from podscale.launch.cluster.permissions import RULES
+from podscale import config
+from podscale.findings import CheckResult
+from podscale.launch.cluster.doctor import check_cluster
+from podscale.launch.cluster.machines import parse_quantity
+from podscale.launch.cluster.permissions import PERMISSION_RULES
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer
@@ -38,8 +38,8 @@ def node(cluster: FakeCluster, name: str, size: dict[str, str], labels: dict[str
     cluster.put("nodes", {"metadata": {"name": name, "labels": labels or {}}, "status": {"allocatable": size}})
 
 
-def found(*changes: str) -> dict[str, Finding]:
-    return {finding.subject: finding for finding in examine(documents.load(None, (*DOCUMENT, *changes)))}
+def found(*changes: str) -> dict[str, CheckResult]:
+    return {finding.subject: finding for finding in check_cluster(config.load(None, (*DOCUMENT, *changes)))}
 
 
 def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
@@ -210,16 +210,18 @@ def test_kubeflow_pipelines_is_asked_through_the_api_server(healthy: FakeCluster
 
 
 def test_the_table_of_permissions_names_each_resource_once() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in PERMISSION_RULES}) == len(PERMISSION_RULES)
     assert {"pods", "pods/log", "pytorchjobs.kubeflow.org", "networkpolicies.networking.k8s.io"} <= {
-        rule.name for rule in RULES
+        rule.name for rule in PERMISSION_RULES
     }
-    assert {rule.whole for rule in RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
-    assert "services" not in {rule.name for rule in RULES}  # the operators make them, with rights of their own
+    assert {rule.whole for rule in PERMISSION_RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
+    assert "services" not in {
+        rule.name for rule in PERMISSION_RULES
+    }  # the operators make them, with rights of their own
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("100m", "0.1"), ("4", "4"), ("1536Mi", str(1536 * 2**20)), ("2k", "2000"), ("?", "0")]
 )
 def test_quantities_are_read_as_kubernetes_writes_them(text: str, value: str) -> None:
-    assert str(amount(text).normalize()) == str(amount(value).normalize())
+    assert str(parse_quantity(text).normalize()) == str(parse_quantity(value).normalize())

@@ -9,9 +9,9 @@ import pytest
 
 from podscale.launch.cluster import logs
 from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod, split_stamp
+from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod, split_timestamp
 from podscale.launch.cluster.resources import PODS
-from podscale.launch.cluster.transport import Interrupted
+from podscale.launch.cluster.transport import StreamInterrupted
 from tests.support.cluster_objects import pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.polling import until
@@ -22,7 +22,7 @@ SECOND = "2026-11-21T12:00:00"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def test_a_broken_stream_is_told_to_the_reader(api: ClusterClient, cluster: Fake
     lines = ContainerLog(api, pod(0), told.append).lines(pod(0), follow=True)
     assert next(lines) == b"line 0"
     cluster.cut()
-    with pytest.raises(Interrupted):
+    with pytest.raises(StreamInterrupted):
         next(lines)
 
 
@@ -156,7 +156,7 @@ def test_a_broken_stream_is_told_to_the_reader(api: ClusterClient, cluster: Fake
     ],
 )
 def test_stamps_are_taken_from_lines(line: bytes, expected: tuple[int | None, bytes]) -> None:
-    assert split_stamp(line) == expected
+    assert split_timestamp(line) == expected
 
 
 def labelled(name: str, **labels: str) -> dict[str, Any]:

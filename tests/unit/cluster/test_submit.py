@@ -7,13 +7,13 @@ import pytest
 
 from podscale.errors import ABSENT
 from podscale.launch.cluster import companions
-from podscale.launch.cluster import submit as submitting
-from podscale.launch.cluster.api import ClusterClient, connect
-from podscale.launch.cluster.connection import Choice
-from podscale.launch.cluster.errors import ApiError, Missing
+from podscale.launch.cluster.api import ClusterClient, connect_cluster
+from podscale.launch.cluster.connection import NamedCluster
+from podscale.launch.cluster.errors import ApiError, KindNotServed
 from podscale.launch.cluster.patience import RetryPolicy
-from podscale.launch.cluster.submit import Submission, check, submit
-from podscale.launch.render import Manifests
+from podscale.launch.cluster.resources import resource_of
+from podscale.launch.cluster.submit import Submission, dry_run_job, submit_job
+from podscale.launch.render import JobManifests
 from tests.support.cluster_objects import LABELS, condition, job
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer, Seen
@@ -26,7 +26,7 @@ POLICY: dict[str, Any] = {
     "spec": {},
 }
 RUNTIME = {**POLICY, "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
-MANIFESTS = Manifests(job(), (POLICY,))
+MANIFESTS = JobManifests(job(), (POLICY,))
 
 
 def jobs(cluster: FakeCluster) -> list[str]:
@@ -40,13 +40,13 @@ def finish(cluster: FakeCluster, kind: str, plural: str = "pytorchjobs") -> None
 
 
 def test_the_server_is_asked_without_effect_before_anything_is_made(api: ClusterClient, cluster: FakeCluster) -> None:
-    assert submit(api, MANIFESTS, print).action == "created"
+    assert submit_job(api, MANIFESTS, print).action == "created"
     posts = [seen for seen in cluster.seen if seen.method == "POST" and seen.path.endswith("pytorchjobs")]
     assert ["dryRun" in seen.query for seen in posts] == [True, False]
 
 
 def test_companions_go_with_their_job(api: ClusterClient, cluster: FakeCluster) -> None:
-    found = submit(api, MANIFESTS, print)
+    found = submit_job(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
     (owner,) = policy["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("PyTorchJob", found.job["metadata"]["uid"])
@@ -67,8 +67,8 @@ def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(
 
     cluster.faults.append(guard)
     with refused("finalizers", "podscale doctor --cluster", field="NetworkPolicy r1", kind=ApiError):
-        submit(api, MANIFESTS, print)
-    assert submit(api, MANIFESTS, print).action == "adopted"  # with the right, the same command goes on
+        submit_job(api, MANIFESTS, print)
+    assert submit_job(api, MANIFESTS, print).action == "adopted"  # with the right, the same command goes on
     (policy,) = cluster.all("networkpolicies")
     assert policy["metadata"]["ownerReferences"][0]["uid"] == jobs(cluster)[0]
 
@@ -82,18 +82,18 @@ def test_an_object_of_somebody_else_is_neither_used_nor_taken_over(
     if running:
         cluster.put("pytorchjobs", job())
     with refused("run.id", field="NetworkPolicy r1"):
-        submit(api, MANIFESTS, print)
+        submit_job(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == [foreign]
     assert len(jobs(cluster)) == running
 
 
 def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: ClusterClient, cluster: FakeCluster) -> None:
-    api.create(submitting.resource_of(RUNTIME), {**RUNTIME, "spec": {"of": "an older document"}})
-    submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print)
+    api.create(resource_of(RUNTIME), {**RUNTIME, "spec": {"of": "an older document"}})
+    submit_job(api, JobManifests(job("TrainJob"), (RUNTIME,)), print)
     (made,) = cluster.all("trainingruntimes")
     assert made["spec"] == RUNTIME["spec"]
     finish(cluster, "Failed", "trainjobs")
-    submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print)
+    submit_job(api, JobManifests(job("TrainJob"), (RUNTIME,)), print)
     (again,) = cluster.all("trainingruntimes")
     assert again["spec"] == RUNTIME["spec"]
 
@@ -101,10 +101,10 @@ def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: ClusterClien
 def test_what_another_submitter_of_this_document_has_just_made_is_used(
     api: ClusterClient, cluster: FakeCluster
 ) -> None:
-    (made,) = companions.prepare(api, (POLICY,))
-    assert companions.prepare(api, (POLICY,)) == []
+    (made,) = companions.prepare_owned_objects(api, (POLICY,))
+    assert companions.prepare_owned_objects(api, (POLICY,)) == []
     (kept,) = cluster.all("networkpolicies")
-    submit(api, MANIFESTS, print)
+    submit_job(api, MANIFESTS, print)
     (owned,) = cluster.all("networkpolicies")
     assert kept["metadata"]["uid"] == owned["metadata"]["uid"]
     assert made["metadata"]["name"] == "r1"
@@ -116,60 +116,60 @@ def test_a_trainjobs_runtime_is_there_before_the_job_is_checked(api: ClusterClie
         return None if plural != "trainjobs" or there else Answer(403, "Forbidden", "denied the request: no runtime")
 
     cluster.admission.append(needs_runtime)
-    assert submit(api, Manifests(job("TrainJob"), (RUNTIME,)), print).action == "created"
+    assert submit_job(api, JobManifests(job("TrainJob"), (RUNTIME,)), print).action == "created"
 
 
 def test_submitting_again_adopts_the_running_job(api: ClusterClient, cluster: FakeCluster) -> None:
-    first = submit(api, MANIFESTS, print)
-    again = submit(api, MANIFESTS, print)
+    first = submit_job(api, MANIFESTS, print)
+    again = submit_job(api, MANIFESTS, print)
     assert (again.action, again.job["metadata"]["uid"]) == ("adopted", first.job["metadata"]["uid"])
 
 
 def test_adopting_repairs_what_a_killed_submitter_left_undone(api: ClusterClient, cluster: FakeCluster) -> None:
     api.create(first_resource(), job())
-    submit(api, MANIFESTS, print)
+    submit_job(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
     assert policy["metadata"]["ownerReferences"][0]["uid"] == jobs(cluster)[0]
 
 
 def first_resource() -> Any:
-    return submitting.resource_of(job())
+    return resource_of(job())
 
 
 def test_a_job_that_succeeded_is_left_alone(api: ClusterClient, cluster: FakeCluster) -> None:
-    submit(api, MANIFESTS, print)
+    submit_job(api, MANIFESTS, print)
     finish(cluster, "Succeeded")
     before = jobs(cluster)
-    assert submit(api, MANIFESTS, print).action == "finished"
+    assert submit_job(api, MANIFESTS, print).action == "finished"
     assert jobs(cluster) == before
 
 
 def test_a_job_that_failed_is_replaced(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
-    submit(api, MANIFESTS, print)
+    submit_job(api, MANIFESTS, print)
     finish(cluster, "Failed")
     before = jobs(cluster)
-    assert submit(api, MANIFESTS, told.append).action == "created"
+    assert submit_job(api, MANIFESTS, told.append).action == "created"
     assert len(jobs(cluster)) == 1
     assert jobs(cluster) != before
     assert "PyTorchJob r1" in told[0]
 
 
 def test_a_job_that_is_being_deleted_is_waited_for(api: ClusterClient, cluster: FakeCluster) -> None:
-    submit(api, MANIFESTS, print)
+    submit_job(api, MANIFESTS, print)
     made = cluster.get("pytorchjobs", "r1")
     assert made is not None
     made["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
     cluster.put("pytorchjobs", made)
     threading.Timer(1.0, cluster.remove, ("pytorchjobs", "r1")).start()
-    again = submit(api, MANIFESTS, print)
+    again = submit_job(api, MANIFESTS, print)
     assert again.action == "created"
     assert again.job["metadata"]["uid"] != made["metadata"]["uid"]
 
 
 def test_another_document_under_the_same_id_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
-    submit(api, MANIFESTS, print)
+    submit_job(api, MANIFESTS, print)
     with refused("podscale stop r1 --delete", field="PyTorchJob r1", got="same"):
-        submit(api, Manifests(job(identity="other")), print)
+        submit_job(api, JobManifests(job(identity="other")), print)
 
 
 def test_a_job_of_somebody_else_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
@@ -177,13 +177,13 @@ def test_a_job_of_somebody_else_is_refused(api: ClusterClient, cluster: FakeClus
     foreign["metadata"]["annotations"] = {}
     cluster.put("pytorchjobs", foreign)
     with refused(field="PyTorchJob r1", got=ABSENT):
-        submit(api, MANIFESTS, print)
+        submit_job(api, MANIFESTS, print)
 
 
 def test_the_same_run_as_another_kind_of_job_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.put("jobsets", job("JobSet"))
     with refused("podscale stop r1", "launch.backend", field="JobSet r1"):
-        submit(api, MANIFESTS, print)
+        submit_job(api, MANIFESTS, print)
     assert jobs(cluster) == []
 
 
@@ -198,8 +198,10 @@ def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
 
     cluster.faults.append(both_have_looked)
     found: list[Submission] = []
-    clients = [connect(Choice(), policy=RetryPolicy(10)) for _ in range(4)]
-    threads = [threading.Thread(target=lambda api=api: found.append(submit(api, MANIFESTS, print))) for api in clients]
+    clients = [connect_cluster(NamedCluster(), policy=RetryPolicy(10)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda api=api: found.append(submit_job(api, MANIFESTS, print))) for api in clients
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -219,7 +221,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(api: ClusterClient, cluster:
         return None
 
     cluster.faults.append(make_and_cut)
-    assert submit(api, MANIFESTS, print).action == "adopted"
+    assert submit_job(api, MANIFESTS, print).action == "adopted"
     assert len(jobs(cluster)) == 1
 
 
@@ -229,22 +231,22 @@ def test_a_refused_job_leaves_nothing_behind(api: ClusterClient, cluster: FakeCl
         lambda plural, body: Answer(status, "Invalid", "denied the request") if plural == "pytorchjobs" else None
     )
     with refused("denied the request", field="PyTorchJob r1", kind=ApiError):
-        submit(api, MANIFESTS, print)
+        submit_job(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == []
     assert jobs(cluster) == []
 
 
 def test_a_missing_operator_is_told_and_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].clear()
-    with refused("Kubeflow Training Operator", field="PyTorchJob", kind=Missing):
-        submit(api, MANIFESTS, print)
+    with refused("Kubeflow Training Operator", field="PyTorchJob", kind=KindNotServed):
+        submit_job(api, MANIFESTS, print)
     assert cluster.all("networkpolicies") == []
 
 
 def test_checking_makes_nothing(api: ClusterClient, cluster: FakeCluster) -> None:
-    check(api, MANIFESTS)
-    check(api, Manifests(job("TrainJob"), (RUNTIME,)))
+    dry_run_job(api, MANIFESTS)
+    dry_run_job(api, JobManifests(job("TrainJob"), (RUNTIME,)))
     assert [seen.query.get("dryRun") for seen in cluster.seen if seen.method == "POST"] == ["All"] * 3
     cluster.admission.append(lambda *_: Answer(403, "Forbidden", "exceeded quota: few"))
     with refused("exceeded quota", field="NetworkPolicy r1", kind=ApiError):
-        check(api, MANIFESTS)
+        dry_run_job(api, MANIFESTS)

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from podscale import config as documents
+from podscale import config
 from podscale.errors import ExitCode
-from podscale.launch.cluster import carry, logs, mirror, observe
-from podscale.launch.cluster.carry import Carried, carry_out
+from podscale.launch.cluster import logs, mirror, observe, patience
+from podscale.launch.cluster.carry import JobResult, run_stage
 from podscale.launch.cluster.patience import RetryPolicy
-from podscale.launch.cluster.wait import JobReplaced, JobVanished, Limits, NamespaceGone
-from podscale.stopping import Stopped, raise_on_stop
+from podscale.launch.cluster.wait import JobReplaced, JobVanished, NamespaceGone, WaitLimits
+from podscale.stopping import SigtermReceived, raise_on_sigterm
 from tests.support.cluster_objects import condition, event, pod, terminated, unschedulable, waiting
 from tests.support.fake_cluster import FakeCluster
 from tests.support.polling import until
 
-LIMITS = Limits(look=0.1, rest=0.01, hopeless=1.0, log=5.0)
+LIMITS = WaitLimits(look=0.1, rest=0.01, hopeless=1.0, log=5.0)
 DOCUMENT = (
     "run.id=r1",
     "run.workspace=/work",
@@ -32,10 +32,10 @@ DOCUMENT = (
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(observe, "ASIDE_SECONDS", 0.1)
-    monkeypatch.setattr(carry.patience, "UNATTENDED", RetryPolicy(20.0))
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(observe, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(patience, "UNATTENDED", RetryPolicy(20.0))
 
 
 class Waiting:
@@ -43,14 +43,14 @@ class Waiting:
 
     def __init__(self, *changes: str) -> None:
         self.out = io.StringIO()
-        self.result: Carried | BaseException | None = None
+        self.result: JobResult | BaseException | None = None
         self._changes = (*DOCUMENT, *changes)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.result = carry_out(documents.load(None, self._changes), "train", out=self.out, limits=LIMITS)
+            self.result = run_stage(config.load(None, self._changes), "train", out=self.out, limits=LIMITS)
         except BaseException as error:
             self.result = error
 
@@ -113,7 +113,7 @@ def test_a_job_is_told_from_submission_to_its_end_with_the_log_in_between(
     launcher.sees("running, 2 of 2 pods", "epoch 1")
     cluster.say("r1-worker-0", "epoch 2")
     operator.succeed()
-    assert launcher.end() == Carried("train", 0)
+    assert launcher.end() == JobResult("train", 0)
     assert launcher.text.count("epoch 1") == launcher.text.count("epoch 2") == 1
 
 
@@ -123,15 +123,15 @@ def test_a_job_that_succeeded_before_is_not_run_again(operator: Operator, cluste
     operator.succeed()
     first.end()
     again = Waiting()
-    assert again.end() == Carried("train", 0, reused=True)
+    assert again.end() == JobResult("train", 0, reused=True)
     assert "`podscale stop r1 --delete`" in again.text
 
 
 @pytest.mark.parametrize("pipeline", [False, True])
 def test_the_job_of_a_pipeline_says_so(operator: Operator, cluster: FakeCluster, pipeline: bool) -> None:
-    document = documents.load(None, DOCUMENT)
+    document = config.load(None, DOCUMENT)
     options: dict[str, Any] = {"out": io.StringIO(), "pipeline": pipeline, "limits": LIMITS}
-    threading.Thread(target=carry_out, args=(document, "train"), kwargs=options, daemon=True).start()
+    threading.Thread(target=run_stage, args=(document, "train"), kwargs=options, daemon=True).start()
     annotations = operator.job()["metadata"]["annotations"]
     assert ("podscale.dev/launcher" in annotations) is pipeline
     operator.pods(pod(0), pod(1))
@@ -146,7 +146,7 @@ def test_a_launcher_that_comes_again_adopts(operator: Operator) -> None:
     second = Waiting()
     second.sees("runs on as it was submitted", "running")
     operator.succeed()
-    assert first.end() == second.end() == Carried("train", 0)
+    assert first.end() == second.end() == JobResult("train", 0)
 
 
 def test_bad_input_ends_the_job_although_its_operator_would_restart_it(
@@ -156,7 +156,7 @@ def test_bad_input_ends_the_job_although_its_operator_would_restart_it(
     operator.pods(
         pod(1, last=terminated(2, "data.source: no such folder"), restarts=1, state=waiting("CrashLoopBackOff"))
     )
-    assert launcher.end() == Carried("train", int(ExitCode.BAD_INPUT), "data.source: no such folder")
+    assert launcher.end() == JobResult("train", int(ExitCode.BAD_INPUT), "data.source: no such folder")
     assert cluster.all("pytorchjobs") == []
     assert "PyTorchJob r1" in launcher.text
 
@@ -166,7 +166,7 @@ def test_a_failed_job_gives_the_exit_code_of_its_stage(operator: Operator, code:
     launcher = Waiting()
     operator.pods(pod(0, state=terminated(code, "why it failed"), phase="Failed"), pod(1))
     operator.condition("Failed")
-    assert launcher.end() == Carried("train", expected, "why it failed")
+    assert launcher.end() == JobResult("train", expected, "why it failed")
 
 
 def test_an_image_that_is_missing_is_given_up_with_its_name(operator: Operator, cluster: FakeCluster) -> None:
@@ -193,7 +193,7 @@ def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_st
     assert launcher.result is None, launcher.text
     operator.pods(pod(0, uid="new-0"), pod(1, uid="new-1"))
     operator.succeed()
-    assert launcher.end() == Carried("train", 0)
+    assert launcher.end() == JobResult("train", 0)
 
 
 def test_pods_that_are_refused_are_told_from_the_jobs_events(operator: Operator, cluster: FakeCluster) -> None:
@@ -258,7 +258,7 @@ def test_a_job_that_somebody_replaced_is_not_taken_for_ours(operator: Operator, 
 def test_an_outage_and_forgotten_history_lose_nothing(
     operator: Operator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carry.patience, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "NOTICE_AFTER_SECONDS", 0.2)
     launcher = Waiting()
     operator.pods(pod(0), pod(1))
     cluster.say("r1-worker-0", "epoch 1")
@@ -270,7 +270,7 @@ def test_an_outage_and_forgotten_history_lose_nothing(
     cluster.up()
     launcher.sees("answers again", "epoch 2")
     operator.succeed()
-    assert launcher.end() == Carried("train", 0)
+    assert launcher.end() == JobResult("train", 0)
     assert (
         launcher.text.count("does not answer") == launcher.text.count("epoch 1") == launcher.text.count("epoch 2") == 1
     )
@@ -279,7 +279,7 @@ def test_an_outage_and_forgotten_history_lose_nothing(
 
 @pytest.fixture
 def sigterm() -> Iterator[Callable[[], None]]:
-    before = raise_on_stop()
+    before = raise_on_sigterm()
     yield lambda: signal.raise_signal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, before)
 
@@ -291,7 +291,7 @@ def test_a_signal_leaves_the_job_or_stops_it(
     """The main thread waits here, because signals reach it alone."""
     out = io.StringIO()
     threading.Thread(target=lambda: (until(lambda: "pending" in out.getvalue()), sigterm()), daemon=True).start()
-    with pytest.raises(Stopped):
-        carry_out(documents.load(None, DOCUMENT), "train", out=out, stop_on_signal=stop, limits=LIMITS)
+    with pytest.raises(SigtermReceived):
+        run_stage(config.load(None, DOCUMENT), "train", out=out, stop_on_signal=stop, limits=LIMITS)
     assert (cluster.all("pytorchjobs") == []) is stop
     assert ("is deleted" if stop else "takes it up again") in out.getvalue()

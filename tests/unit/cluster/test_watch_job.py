@@ -108,7 +108,7 @@ def with_document(made: dict[str, Any], telemetry: dict[str, Any]) -> dict[str, 
 def test_a_job_is_followed_to_its_end(
     training: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
     training.say("r1-worker-0", json.dumps({**STEP, "time": 3.0, "step": 10}))
     training.hang_up("r1-worker-0")
     training.put("pods", pod(0, state=terminated(0), phase="Succeeded"))

@@ -4,20 +4,20 @@ No script: values show on hover by CSS and by SVG titles, so that the file works
 CSS variables (style.css), so that light and dark pages share one drawing.
 """
 
-from podscale.evaluate.report.charts.bars import class_bars, ranked_counts, stacked_bar
+from podscale.evaluate.report.charts.bars import class_bar_chart, ranked_count_chart, stacked_bar_chart
 from podscale.evaluate.report.charts.heatmap import heatmap
-from podscale.evaluate.report.charts.lines import Series, line_chart
+from podscale.evaluate.report.charts.lines import LineSeries, line_chart
 from podscale.evaluate.report.charts.reliability import reliability_diagram
-from podscale.evaluate.report.charts.schedule import curves_of, schedule_chart
+from podscale.evaluate.report.charts.schedule import schedule_chart, schedule_curves
 
 __all__ = [
-    "Series",
-    "class_bars",
-    "curves_of",
+    "LineSeries",
+    "class_bar_chart",
     "heatmap",
     "line_chart",
-    "ranked_counts",
+    "ranked_count_chart",
     "reliability_diagram",
     "schedule_chart",
-    "stacked_bar",
+    "schedule_curves",
+    "stacked_bar_chart",
 ]

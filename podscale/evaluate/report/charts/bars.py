@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-from podscale.evaluate.report.charts.scale import Scale, rounded_out
-from podscale.evaluate.report.figures import count, duration, percent, short
+from podscale.evaluate.report.charts.scale import Scale, round_outwards
+from podscale.evaluate.report.figures import format_integer, format_percent, format_seconds, format_short
 from podscale.evaluate.report.svg import Markup, tag
 
-PALETTE = 8
+PALETTE_SIZE = 8
 """Colours c1 to c8 of style.css."""
 
 
-def stacked_bar(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
+def stacked_bar_chart(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
     """One bar of seconds by name, with a table of shares under it: the eye compares, the table tells."""
     total = sum(seconds for _, seconds in parts) or 1.0
     pieces, rows, at = [], [], 0.0
     for i, (name, seconds) in enumerate(parts):
-        colour, width = i % PALETTE + 1, seconds / total * 1000
-        label = f"{name}: {duration(seconds)}, {percent(seconds / total)}"
+        colour, width = i % PALETTE_SIZE + 1, seconds / total * 1000
+        label = f"{name}: {format_seconds(seconds)}, {format_percent(seconds / total)}"
         pieces.append(
             tag(
                 "rect", tag("title", label), x=at, y=0, width=max(width - 1.5, 0.5), height=34, class_=f"fill c{colour}"
@@ -25,7 +25,12 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
         )
         key = tag("td", tag("i", class_=f"key c{colour}"), name.replace("_", " "))
         rows.append(
-            tag("tr", key, tag("td", duration(seconds), class_="n"), tag("td", percent(seconds / total), class_="n"))
+            tag(
+                "tr",
+                key,
+                tag("td", format_seconds(seconds), class_="n"),
+                tag("td", format_percent(seconds / total), class_="n"),
+            )
         )
         at += width
     picture = tag(
@@ -36,7 +41,7 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
     )
 
 
-def class_bars(title: str, names: Sequence[str], groups: Sequence[tuple[str, Sequence[int]]]) -> Markup:
+def class_bar_chart(title: str, names: Sequence[str], groups: Sequence[tuple[str, Sequence[int]]]) -> Markup:
     """Images per class, for few classes: one row a class, one bar a split."""
     top = max((value for _, values in groups for value in values), default=0) or 1
     row, left, width = 14.0 * len(groups) + 10, 120.0, 440.0
@@ -52,14 +57,14 @@ def class_bars(title: str, names: Sequence[str], groups: Sequence[tuple[str, Seq
             drawn += [
                 tag(
                     "rect",
-                    tag("title", f"{name}, {group}: {count(values[i])} images"),
+                    tag("title", f"{name}, {group}: {format_integer(values[i])} images"),
                     x=left,
                     y=bar,
                     width=max(x(values[i]) - left, 0.5),
                     height=12.0,
                     class_=f"fill c{j + 1}",
                 ),
-                tag("text", count(values[i]), x=x(values[i]) + 5, y=bar + 10),
+                tag("text", format_integer(values[i]), x=x(values[i]) + 5, y=bar + 10),
             ]
     legend = [tag("span", tag("i", class_=f"key c{j + 1}"), group) for j, (group, _) in enumerate(groups)]
     view = f"0 0 {width:.0f} {len(names) * row:.0f}"
@@ -71,11 +76,11 @@ def class_bars(title: str, names: Sequence[str], groups: Sequence[tuple[str, Seq
     )
 
 
-def ranked_counts(title: str, counts: Sequence[int], unit: str) -> Markup:
+def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
     """The counts of many classes from the largest to the smallest, as one step line over an area."""
     ordered = sorted(counts, reverse=True)
     width, height, left, bottom = 440.0, 200.0, 50.0, 36.0
-    _, high = rounded_out(0.0, float(max(ordered[0], 1)))
+    _, high = round_outwards(0.0, float(max(ordered[0], 1)))
     x, y = Scale(0, len(ordered), left, width - 12), Scale(0, high, height - bottom, 10)
     stride = max(1, len(ordered) // 400)
     steps = "".join(
@@ -84,16 +89,16 @@ def ranked_counts(title: str, counts: Sequence[int], unit: str) -> Markup:
     )
     base = height - bottom
     area = f"M{left:.1f} {base:.1f}{steps}L{x(len(ordered)):.1f} {base:.1f}Z"
-    label = f"largest {count(ordered[0])}, median {count(ordered[len(ordered) // 2])}, smallest {count(ordered[-1])}"
+    label = f"largest {format_integer(ordered[0])}, median {format_integer(ordered[len(ordered) // 2])}, smallest {format_integer(ordered[-1])}"
     axis = [
         (
             tag("line", x1=left, x2=width - 12, y1=y(v), y2=y(v), class_="grid"),
-            tag("text", short(v), x=left - 7, y=y(v) + 4, text_anchor="end"),
+            tag("text", format_short(v), x=left - 7, y=y(v) + 4, text_anchor="end"),
         )
         for v in y.ticks(4)
     ]
     names = tag("text", "classes, by number of images", x=width - 12, y=height - 8, text_anchor="end", class_="unit")
-    marks = [tag("text", short(v), x=x(v), y=base + 16, text_anchor="middle") for v in x.ticks(5)]
+    marks = [tag("text", format_short(v), x=x(v), y=base + 16, text_anchor="middle") for v in x.ticks(5)]
     return tag(
         "figure",
         tag("figcaption", tag("b", title), tag("span", f"{unit}; {label}", class_="unit")),

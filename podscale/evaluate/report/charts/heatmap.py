@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from podscale.evaluate.report.svg import Markup, tag
 
-LONGEST = 13
+MAX_NAME_LENGTH = 13
 """Characters of a class name that are drawn; the whole name shows on hover."""
 
 
@@ -16,13 +16,13 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     """
     n = len(names)
     cell = max(16.0, min(34.0, 320.0 / n))
-    longest = min(LONGEST, max(len(name) for name in names))
+    longest = min(MAX_NAME_LENGTH, max(len(name) for name in names))
     left, top = 14.0 + 8.0 * longest, 16.0 + 5.0 * longest
     parts = []
     for i, row in enumerate(matrix):
         total = sum(row) or 1
-        parts.append(_name(names[i], left - 8, top + (i + 0.5) * cell + 4, slanted=False))
-        parts.append(_name(names[i], left + (i + 0.5) * cell + 2, top - 8, slanted=True))
+        parts.append(_draw_name(names[i], left - 8, top + (i + 0.5) * cell + 4, slanted=False))
+        parts.append(_draw_name(names[i], left + (i + 0.5) * cell + 2, top - 8, slanted=True))
         for j, value in enumerate(row):
             shade = (value / total) ** 0.5 if value else 0.0
             tint = "right" if i == j else "wrong"
@@ -63,8 +63,8 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     return tag("figure", caption, drawn, class_="panel")
 
 
-def _name(name: str, x: float, y: float, *, slanted: bool) -> Markup:
-    label = name if len(name) <= LONGEST else name[: LONGEST - 1] + "\u2026"
+def _draw_name(name: str, x: float, y: float, *, slanted: bool) -> Markup:
+    label = name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "\u2026"
     if slanted:
         return tag("text", tag("title", name), label, x=x, y=y, transform=f"rotate(-50 {x:.1f} {y:.1f})")
     return tag("text", tag("title", name), label, x=x, y=y, text_anchor="end")

@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podscale.evaluate.report.charts.scale import Scale, rounded_out
-from podscale.evaluate.report.figures import short
-from podscale.evaluate.report.svg import Markup, tag, text
+from podscale.evaluate.report.charts.scale import Scale, round_outwards
+from podscale.evaluate.report.figures import format_short
+from podscale.evaluate.report.svg import Markup, join_markup, tag
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 14.0, 40.0
 MAX_POINTS = 240
-ROOM = 1.12
+HEADROOM = 1.12
 """On both sides of a logarithmic horizontal axis, as a factor."""
 
 
 @dataclass(frozen=True)
-class Series:
+class LineSeries:
     """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point; `dashed`
     tells two lines of one colour apart.
 
@@ -33,13 +33,13 @@ class Series:
 
 def line_chart(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[LineSeries],
     *,
     y_unit: str = "",
     x_unit: str = "epoch",
     y_range: tuple[float, float] | None = None,
     log: bool = False,
-    show: Callable[[float], str] = short,
+    show: Callable[[float], str] = format_short,
     x_high: float | None = None,
     mark: float | None = None,
     mark_name: str = "",
@@ -61,7 +61,7 @@ def line_chart(
         x_ticks=x_ticks,
         x_marks=x_marks,
     )
-    legend = [tag("span", tag("i", class_=_key(s)), s.name) for s in drawn] if len(drawn) > 1 else []
+    legend = [tag("span", tag("i", class_=_legend(s)), s.name) for s in drawn] if len(drawn) > 1 else []
     if mark is not None:
         legend.append(tag("span", tag("i", class_="key dash"), f"{mark_name} {show(mark)}"))
     unit = tag("span", y_unit, class_="unit") if y_unit else None
@@ -73,17 +73,17 @@ def line_chart(
     )
 
 
-def _key(series: Series) -> str:
+def _legend(series: LineSeries) -> str:
     return f"key c{series.colour}{' hollow' if series.dashed else ''}"
 
 
 def line_drawing(
-    series: Sequence[Series],
+    series: Sequence[LineSeries],
     *,
     x_unit: str = "epoch",
     y_range: tuple[float, float] | None = None,
     log: bool = False,
-    show: Callable[[float], str] = short,
+    show: Callable[[float], str] = format_short,
     x_high: float | None = None,
     mark: float | None = None,
     max_points: int = MAX_POINTS,
@@ -102,20 +102,22 @@ def line_drawing(
     xs = [*(x for s in drawn for x, _ in s.points), *(x for x, _ in x_marks), *x_ticks]
     ys = [y for s in drawn for low, high in _extent(s) for y in (low, high)] + ([] if mark is None else [mark])
     log = log and min(ys) > 0 and max(ys) / min(ys) > 20
-    low, high = y_range or ((min(ys), max(ys)) if log else rounded_out(min(ys), max(ys)))
+    low, high = y_range or ((min(ys), max(ys)) if log else round_outwards(min(ys), max(ys)))
     last = max(xs) if x_high is None else max(x_high, *xs)
-    x = Scale(min(xs) / ROOM if log_x else 0.0, (last or 1.0) * (ROOM if log_x else 1.0), LEFT, WIDTH - RIGHT, log_x)
+    x = Scale(
+        min(xs) / HEADROOM if log_x else 0.0, (last or 1.0) * (HEADROOM if log_x else 1.0), LEFT, WIDTH - RIGHT, log_x
+    )
     y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
-    return text(
-        _axes(x, y, x_unit, show, x_ticks or x.ticks(6)),
+    return join_markup(
+        _draw_axes(x, y, x_unit, show, x_ticks or x.ticks(6)),
         [
             tag("line", x1=x(v), x2=x(v), y1=TOP, y2=HEIGHT - BOTTOM, class_=f"level tinted c{colour}")
             for v, colour in x_marks
         ],
         tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="level") if mark is not None else None,
-        [_spread(s, x, y) for s in drawn if s.spread],
-        [_line(s, x, y) for s in drawn],
-        [_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
+        [_draw_spread(s, x, y) for s in drawn if s.spread],
+        [_draw_line(s, x, y) for s in drawn],
+        [_draw_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
     )
 
 
@@ -132,32 +134,32 @@ def decimate(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[fl
     return [points[0], *(p for p in kept if p not in (points[0], points[-1])), points[-1]]
 
 
-def _decimated(series: Series, limit: int) -> Series:
+def _decimated(series: LineSeries, limit: int) -> LineSeries:
     points = decimate(series.points, limit)
     by_point = dict(zip(series.points, series.spread, strict=True)) if series.spread else {}
     return replace(series, points=points, spread=[by_point[point] for point in points] if by_point else ())
 
 
-def _extent(series: Series) -> list[tuple[float, float]]:
+def _extent(series: LineSeries) -> list[tuple[float, float]]:
     """The lowest and highest value drawn at each point."""
     spread = series.spread or [0.0] * len(series.points)
     return [(y - d, y + d) for (_, y), d in zip(series.points, spread, strict=True)]
 
 
-def _spread(series: Series, x: Scale, y: Scale) -> Any:
+def _draw_spread(series: LineSeries, x: Scale, y: Scale) -> Any:
     """Bars at the dots of a line, or a band around it."""
-    ends = [(x(a), _inside(y(low)), _inside(y(high))) for (a, _), (low, high) in _both(series)]
+    ends = [(x(a), _clip_height(y(low)), _clip_height(y(high))) for (a, _), (low, high) in _band_extent(series)]
     if series.dots:
         return [tag("line", x1=a, x2=a, y1=low, y2=high, class_=f"bar c{series.colour}") for a, low, high in ends]
     outline = [*((a, high) for a, _, high in ends), *((a, low) for a, low, _ in reversed(ends))]
     return tag("polygon", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in outline), class_=f"band c{series.colour}")
 
 
-def _both(series: Series) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _band_extent(series: LineSeries) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     return list(zip(series.points, _extent(series), strict=True))
 
 
-def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], x_ticks: Sequence[float]) -> list[Any]:
+def _draw_axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], x_ticks: Sequence[float]) -> list[Any]:
     rows = [
         (
             tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v), class_="grid"),
@@ -168,7 +170,7 @@ def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], x_ticks
     columns = [
         (
             tag("line", x1=x(v), x2=x(v), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"),
-            tag("text", short(v), x=x(v), y=HEIGHT - BOTTOM + 18, text_anchor="middle"),
+            tag("text", format_short(v), x=x(v), y=HEIGHT - BOTTOM + 18, text_anchor="middle"),
         )
         for v in x_ticks
     ]
@@ -177,21 +179,23 @@ def _axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], x_ticks
     return [rows, base, columns, name]
 
 
-def _line(series: Series, x: Scale, y: Scale) -> list[Any]:
-    path = "".join(f"{'L' if i else 'M'}{x(a):.1f} {_inside(y(b)):.1f}" for i, (a, b) in enumerate(series.points))
+def _draw_line(series: LineSeries, x: Scale, y: Scale) -> list[Any]:
+    path = "".join(f"{'L' if i else 'M'}{x(a):.1f} {_clip_height(y(b)):.1f}" for i, (a, b) in enumerate(series.points))
     dots = [
-        tag("circle", cx=x(a), cy=_inside(y(b)), r=2.4, class_=f"dot c{series.colour}")
+        tag("circle", cx=x(a), cy=_clip_height(y(b)), r=2.4, class_=f"dot c{series.colour}")
         for a, b in (series.points if series.dots or len(series.points) == 1 else ())
     ]
     return [tag("path", d=path, class_=f"line c{series.colour}{' dashed' if series.dashed else ''}"), dots]
 
 
-def _hover(series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool) -> list[Markup]:
+def _draw_hover(
+    series: LineSeries, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool
+) -> list[Markup]:
     """Per point an invisible target; over it, the point and its value appear (by CSS, so without a script)."""
     found = []
     for a, b in series.points:
-        at, height = x(a), _inside(y(b))
-        label = f"{show(b)} at {x_unit} {short(a)}"
+        at, height = x(a), _clip_height(y(b))
+        label = f"{show(b)} at {x_unit} {format_short(a)}"
         label = f"{series.name}: {label}" if named else label
         found.append(
             tag(
@@ -206,5 +210,5 @@ def _hover(series: Series, x: Scale, y: Scale, x_unit: str, show: Callable[[floa
     return found
 
 
-def _inside(height: float) -> float:
+def _clip_height(height: float) -> float:
     return min(max(height, TOP), HEIGHT - BOTTOM)

@@ -31,21 +31,21 @@ class Scale:
 
 def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten inside [low, high], about `about` of them."""
-    step = _nice((high - low) / max(1, about))
+    step = _round_step((high - low) / max(1, about))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def rounded_out(low: float, high: float, about: int = 5) -> tuple[float, float]:
+def round_outwards(low: float, high: float, about: int = 5) -> tuple[float, float]:
     """The range widened to the next ticks; a point is given room around it."""
     if high <= low:
         room = abs(low) * 0.1 or 1.0
         low, high = low - room, high + room
-    step = _nice((high - low) / max(1, about))
+    step = _round_step((high - low) / max(1, about))
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
 
-def _nice(step: float) -> float:
+def _round_step(step: float) -> float:
     power = 10.0 ** math.floor(math.log10(step))
     return next(f * power for f in (1.0, 2.0, 5.0, 10.0) if step <= f * power * 1.0001)

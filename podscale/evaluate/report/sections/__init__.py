@@ -1,23 +1,23 @@
 """The sections of the report, one function each; a section without material is None and left out."""
 
 from podscale.evaluate.report.sections.classes import calibration, confusion, mistakes
-from podscale.evaluate.report.sections.data import dataset
+from podscale.evaluate.report.sections.data import dataset_section
 from podscale.evaluate.report.sections.head import claim, headline, problems
 from podscale.evaluate.report.sections.origin import environment, reproduce
-from podscale.evaluate.report.sections.together import together
-from podscale.evaluate.report.sections.training import curves, time
+from podscale.evaluate.report.sections.together import ensemble_section
+from podscale.evaluate.report.sections.training import curves, time_section
 
-ALL = (
+SECTIONS = (
     headline,
     problems,
     claim,
-    together,
+    ensemble_section,
     curves,
-    time,
+    time_section,
     confusion,
     calibration,
     mistakes,
-    dataset,
+    dataset_section,
     environment,
     reproduce,
 )

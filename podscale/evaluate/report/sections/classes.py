@@ -5,13 +5,13 @@ import numpy as np
 from podscale.evaluate.evaluation import ClassFigures
 from podscale.evaluate.report import charts, figures
 from podscale.evaluate.report.gather import ReportData
-from podscale.evaluate.report.pictures import picture
-from podscale.evaluate.report.sections.parts import fact_table, section
+from podscale.evaluate.report.pictures import picture_tag
+from podscale.evaluate.report.sections.parts import fact_table, section_tag
 from podscale.evaluate.report.svg import Markup, tag
 from podscale.evaluate.scores import most_confident_mistakes
 from podscale.text import printable
 
-MISTAKES = 18
+MAX_MISTAKES = 18
 LISTED_PAIRS = 15
 
 
@@ -30,11 +30,11 @@ def confusion(data: ReportData) -> Markup | None:
         ranked = _by_accuracy(scores.per_class)
         panels = [_class_table("Worst classes", ranked[:12]), _class_table("Best classes", ranked[::-1][:12])]
     pairs = [
-        _row(
+        _mistake_row(
             names[p.label],
             names[p.predicted],
             str(p.count),
-            figures.percent(p.count / scores.per_class[p.label].samples),
+            figures.format_percent(p.count / scores.per_class[p.label].samples),
         )
         for p in scores.confused[:LISTED_PAIRS]
     ]
@@ -43,7 +43,7 @@ def confusion(data: ReportData) -> Markup | None:
                    tag("th", "of the class", class_="n"))  # fmt: skip
         table = tag("table", tag("thead", head), tag("tbody", pairs), class_="compact")
         panels.insert(0, tag("figure", tag("figcaption", tag("b", "Most confused pairs")), table, class_="panel"))
-    return section("Classes", tag("div", panels, class_="grid2"))
+    return section_tag("Classes", tag("div", panels, class_="grid2"))
 
 
 def calibration(data: ReportData) -> Markup | None:
@@ -52,11 +52,11 @@ def calibration(data: ReportData) -> Markup | None:
     if scores is None:
         return None
     facts = {
-        "expected calibration error": figures.percent(scores.figures.ece, 2),
-        "mean loss": f"{figures.decimal(scores.figures.loss, 4)} nats",
-        "balanced accuracy": figures.percent(scores.figures.balanced_accuracy, 2),
-        "images": figures.count(scores.figures.samples),
-        "evaluation speed": f"{figures.rate(scores.throughput.evaluation_images_per_second)} images/s",
+        "expected calibration error": figures.format_percent(scores.figures.ece, 2),
+        "mean loss": f"{figures.format_decimal(scores.figures.loss, 4)} nats",
+        "balanced accuracy": figures.format_percent(scores.figures.balanced_accuracy, 2),
+        "images": figures.format_integer(scores.figures.samples),
+        "evaluation speed": f"{figures.format_rate(scores.throughput.evaluation_images_per_second)} images/s",
     }
     note = tag(
         "p",
@@ -66,7 +66,7 @@ def calibration(data: ReportData) -> Markup | None:
     )
     side = tag("figure", tag("figcaption", tag("b", "Scores")), fact_table(facts), note, class_="panel")
     diagram = charts.reliability_diagram("Reliability", scores.calibration)
-    return section("Calibration", tag("div", diagram, side, class_="grid2"))
+    return section_tag("Calibration", tag("div", diagram, side, class_="grid2"))
 
 
 def mistakes(data: ReportData) -> Markup | None:
@@ -74,9 +74,9 @@ def mistakes(data: ReportData) -> Markup | None:
     if data.predictions is None or data.shards is None or data.evaluation is None:
         return None
     split = data.shards.split(data.evaluation.identity.split)
-    rows = most_confident_mistakes(data.predictions, MISTAKES)
+    rows = most_confident_mistakes(data.predictions, MAX_MISTAKES)
     if not len(rows):
-        return section("Most confident mistakes", tag("p", "There is none: every held-out image was recognised."))
+        return section_tag("Most confident mistakes", tag("p", "There is none: every held-out image was recognised."))
     order = np.argsort(split.keys)
     cards = []
     for row in rows:
@@ -89,13 +89,13 @@ def mistakes(data: ReportData) -> Markup | None:
         cards.append(
             tag(
                 "figure",
-                picture(split, sample, f"{true}, taken for {taken}")
+                picture_tag(split, sample, f"{true}, taken for {taken}")
                 if sample is not None
                 else tag("span", class_="noimage"),
                 tag(
                     "figcaption",
                     tag("b", taken, class_="wrongname"),
-                    tag("span", figures.percent(float(data.predictions.confidences[row, 0])), class_="n"),
+                    tag("span", figures.format_percent(float(data.predictions.confidences[row, 0])), class_="n"),
                     tag("span", "is ", tag("b", true), class_="true"),
                     tag("span", source, class_="path", title=source),
                     tag("code", f"{int(key):016x}"),
@@ -106,7 +106,7 @@ def mistakes(data: ReportData) -> Markup | None:
     note = tag(
         "p", "Predicted class and confidence, then the true class, the source and the sample key.", class_="note"
     )
-    return section("Most confident mistakes", note, tag("div", cards, class_="cards"))
+    return section_tag("Most confident mistakes", note, tag("div", cards, class_="cards"))
 
 
 def _by_accuracy(classes: list[ClassFigures]) -> list[ClassFigures]:
@@ -127,9 +127,9 @@ def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
             "tr",
             tag("td", entry.name, class_="clip", title=entry.name),
             tag("td", tag("span", tag("i", style=f"width:{100 * (entry.accuracy or 0):.1f}%"), class_="meter")),
-            tag("td", figures.percent(entry.accuracy), class_="n"),
-            tag("td", figures.percent(entry.precision), class_="n"),
-            tag("td", figures.count(entry.samples), class_="n"),
+            tag("td", figures.format_percent(entry.accuracy), class_="n"),
+            tag("td", figures.format_percent(entry.precision), class_="n"),
+            tag("td", figures.format_integer(entry.samples), class_="n"),
         )
         for entry in entries
     ]
@@ -137,5 +137,5 @@ def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
     return tag("figure", tag("figcaption", tag("b", title)), table, class_="panel")
 
 
-def _row(true: str, taken: str, *numbers: str) -> Markup:
+def _mistake_row(true: str, taken: str, *numbers: str) -> Markup:
     return tag("tr", tag("td", true), tag("td", taken), [tag("td", figure, class_="n") for figure in numbers])

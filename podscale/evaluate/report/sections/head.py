@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from podscale.evaluate.evaluation import Claim, Compared, compare_claim
+from podscale.evaluate.evaluation import Claim, ClaimCheck, compare_claim
 from podscale.evaluate.report import figures
-from podscale.evaluate.report.gather import STAGES, ReportData, ended
-from podscale.evaluate.report.sections.parts import section
+from podscale.evaluate.report.gather import STAGES, ReportData, describe_exit
+from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
 
 
@@ -14,7 +14,7 @@ def headline(data: ReportData) -> Markup:
     config, scores = data.config, data.evaluation
     failure = data.failure
     if failure is not None:
-        state = tag("span", f"{failure.stage} {ended(failure)}", class_="state bad")
+        state = tag("span", f"{failure.stage} {describe_exit(failure)}", class_="state bad")
     elif all(stage in data.outcomes for stage in STAGES):
         state = tag("span", "done", class_="state good")
     else:
@@ -29,13 +29,13 @@ def headline(data: ReportData) -> Markup:
     rate = data.history.images_per_second(config.train.global_batch) if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
-        _tile("top-1", figures.percent(scores.figures.top1 if scores else None, 2),
+        _headline_tile("top-1", figures.format_percent(scores.figures.top1 if scores else None, 2),
               f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated"),
-        _tile(f"top-{scores.figures.top5_k}" if scores else "top-5",
-              figures.percent(scores.figures.top5 if scores else None, 2),
-              f"of {figures.count(scores.figures.samples)} held-out images" if scores else "not evaluated"),
-        _tile("images/s", figures.rate(rate), "training, all ranks" if rate else "nothing was logged"),
-        _tile("training", figures.duration(seconds), _launches(data) if seconds is not None else "nothing was logged"),
+        _headline_tile(f"top-{scores.figures.top5_k}" if scores else "top-5",
+              figures.format_percent(scores.figures.top5 if scores else None, 2),
+              f"of {figures.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated"),
+        _headline_tile("images/s", figures.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
+        _headline_tile("training", figures.format_seconds(seconds), _launches(data) if seconds is not None else "nothing was logged"),
     ]  # fmt: skip
     return tag(
         "header",
@@ -50,7 +50,7 @@ def problems(data: ReportData) -> Markup | None:
     """The error of a failed stage, and what the report cannot show."""
     parts: list[Markup] = []
     if failure := data.failure:
-        parts.append(tag("p", tag("b", f"Stage {failure.stage} {ended(failure)}.")))
+        parts.append(tag("p", tag("b", f"Stage {failure.stage} {describe_exit(failure)}.")))
         parts.append(tag("pre", failure.error or "No message was recorded."))
     if data.missing:
         rows = [tag("li", tag("b", entry.what), ": ", entry.why) for entry in data.missing]
@@ -62,24 +62,24 @@ def problems(data: ReportData) -> Markup | None:
 
 def claim(data: ReportData) -> Markup | None:
     """The published figures beside the achieved ones."""
-    compared = _claim(data)
+    compared = _claim_table(data)
     if compared is None or not any(
         c.claimed is not None for c in (compared.top1, compared.minutes, compared.images_per_second)
     ):
         return None  # fmt: skip
     rows = [
-        _compared("top-1", compared.top1, lambda v: figures.percent(v, 2), _points),
-        _compared("training time", compared.minutes, lambda v: figures.duration(v * 60), _times),
-        _compared("images/s", compared.images_per_second, figures.rate, _times),
+        _claim_row("top-1", compared.top1, lambda v: figures.format_percent(v, 2), _point_difference),
+        _claim_row("training time", compared.minutes, lambda v: figures.format_seconds(v * 60), _ratio_text),
+        _claim_row("images/s", compared.images_per_second, figures.format_rate, _ratio_text),
     ]
     where = ", ".join(part for part in (compared.hardware, compared.source) if part)
-    here = f" Achieved here on {_hardware(data)}." if _hardware(data) else ""
+    here = f" Achieved here on {_hardware_text(data)}." if _hardware_text(data) else ""
     note = tag("p", f"Claimed on {where}.{here}", class_="note") if where else None
     head = tag("tr", tag("th"), *(tag("th", name, class_="n") for name in ("claimed", "achieved", "difference")))
-    return section("Claim and result", tag("table", tag("thead", head), tag("tbody", rows)), note)
+    return section_tag("Claim and result", tag("table", tag("thead", head), tag("tbody", rows)), note)
 
 
-def _tile(name: str, value: str, note: str) -> Markup:
+def _headline_tile(name: str, value: str, note: str) -> Markup:
     parts = (("name", name), ("value", value), ("sub", note))
     return tag("div", [tag("span", part, class_=style) for style, part in parts], class_="tile")
 
@@ -89,7 +89,7 @@ def _launches(data: ReportData) -> str:
     return "in one go" if not resumed else f"resumed {resumed} time{'s' if resumed > 1 else ''}"
 
 
-def _claim(data: ReportData) -> Claim | None:
+def _claim_table(data: ReportData) -> Claim | None:
     if data.evaluation is not None:
         return data.evaluation.claim
     if data.config is None:
@@ -99,25 +99,25 @@ def _claim(data: ReportData) -> Claim | None:
     return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
 
 
-def _hardware(data: ReportData) -> str:
+def _hardware_text(data: ReportData) -> str:
     """How many of which device the training ran on, as its newest launch logged them."""
     started = data.history.newest("resumed") or data.history.newest("start") or {}
     ranks, device = started.get("ranks"), started.get("device")
     return f"{ranks} x {device}" if isinstance(ranks, int) and isinstance(device, str) else ""
 
 
-def _compared(name: str, pair: Compared, show: Any, difference: Any) -> Markup | None:
+def _claim_row(name: str, pair: ClaimCheck, show: Any, difference: Any) -> Markup | None:
     if pair.claimed is None:
         return None
     both = pair.achieved is not None
-    cells = (show(pair.claimed), show(pair.achieved) if both else figures.ABSENT,
-             difference(pair.claimed, pair.achieved) if both else figures.ABSENT)  # fmt: skip
+    cells = (show(pair.claimed), show(pair.achieved) if both else figures.MISSING_TEXT,
+             difference(pair.claimed, pair.achieved) if both else figures.MISSING_TEXT)  # fmt: skip
     return tag("tr", tag("td", name), *(tag("td", cell, class_="n") for cell in cells))
 
 
-def _points(claimed: float, achieved: float) -> str:
+def _point_difference(claimed: float, achieved: float) -> str:
     return f"{100 * (achieved - claimed):+.2f} points".replace("-", "\u2212")
 
 
-def _times(claimed: float, achieved: float) -> str:
+def _ratio_text(claimed: float, achieved: float) -> str:
     return f"\u00d7 {achieved / claimed:.3g}"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from podscale.evaluate.report.gather import ReportData
-from podscale.evaluate.report.sections.parts import fact_table, section
+from podscale.evaluate.report.sections.parts import fact_table, section_tag
 from podscale.evaluate.report.svg import Markup, tag
 
 ENVIRONMENT_ROWS = 60
@@ -16,7 +16,7 @@ def environment(data: ReportData) -> Markup | None:
     rows = list(flatten(data.environment))[:ENVIRONMENT_ROWS]
     if not rows:
         return None
-    return section("Environment", fact_table(dict(rows)))
+    return section_tag("Environment", fact_table(dict(rows)))
 
 
 def reproduce(data: ReportData) -> Markup | None:
@@ -41,7 +41,7 @@ def reproduce(data: ReportData) -> Markup | None:
             )
         )
     document = tag("details", tag("summary", "The resolved run document"), tag("pre", data.config_text))
-    return section("How to reproduce", *parts, document)
+    return section_tag("How to reproduce", *parts, document)
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 from podscale.evaluate.report.svg import Markup, tag
 
 
-def section(title: str, *children: Any) -> Markup:
+def section_tag(title: str, *children: Any) -> Markup:
     """A section of the page; its anchor is its title."""
     return tag("section", tag("h2", title), children, id=title.lower().replace(" ", "-"))
 

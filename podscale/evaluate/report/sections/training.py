@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from podscale.evaluate.history import number
+from podscale.evaluate.history import finite_number
 from podscale.evaluate.report import charts, figures
-from podscale.evaluate.report.charts import Series
-from podscale.evaluate.report.charts.scale import rounded_out
-from podscale.evaluate.report.gather import STAGES, ReportData, ended
-from podscale.evaluate.report.sections.parts import section
+from podscale.evaluate.report.charts import LineSeries
+from podscale.evaluate.report.charts.scale import round_outwards
+from podscale.evaluate.report.gather import STAGES, ReportData, describe_exit
+from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
 
 
@@ -16,17 +16,17 @@ def curves(data: ReportData) -> Markup | None:
     history, panels = data.history, []
     unit = (
         "epoch"
-        if all(number(line.get("epoch")) is not None for line in (*history.steps, *history.evaluations))
+        if all(finite_number(line.get("epoch")) is not None for line in (*history.steps, *history.evaluations))
         else "step"
     )
-    end = max((number(line.get(unit)) or 0.0 for line in (*history.steps, *history.evaluations)), default=0.0)
+    end = max((finite_number(line.get(unit)) or 0.0 for line in (*history.steps, *history.evaluations)), default=0.0)
     train_loss = _points_of(history.steps, unit, "loss")
     held_loss = _points_of(history.evaluations, unit, "loss")
     if train_loss or held_loss:
-        lines = [Series("training", train_loss, 1), Series("validation", held_loss, 2, dots=True)]
+        lines = [LineSeries("training", train_loss, 1), LineSeries("validation", held_loss, 2, dots=True)]
         panels.append(charts.line_chart("Loss", lines, y_unit="nats", x_unit=unit, x_high=end, log=True))
     accuracy = [
-        Series(name, _points_of(history.evaluations, unit, key), colour, dots=True)
+        LineSeries(name, _points_of(history.evaluations, unit, key), colour, dots=True)
         for name, key, colour in (("top-1", "top1", 1), ("top-5", "top5", 3))
     ]
     if any(series.points for series in accuracy):
@@ -41,36 +41,36 @@ def curves(data: ReportData) -> Markup | None:
     ):
         points = _points_of(history.steps, unit, key)
         if points:
-            span = rounded_out(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
+            span = round_outwards(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
             panels.append(
                 charts.line_chart(
-                    title, [Series(title, points, colour)], y_unit=y_unit, x_unit=unit, x_high=end, y_range=span
+                    title, [LineSeries(title, points, colour)], y_unit=y_unit, x_unit=unit, x_high=end, y_range=span
                 )
             )
-    panels += _planned(data)
-    return section("Training", tag("div", panels, class_="grid2")) if panels else None
+    panels += _schedule_charts(data)
+    return section_tag("Training", tag("div", panels, class_="grid2")) if panels else None
 
 
-def _planned(data: ReportData) -> list[Markup]:
+def _schedule_charts(data: ReportData) -> list[Markup]:
     """Momentum and weight decay over the run, where the document lets them change; the logged rate is shown above."""
     if data.config is None or data.shards is None:
         return []
-    curves = charts.curves_of(data.config.train, len(data.shards.split("train")))
+    curves = charts.schedule_curves(data.config.train, len(data.shards.split("train")))
     return [charts.schedule_chart(name, points) for name, points in curves.items() if name != "learning_rate"]
 
 
-def time(data: ReportData) -> Markup | None:
+def time_section(data: ReportData) -> Markup | None:
     """Where the time went: phases of the training, and the stages of the run."""
     phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
-    panels = [charts.stacked_bar("Training time by phase (rank 0)", phases)] if phases else []
+    panels = [charts.stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
     if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
         head = tag("tr", tag("th", "stage"), tag("th", "end"), tag("th", "time", class_="n"))
         rows = [
             tag(
                 "tr",
                 tag("td", outcome.stage),
-                tag("td", ended(outcome), class_="ok" if outcome.done else "failed"),
-                tag("td", figures.duration(outcome.seconds), class_="n"),
+                tag("td", describe_exit(outcome), class_="ok" if outcome.done else "failed"),
+                tag("td", figures.format_seconds(outcome.seconds), class_="n"),
             )
             for outcome in stages
         ]
@@ -85,21 +85,23 @@ def time(data: ReportData) -> Markup | None:
             )
             if data.history.count(event)
         ]
-        notes += _target(data)
+        notes += _target_text(data)
         note = tag("p", ", ".join(notes), class_="note") if notes else None
         panels.append(tag("figure", tag("figcaption", tag("b", "Stages")), table, note, class_="panel"))
-    return section("Time", tag("div", panels, class_="grid2")) if panels else None
+    return section_tag("Time", tag("div", panels, class_="grid2")) if panels else None
 
 
-def _target(data: ReportData) -> list[str]:
+def _target_text(data: ReportData) -> list[str]:
     """When the run reached the accuracy at which it was to end."""
     reached = data.history.newest("target_reached")
-    epoch, top1 = (number(reached.get(name)) if reached else None for name in ("epoch", "top1"))
+    epoch, top1 = (finite_number(reached.get(name)) if reached else None for name in ("epoch", "top1"))
     return (
-        [] if epoch is None or top1 is None else [f"target reached at epoch {epoch:g} with {figures.percent(top1, 2)}"]
+        []
+        if epoch is None or top1 is None
+        else [f"target reached at epoch {epoch:g} with {figures.format_percent(top1, 2)}"]
     )
 
 
 def _points_of(lines: list[dict[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
-    pairs = ((number(line.get(x)), number(line.get(y))) for line in lines)
+    pairs = ((finite_number(line.get(x)), finite_number(line.get(y))) for line in lines)
     return [(a, b) for a, b in pairs if a is not None and b is not None]

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.blocks import cuts, dims_in_order, merged
-from podscale.pytorch.optim.share import Segment
+from podscale.blocks import merge_small_dims, partition_blocks, shampoo_dim_order
+from podscale.pytorch.optim.share import ParamSlice
 
 
-class Place(NamedTuple):
+class BlockIndex(NamedTuple):
     """One block: `number` counts those of its segment, `row` those of its stack."""
 
     segment: int
@@ -18,14 +18,14 @@ class Place(NamedTuple):
     row: int
 
 
-class Stack(NamedTuple):
+class BlockStack(NamedTuple):
     """All blocks of one shape.
 
     positions: where their elements are in the flat layout, int64 [blocks, *shape].
     """
 
     shape: tuple[int, ...]
-    places: list[Place]
+    places: list[BlockIndex]
     positions: Tensor
 
     def take(self, flat: Tensor) -> Tensor:
@@ -37,25 +37,27 @@ class Stack(NamedTuple):
         flat.index_copy_(0, self.positions.view(-1), blocks.reshape(-1))
 
 
-def stack_blocks(segments: Sequence[Segment], block: int, device: torch.device, *, vectors: bool) -> tuple[Stack, ...]:
+def stack_blocks(
+    segments: Sequence[ParamSlice], block: int, device: torch.device, *, vectors: bool
+) -> tuple[BlockStack, ...]:
     """The blocks of these segments by shape; `vectors`: those of segments with a single dimension too."""
     flat = torch.arange(max((s.start + s.size for s in segments), default=0))
-    found: dict[tuple[int, ...], list[tuple[Place, Tensor]]] = {}
+    found: dict[tuple[int, ...], list[tuple[BlockIndex, Tensor]]] = {}
     for segment, parameter in enumerate(segments):
         view = parameter.view(flat)
         if view.dim() > 1 or vectors:
-            for number, part in enumerate(cut(view, block)):
+            for number, part in enumerate(cut_blocks(view, block)):
                 same = found.setdefault(tuple(part.shape), [])
-                same.append((Place(segment, number, len(same)), part))
+                same.append((BlockIndex(segment, number, len(same)), part))
     return tuple(
-        Stack(shape, [place for place, _ in same], torch.stack([part for _, part in same]).to(device))
+        BlockStack(shape, [place for place, _ in same], torch.stack([part for _, part in same]).to(device))
         for shape, same in found.items()
     )
 
 
-def cut(parameter: Tensor, block: int) -> Iterator[Tensor]:
+def cut_blocks(parameter: Tensor, block: int) -> Iterator[Tensor]:
     """The blocks of a parameter, merged, in their order."""
-    turned = parameter.permute(dims_in_order(parameter.dim()))
-    tensor = turned.reshape(merged(turned.shape, block))
-    for place in cuts(tensor.shape, block):
+    turned = parameter.permute(shampoo_dim_order(parameter.dim()))
+    tensor = turned.reshape(merge_small_dims(turned.shape, block))
+    for place in partition_blocks(tensor.shape, block):
         yield tensor[tuple(slice(*span) for span in place)]

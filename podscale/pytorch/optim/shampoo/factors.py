@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.peers import Peers
-from podscale.pytorch.optim.shampoo.blocks import Stack
-from podscale.pytorch.optim.shampoo.roots import Method, inverse_root
-from podscale.pytorch.optim.share import Segment
+from podscale.pytorch.optim.peers import ReplicaGroup
+from podscale.pytorch.optim.shampoo.blocks import BlockStack
+from podscale.pytorch.optim.shampoo.roots import RootMethod, inverse_root
+from podscale.pytorch.optim.share import ParamSlice
 
 
-class Factor(NamedTuple):
+class KroneckerFactor(NamedTuple):
     """One matrix of `size` x `size`: that of dimension `dim` of block `row` of stack `stack`."""
 
     stack: int
@@ -27,17 +27,17 @@ class Factor(NamedTuple):
     size: int
 
 
-def factors_of(stacks: Sequence[Stack]) -> list[Factor]:
+def list_factors(stacks: Sequence[BlockStack]) -> list[KroneckerFactor]:
     """All factors, those of one side of a stack after each other."""
     return [
-        Factor(number, dim, row, size)
+        KroneckerFactor(number, dim, row, size)
         for number, stack in enumerate(stacks)
         for dim, size in enumerate(stack.shape)
         for row in range(len(stack.places))
     ]
 
 
-def deal(factors: Sequence[Factor], ranks: int) -> list[int]:
+def assign_factors(factors: Sequence[KroneckerFactor], ranks: int) -> list[int]:
     """Whose each factor is: the largest first, each to the rank with least to do, at a cost of size^3."""
     owner, load = [0] * len(factors), [0] * ranks
     for number in sorted(range(len(factors)), key=lambda number: -factors[number].size):
@@ -47,14 +47,14 @@ def deal(factors: Sequence[Factor], ranks: int) -> list[int]:
     return owner
 
 
-class Side:
+class DimFactors:
     """The factors of one dimension of a stack, as far as this rank knows them.
 
     own: the blocks whose matrices this rank keeps, int64. statistics: those, fp32 [own, d, d]. roots: the inverse roots
     of all, fp32 [blocks, d, d]. starts: where each begins in the message of all ranks, int64 [blocks].
     """
 
-    def __init__(self, factors: Sequence[tuple[Factor, int, int]], rank: int, device: torch.device) -> None:
+    def __init__(self, factors: Sequence[tuple[KroneckerFactor, int, int]], rank: int, device: torch.device) -> None:
         """`factors`: of each block in order, whose it is, and where it begins in the message."""
         self.dim, self.size = factors[0][0].dim, factors[0][0].size
         self.own = torch.tensor([f.row for f, owner, _ in factors if owner == rank], dtype=torch.int64, device=device)
@@ -66,7 +66,9 @@ class Side:
         """S = keep * S + add * G G^T for what this rank keeps."""
         along = blocks.index_select(0, self.own).movedim(1 + self.dim, 1)
         unfolded = along.reshape(len(along), self.size, blocks[0].numel() // self.size)
-        replace(self.statistics, torch.baddbmm(self.statistics, unfolded, unfolded.mT, beta=keep, alpha=add), finite)
+        replace_finite(
+            self.statistics, torch.baddbmm(self.statistics, unfolded, unfolded.mT, beta=keep, alpha=add), finite
+        )
 
     def whole(self, message: Tensor) -> Tensor:
         """All matrices, fp32 [blocks, d, d], out of the message of all ranks."""
@@ -74,36 +76,38 @@ class Side:
         return message[self.starts[:, None] + within].view(-1, self.size, self.size)
 
 
-def replace(kept: Tensor, fresh: Tensor, finite: Tensor) -> None:
+def replace_finite(kept: Tensor, fresh: Tensor, finite: Tensor) -> None:
     """Takes over the matrices that are finite, where the update is: squares may overflow, roots may fail."""
     good = fresh.isfinite().flatten(1).all(1) & finite
     torch.where(good[:, None, None], fresh, kept, out=kept)
 
 
-class Factors:
+class KroneckerFactors:
     """All factors of all stacks; every rank calls everything at the same time."""
 
     def __init__(
         self,
-        segments: Sequence[Segment],
-        stacks: Sequence[Stack],
-        peers: Peers,
+        segments: Sequence[ParamSlice],
+        stacks: Sequence[BlockStack],
+        peers: ReplicaGroup,
         *,
         exponent: int | None,
         eps: float,
-        method: Method,
+        method: RootMethod,
         dtype: torch.dtype,
     ) -> None:
         """`exponent`: p of the inverse p-th root; None: twice the dimensions of a block (Gupta 2018)."""
         self._segments, self._stacks, self._peers = segments, stacks, peers
         self._exponent, self._eps, self._method, self._dtype = exponent, eps, method, dtype
-        factors = factors_of(stacks)
-        owners = deal(factors, peers.size)
+        factors = list_factors(stacks)
+        owners = assign_factors(factors, peers.size)
         self._length, starts = message_layout(factors, owners, peers.size)
         every = list(zip(factors, owners, starts, strict=True))
         self.sides = [
             [
-                Side([f for f in every if (f[0].stack, f[0].dim) == (number, dim)], peers.rank, stack.positions.device)
+                DimFactors(
+                    [f for f in every if (f[0].stack, f[0].dim) == (number, dim)], peers.rank, stack.positions.device
+                )
                 for dim in range(len(stack.shape))
             ]
             for number, stack in enumerate(stacks)
@@ -130,7 +134,7 @@ class Factors:
             ]
         )
         for side, roots in zip(self._each(), fresh, strict=True):
-            replace(side.roots, roots, finite)
+            replace_finite(side.roots, roots, finite)
 
     def precondition(self, stack: int, blocks: Tensor) -> Tensor:
         """The blocks multiplied by their roots along every dimension, in their shape."""
@@ -166,10 +170,10 @@ class Factors:
                 else:
                     side.statistics.copy_(values.index_select(0, side.own))
 
-    def _each(self) -> Iterator[Side]:
+    def _each(self) -> Iterator[DimFactors]:
         return (side for sides in self.sides for side in sides)
 
-    def _by_segment(self, whole: Sequence[Tensor]) -> Iterator[tuple[Segment, list[Tensor]]]:
+    def _by_segment(self, whole: Sequence[Tensor]) -> Iterator[tuple[ParamSlice, list[Tensor]]]:
         """The matrices of each segment that has some, given those of all sides."""
         of_side = iter(whole)
         found: dict[int, list[tuple[int, int, Tensor]]] = {}
@@ -189,7 +193,7 @@ class Factors:
         return [side.whole(gathered) for side in self._each()]
 
 
-def message_layout(factors: Sequence[Factor], owners: Sequence[int], ranks: int) -> tuple[int, list[int]]:
+def message_layout(factors: Sequence[KroneckerFactor], owners: Sequence[int], ranks: int) -> tuple[int, list[int]]:
     """Elements of each rank's part of the message, which are as many of all, and where each factor begins."""
     ends = [0] * ranks
     within = []

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import where_finite
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.share import ParamShard
 
-Graft = Literal["sgd", "adagrad", "rmsprop"]
+GraftName = Literal["sgd", "adagrad", "rmsprop"]
 
 
 class Grafting:
@@ -21,7 +21,7 @@ class Grafting:
     sgd: g. adagrad: v = v + g^2, rmsprop: v = beta2 * v + (1 - beta2) * g^2; both g / (sqrt(v) + eps).
     """
 
-    def __init__(self, share: Share, name: Graft, *, beta2: float, eps: float) -> None:
+    def __init__(self, share: ParamShard, name: GraftName, *, beta2: float, eps: float) -> None:
         self._share, self._eps = share, eps
         self._keep, self._add = (1.0, 1.0) if name == "adagrad" or beta2 == 1.0 else (beta2, 1.0 - beta2)
         self.moments: dict[str, Tensor] = {} if name == "sgd" else {"variance": share.zeros()}

@@ -18,15 +18,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import Hyper
-from podscale.pytorch.optim.momentum import build_mover
-from podscale.pytorch.optim.norms import Norms
-from podscale.pytorch.optim.peers import Peers
+from podscale.pytorch.optim.base import HyperParams
+from podscale.pytorch.optim.momentum import build_momentum_update
+from podscale.pytorch.optim.norms import ParamNorms
+from podscale.pytorch.optim.peers import ReplicaGroup
 from podscale.pytorch.optim.shampoo.blocks import stack_blocks
-from podscale.pytorch.optim.shampoo.factors import Factors
-from podscale.pytorch.optim.shampoo.grafting import Graft, Grafting
-from podscale.pytorch.optim.shampoo.roots import Method
-from podscale.pytorch.optim.share import Share
+from podscale.pytorch.optim.shampoo.factors import KroneckerFactors
+from podscale.pytorch.optim.shampoo.grafting import Grafting, GraftName
+from podscale.pytorch.optim.shampoo.roots import RootMethod
+from podscale.pytorch.optim.share import ParamShard
 
 
 class Shampoo:
@@ -38,8 +38,8 @@ class Shampoo:
 
     def __init__(
         self,
-        share: Share,
-        peers: Peers,
+        share: ParamShard,
+        peers: ReplicaGroup,
         *,
         nesterov: bool = True,
         beta2: float = 0.999,
@@ -49,26 +49,26 @@ class Shampoo:
         exponent: int | None = None,
         start: int = 1,
         every: int = 1,
-        graft: Graft = "sgd",
+        graft: GraftName = "sgd",
         graft_eps: float = 1e-10,
-        roots: Method = "eigh",
+        roots: RootMethod = "eigh",
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        self._share, self._norms = share, Norms(share)
+        self._share, self._norms = share, ParamNorms(share)
         self._beta2, self._start, self._every, self._number = beta2, start, every, 0
         self._stacks = stack_blocks(share.segments, block, share.device, vectors=vectors)
-        self._factors = Factors(
+        self._factors = KroneckerFactors(
             share.segments, self._stacks, peers, exponent=exponent, eps=eps, method=roots, dtype=dtype
         )
         self._graft = Grafting(share, graft, beta2=beta2, eps=graft_eps)
-        self._momentum = build_mover(share, nesterov=nesterov)
+        self._momentum = build_momentum_update(share, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values, **self._graft.moments}, dict[str, Tensor]()
 
     def begin(self, step: int) -> None:
         self._number = step
 
     @torch.no_grad()
-    def step(self, hyper: Hyper, finite: Tensor) -> Tensor:
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         gradients, since = self._share.gradients, self._number - self._start
         blocks = [stack.take(gradients) for stack in self._stacks]
         self._factors.accumulate(blocks, self._beta2, finite)
