@@ -56,13 +56,13 @@ def recorded_training(world: World, document: str, place: str, directory: str) -
     moments: list[Moment] = []
 
     class Recording(TrainingLogger):
-        def updated(self, step: int, images: int, bad_records: int) -> None:
-            super().updated(step, images, bad_records)
+        def step_done(self, step: int, images: int, bad_records: int) -> None:
+            super().step_done(step, images, bad_records)
             moments.append((time.time(), time.process_time()))
 
     registry = CollectorRegistry()
     monitor = Recording(TrainMetrics(registry, rank=world.rank, run=config.run.id), None, log_every=10)
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     shard_set = ShardSet.open(Path(place))
     store = open_checkpoint_store(config, run, shard_set)
     session = build_trainer(config, world, shard_set, run.model, store, monitor, StopRequest())
@@ -209,6 +209,6 @@ def abuse(config: RunConfig, place: str, scratch: Path, slot: float) -> list[str
         f"Of our own scrapes of the run, one a second, {answered[QUIET]} of {asked[QUIET]} were answered in quiet, "
         f"{answered[BYSTANDER]} of {asked[BYSTANDER]} while the bystander was attacked, and {answered[RUN]} of "
         f"{asked[RUN]} while the run itself was; {server.scrapes} scrapes of the run were answered in all and "
-        f"{server.shed} connections hung up on. Serving took {serving:.1%} of one core on average over all slots, "
+        f"{server.shed_connections} connections hung up on. Serving took {serving:.1%} of one core on average over all slots, "
         "in the process of the supervisor.",
     ]

@@ -46,7 +46,7 @@ def loader(name: str) -> Candidate:
             build_sampler(config, split),
             phases=image_phases(config, len(split)),
             ranks=range(1),
-            world=1,
+            world_size=1,
             device="cpu",
         )
         try:
@@ -66,7 +66,7 @@ def pil_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
     images = np.empty((batch, size, size, 3), dtype=np.uint8)
     for rows in batches(split, batch):
         for slot, row in enumerate(rows):
-            image = Image.open(io.BytesIO(split.record(row).tobytes())).convert("RGB")
+            image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
             images[slot] = np.asarray(augment(image))
         yield batch
 
@@ -82,7 +82,7 @@ def tensor_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
     images = torch.empty((batch, size, size, 3), dtype=torch.uint8)
     for rows in batches(split, batch):
         for slot, row in enumerate(rows):
-            image = decode_jpeg(torch.from_numpy(split.record(row).copy()), mode=ImageReadMode.RGB)
+            image = decode_jpeg(torch.from_numpy(split.read(row).copy()), mode=ImageReadMode.RGB)
             images[slot] = augment(image).permute(1, 2, 0)
         yield batch
 
@@ -101,7 +101,7 @@ def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
         views = training_crops(0, np.zeros_like(rows), split.keys[rows], *sizes, crop=CropSection(), size=size)
         for slot, row in enumerate(rows.tolist()):
             view = views[slot]
-            part = decode(split.record(row))[view.top : view.top + view.height, view.left : view.left + view.width]
+            part = decode(split.read(row))[view.top : view.top + view.height, view.left : view.left + view.width]
             square = cv2.resize(part, (size, size), interpolation=cv2.INTER_LINEAR)
             images[slot] = square[:, ::-1] if view.flip else square
         yield batch
@@ -111,7 +111,7 @@ def decoding_alone(split: Split, batch: int, size: int) -> Iterator[int]:
     """The full decode of the reference loader without crop and resize: what no full-decoding loader can exceed."""
     for rows in batches(split, batch):
         for row in rows.tolist():
-            decode(split.record(row))
+            decode(split.read(row))
         yield batch
 
 

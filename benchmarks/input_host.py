@@ -56,13 +56,13 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 class WholeImages:
     """How images were decoded before: whole, into fresh memory."""
 
-    held = 0
+    cached_bytes = 0
 
     def __init__(self, split: Split) -> None:
         self._split = split
 
     def __call__(self, row: int, rows: int) -> Pixels:
-        return decode(self._split.record(row))
+        return decode(self._split.read(row))
 
 
 def cut_by_numpy(pixels: Pixels, view: CropParams, size: int) -> Pixels:
@@ -77,11 +77,11 @@ def cut_by_numpy(pixels: Pixels, view: CropParams, size: int) -> Pixels:
 
 @contextmanager
 def cutting(by: Callable[[Pixels, CropParams, int], Pixels]) -> Iterator[None]:
-    torchvision.cut, kept = by, torchvision.cut
+    torchvision.crop_and_resize, kept = by, torchvision.crop_and_resize
     try:
         yield
     finally:
-        torchvision.cut = kept
+        torchvision.crop_and_resize = kept
 
 
 class Turn:
@@ -93,7 +93,7 @@ class Turn:
         split = open_shard_set(directory, config).split("train")
         order = build_sampler(config, split)
         self.loader: Loader = build_loader(
-            config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world=1, device="cpu"
+            config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world_size=1, device="cpu"
         )
         self._cut = crop_and_resize
         if name == AS_IT_WAS:
@@ -152,7 +152,7 @@ def parts(directory: str, images: int, size: int) -> list[str]:
     widths, heights = (split.column(name)[rows].astype(np.int64) for name in ("width", "height"))
     views = training_crops(0, np.zeros_like(rows), split.keys[rows], widths, heights, crop=CropSection(), size=size)
     jobs = [
-        (split.record(row), int(height), int(width), views[slot])
+        (split.read(row), int(height), int(width), views[slot])
         for slot, (row, height, width) in enumerate(zip(rows.tolist(), heights, widths, strict=True))
     ]
     buffer = np.empty(3 * int((widths * heights).max()), dtype=np.uint8)
@@ -240,7 +240,7 @@ def bringing(directory: str, pause: float) -> list[str]:
     def record(row: int) -> None:
         name = f"train/{split.shard_names[int(split.column('shard')[row])]}"
         begin = int(split.column("offset")[row])
-        files._range(name, begin, begin + int(sizes[row]))
+        files._read_range(name, begin, begin + int(sizes[row]))
 
     def shard(path: Path) -> None:
         for block in files.blocks(f"train/{path.name}", path.stat().st_size):
@@ -261,7 +261,7 @@ def bringing(directory: str, pause: float) -> list[str]:
 
     def mapped() -> None:
         for row in rows.tolist():
-            split.record(row).copy()
+            split.read(row).copy()
 
     forget()  # before anything is mapped: mapped pages stay
     timed("disk, cold", "whole shards, one after the other", lambda: [LocalShardMapper().read(path) for path in paths])

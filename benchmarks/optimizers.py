@@ -61,8 +61,8 @@ class Ours:
                 p.name,
                 start,
                 p.size,
-                decays=p.role == "weight",
-                adapts=p.role == "weight",
+                uses_weight_decay=p.role == "weight",
+                uses_trust_ratio=p.role == "weight",
                 shape=p.shape,
                 strides=torch.empty(p.shape).stride(),
             )
@@ -81,13 +81,13 @@ class Ours:
     @property
     def kept(self) -> int:
         """Bytes that the rule keeps beside weights and gradients."""
-        shaped = self._rule.shaped_bytes if isinstance(self._rule, ExtraStateOptimizer) else 0
+        shaped = self._rule.extra_state_bytes if isinstance(self._rule, ExtraStateOptimizer) else 0
         return shaped + sum(values.nbytes for values in self._rule.moments.values())
 
     def prepare(self) -> None:
         self._gradients.copy_(self._source)
         if isinstance(self._rule, StepAware):
-            self._rule.begin(self._number)
+            self._rule.start_step(self._number)
         self._number += 1
 
     def step(self) -> None:

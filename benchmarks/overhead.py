@@ -72,9 +72,9 @@ class Switched(TrainingLogger):
     def phase(self, name: str) -> AbstractContextManager[None]:
         return super().phase(name) if self._switch.on else nullcontext()
 
-    def updated(self, step: int, images: int, bad_records: int) -> None:
+    def step_done(self, step: int, images: int, bad_records: int) -> None:
         if self._switch.on:
-            super().updated(step, images, bad_records)
+            super().step_done(step, images, bad_records)
         self._counted += 1
         was = self._switch.on
         if self._switch.step():
@@ -83,9 +83,9 @@ class Switched(TrainingLogger):
                 self.blocks.append((was, (now - self._begin) / self._counted))
             self._begin, self._counted = now, 0
 
-    def word(self, word: StepStatus, *, epoch: float, learning_rate: float) -> None:
+    def log_status(self, word: StepStatus, *, epoch: float, learning_rate: float) -> None:
         if self._switch.on:
-            super().word(word, epoch=epoch, learning_rate=learning_rate)
+            super().log_status(word, epoch=epoch, learning_rate=learning_rate)
 
 
 def switched_training(world: World, document: str, place: str, directory: str, block: int) -> list[tuple[bool, float]]:
@@ -105,18 +105,18 @@ def switched_training(world: World, document: str, place: str, directory: str, b
 
     registry = CollectorRegistry()
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info={"model": config.model.name})
-    run = RunDirectory.of(config).create()
+    run = RunDirectory.for_config(config).create()
     shard_set = ShardSet.open(Path(place))
     store = open_checkpoint_store(config, run, shard_set)
     with Lease.acquire(Path(directory) / f".lease-{world.rank}") as lease:
-        log = EventLog(run.metrics, lease.check) if world.first else None
+        log = EventLog(run.metrics, lease.check) if world.is_rank0 else None
         ledger = open_goodput_tracker(run)
         monitor = Switched(switch, metrics, log, ledger=ledger, hosts=world.hosts())
         for source in (ledger, monitor.stragglers):
             if source is not None:
-                metrics.readings.look_up(source)
+                metrics.values.add_source(source)
         session = build_trainer(config, world, shard_set, run.model, store, monitor, StopRequest())
-        heartbeat = Heartbeats(ledger, run.heartbeat, lease.check) if world.first else None
+        heartbeat = Heartbeats(ledger, run.goodput, lease.check) if world.is_rank0 else None
         with Snapshots(registry, snapshot_path(Path(directory), world.rank)):
             train(session)
         session.close()
@@ -139,8 +139,8 @@ def call_seconds(directory: Path) -> tuple[float, float]:
             for phase in ("data_wait", "h2d", "forward_backward", "allreduce_wait", "optimizer"):
                 with monitor.phase(phase):
                     pass
-            monitor.updated(step, 32, 0)
-            monitor.word(_word(step), epoch=1.0, learning_rate=0.1)
+            monitor.step_done(step, 32, 0)
+            monitor.log_status(_word(step), epoch=1.0, learning_rate=0.1)
         calls = (time.thread_time() - begin) / steps
     begin = time.thread_time()
     for _ in range(200):
@@ -150,7 +150,7 @@ def call_seconds(directory: Path) -> tuple[float, float]:
 
 def _word(step: int) -> StepStatus:
     busy = {"slowest_rank": 0, "slowest_milliseconds": 10, "fastest_milliseconds": 10}
-    return StepStatus(step, stop=False, finite=True, loss=1.0, **busy)
+    return StepStatus(step, stop_requested=False, is_finite=True, loss=1.0, **busy)
 
 
 def scrape(url: str, stop: threading.Event) -> None:

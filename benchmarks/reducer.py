@@ -69,7 +69,7 @@ class Variant:
     def step(self, images: Tensor, labels: Tensor) -> Times:
         reducer = self._reducer
         begin = time.perf_counter()
-        reducer.begin()
+        reducer.start_step()
         with no_sync_unless_last(reducer, last=self._reduces):
             loss = nn.functional.cross_entropy(reducer.module(images), labels)
             reducer.backward(loss, last=self._reduces)

@@ -30,7 +30,7 @@ RESNET50 = {"name": "resnet50"}
 def saving_training(world: World, document: str, place: str) -> tuple[list[float], float, int]:
     """Trains the document with saves; seconds each save held the loop, seconds of training, and bytes of a save."""
     config = RunConfig.model_validate_json(document)
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     saved: list[Any] = []
     held: list[float] = []
 

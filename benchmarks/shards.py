@@ -92,8 +92,8 @@ def podscale_writer(plan: ShardPlan, source: Originals, data: DataSection, *, de
     def write(out: Path) -> None:
         for name in ("train", "records/train"):
             (out / name).mkdir(parents=True)
-        packer = Packer(out, data, replace(ImageRules.of(data), decode=decode), hash_shards=sha256)
-        for shard in range(plan.shards("train")):
+        packer = Packer(out, data, replace(ImageRules.from_section(data), decode=decode), hash_shards=sha256)
+        for shard in range(plan.shard_count("train")):
             packer.pack(plan, source, PackTask("train", shard), ignore)
 
     return write
@@ -128,7 +128,7 @@ def mds_writer(plan: ShardPlan, source: Originals, hashes: list[str]) -> Writer:
 
 
 def entries(plan: ShardPlan) -> Iterator[Any]:
-    for shard in range(plan.shards("train")):
+    for shard in range(plan.shard_count("train")):
         yield from plan.entries("train", shard)
 
 

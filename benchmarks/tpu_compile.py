@@ -205,7 +205,7 @@ def line(row: Made) -> str:
 def available(found: dict[str, Any]) -> float:
     """Bytes of a device that a program may use, whether the row was made when that was told or before."""
     layout, _, _ = found["topology"]["name"].partition(" x")
-    return found["memory"].get("available", find_topology(layout).device_available)
+    return found["memory"].get("available", find_topology(layout).device_available_bytes)
 
 
 def bounded(found: dict[str, Any]) -> str:

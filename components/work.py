@@ -39,7 +39,7 @@ def pack(data: str, workspace: str, index: int, of: int) -> None:
             workers=_worker_count(),
             index=index,
             of=of,
-            telemetry=stages.ExportedTelemetry.from_environment(),
+            telemetry=stages.ExportedTelemetry.from_env(),
         )
 
 
@@ -51,10 +51,10 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             workspace,
             workers=_worker_count(),
             progress=progress.progress_from_env(),
-            telemetry=stages.ExportedTelemetry.from_environment(),
+            telemetry=stages.ExportedTelemetry.from_env(),
         )
         assert result is not None, "a component packs the whole set"
-        for note in result.notes:
+        for note in result.messages:
             print(note)
         manifest = result.manifest
         counts = {name: split.count for name, split in manifest.splits.items()}
@@ -91,7 +91,7 @@ def collapse(document: str, run_id: str, cycle: int, shard_set: Any, model: Any)
 
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
     outcome = _choose_trainer(config)(config, _shard_set_location(shard_set))
-    directory = RunDirectory.of(config).model
+    directory = RunDirectory.for_config(config).model
     shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
     model.metadata.update(
         framework=config.train.engine,
@@ -109,7 +109,7 @@ def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion
     with stage_process("evaluate"):
         config = _load_config(document, run_id)
         stages.evaluate(config, _shard_set_location(shard_set))
-        evaluation = read_evaluation(RunDirectory.of(config).evaluation)
+        evaluation = read_evaluation(RunDirectory.for_config(config).evaluation)
         for name, value in kfp_metrics(evaluation).items():
             metrics.log_metric(name, value)
         matrix = confusion_for_kfp(evaluation)
@@ -122,7 +122,7 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
     with stage_process("report"):
         config = _load_config(document, run_id)
         stages.report(config, _shard_set_location(shard_set))
-        run = RunDirectory.of(config)
+        run = RunDirectory.for_config(config)
         shutil.copyfile(run.report, page.path)
         shutil.copyfile(run.model / "README.md", card.path)
 
@@ -135,7 +135,9 @@ def cells(study: str, chain: int) -> None:
 
     with stage_process("cells"):
         grid = TrialGrid(StudyDocument.model_validate_json(study))
-        runner = StudyRunner(grid, RecordStore(grid.workspace), jobs=1, chains=[grid.chains[chain]], told=_print_trial)
+        runner = StudyRunner(
+            grid, RecordStore(grid.workspace), jobs=1, series=[grid.series[chain]], on_trial_end=_print_trial
+        )
         runner.prepare()
         runner.run()
         if runner.failures:
@@ -143,10 +145,10 @@ def cells(study: str, chain: int) -> None:
             raise PodscaleError(f"{len(runner.failures)} failed:\n{listing}", field="cells")
 
 
-def _print_trial(cell: "Trial", record: "TrialRecord | None", error: str) -> None:
+def _print_trial(trial: "Trial", record: "TrialRecord | None", error: str) -> None:
     if record is not None:
         error = record.ended if record.top1 is None else f"top-1 {record.top1:.2%}"
-    print(f"{cell.name}: {error}", flush=True)
+    print(f"{trial.name}: {error}", flush=True)
 
 
 def findings(study: str, page: Any, text: Any) -> None:
@@ -176,7 +178,7 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
             stopped, failure = str(error), error
         text = summary_markdown(config, str(status.state), stopped)
         Path(page.path).write_text(text, encoding="utf-8")
-        run = RunDirectory.of(config)
+        run = RunDirectory.for_config(config)
         if run.path.is_dir():
             (run.path / "summary.md").write_text(text, encoding="utf-8")
         if failure is not None:
@@ -193,21 +195,21 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
         if outcome is None:
             lines.append(f"| {stage} | not run | |")
             continue
-        how = "done before" if outcome.reused else "done" if outcome.done else f"exit code {outcome.exit_code}"
+        how = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
     collapses = stages.collapse_outcomes(config)
     for member in ensemble.ensemble_members(config):
         name = f"collapse {member.config.run.id}"
         ended = collapses.get(name)
-        how = "not run" if ended is None else "done" if ended.done else f"exit code {ended.exit_code}"
+        how = "not run" if ended is None else "done" if ended.is_done else f"exit code {ended.exit_code}"
         lines.append(f"| {name} | {how} | {f'{ended.seconds:.1f}' if ended else ''} |")
     found |= collapses
     for failed in found.values():
-        if not failed.done:
+        if not failed.is_done:
             lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]
     if stopped:
         lines += ["", stopped]
-    lines += ["", f"Everything of this run is under `{RunDirectory.of(config).path}`.", ""]
+    lines += ["", f"Everything of this run is under `{RunDirectory.for_config(config).path}`.", ""]
     return "\n".join(lines)
 
 

@@ -57,8 +57,8 @@ class PipelineProgress:
 class KfpBackend:
     """A KFP backend that answers; made by `connect`."""
 
-    def __init__(self, place: KfpEndpoint, client: Any) -> None:
-        self.place = place
+    def __init__(self, endpoint: KfpEndpoint, client: Any) -> None:
+        self.endpoint = endpoint
         self._client = client  # kfp.client.Client, whose generated parts have no types
 
     def upload(self, package: str, pipeline: str, version: str, description: str) -> PipelineVersion:
@@ -67,11 +67,11 @@ class KfpBackend:
         The version's name ends in a hash of the package, so that the same package is found and never sent twice.
         """
         name = f"{version}-{hashlib.sha256(package.encode()).hexdigest()[:8]}"
-        with self._told(f"upload pipeline {pipeline}"):
+        with self._translate_errors(f"upload pipeline {pipeline}"):
             pipeline_id = self._pipeline_id(pipeline, description)
             found = self._version_id(pipeline_id, name)
-            version_id = found or self._send(package, pipeline_id, name, description)
-        link = self.place.link(f"pipelines/details/{pipeline_id}/version/{version_id}")
+            version_id = found or self._upload_package(package, pipeline_id, name, description)
+        link = self.endpoint.link(f"pipelines/details/{pipeline_id}/version/{version_id}")
         return PipelineVersion(pipeline_id, version_id, name, link, new=found is None)
 
     def run(
@@ -83,7 +83,7 @@ class KfpBackend:
         service_account: str | None,
     ) -> StartedRun:
         """Starts a run of an uploaded version."""
-        with self._told(f"start run {name}"):
+        with self._translate_errors(f"start run {name}"):
             run = self._client.run_pipeline(
                 self._experiment_id(experiment),
                 name,
@@ -92,7 +92,7 @@ class KfpBackend:
                 version_id=version.version_id,
                 service_account=service_account,
             )
-        return StartedRun(run.run_id, name, self.place.link(f"runs/details/{run.run_id}"))
+        return StartedRun(run.run_id, name, self.endpoint.link(f"runs/details/{run.run_id}"))
 
     def schedule(
         self,
@@ -109,13 +109,13 @@ class KfpBackend:
 
         Raises InputError where there is a schedule of this name, unless it is to be replaced.
         """
-        with self._told(f"schedule {name}"):
+        with self._translate_errors(f"schedule {name}"):
             experiment_id = self._experiment_id(experiment)
             former = self._schedules(experiment_id, name)
             if former and not replace:
                 raise InputError(
                     f"experiment {experiment} has a schedule of this name: "
-                    f"{self.place.link(f'recurringrun/details/{former[0]}')}",
+                    f"{self.endpoint.link(f'recurringrun/details/{former[0]}')}",
                     field=f"schedule {name}",
                     hint="Give --replace or another --name",
                 )
@@ -132,9 +132,11 @@ class KfpBackend:
             )
             for one in former:  # only now: had the new one been refused, nothing would run any more
                 self._client.delete_recurring_run(one)
-        return StartedRun(made.recurring_run_id, name, self.place.link(f"recurringrun/details/{made.recurring_run_id}"))
+        return StartedRun(
+            made.recurring_run_id, name, self.endpoint.link(f"recurringrun/details/{made.recurring_run_id}")
+        )
 
-    def follow(self, run_id: str, watch: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
+    def follow(self, run_id: str, on_change: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
         """Waits for the end of a run and returns its state; `watch` is given every change.
 
         Raises PodscaleError where the backend cannot be asked for OUTAGE_SECONDS; InputError where it lets us in no
@@ -144,11 +146,11 @@ class KfpBackend:
         answered = time.monotonic()
         while True:
             try:
-                with self._told("ask for the run"):
+                with self._translate_errors("ask for the run"):
                     now = _read_progress(self._client.get_run(run_id))
                 answered = time.monotonic()
                 if now != seen:
-                    watch(now)
+                    on_change(now)
                     seen = now
                 if now.state in FINISHED_STATES:
                     return now.state
@@ -160,12 +162,12 @@ class KfpBackend:
 
     def _pipeline_id(self, name: str, description: str) -> str:
         listed = self._client.pipelines.pipeline_service_list_pipelines(
-            filter=_name_filter(name), **({"namespace": self.place.namespace} if self.place.namespace else {})
+            filter=_name_filter(name), **({"namespace": self.endpoint.namespace} if self.endpoint.namespace else {})
         )
         if listed.pipelines:
             return str(listed.pipelines[0].pipeline_id)
         body = self._client.api_models.V2beta1Pipeline(
-            display_name=name, name=name, description=description, namespace=self.place.namespace or None
+            display_name=name, name=name, description=description, namespace=self.endpoint.namespace or None
         )
         return str(self._client.pipelines.pipeline_service_create_pipeline(pipeline=body).pipeline_id)
 
@@ -173,7 +175,7 @@ class KfpBackend:
         listed = self._client.list_pipeline_versions(pipeline_id, filter=_name_filter(name))
         return str(listed.pipeline_versions[0].pipeline_version_id) if listed.pipeline_versions else None
 
-    def _send(self, package: str, pipeline_id: str, name: str, description: str) -> str:
+    def _upload_package(self, package: str, pipeline_id: str, name: str, description: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "pipeline.yaml"
             path.write_text(package, encoding="utf-8")
@@ -183,14 +185,14 @@ class KfpBackend:
         return str(sent.pipeline_version_id)
 
     def _experiment_id(self, name: str) -> str:
-        return str(self._client.create_experiment(name, namespace=self.place.namespace or None).experiment_id)
+        return str(self._client.create_experiment(name, namespace=self.endpoint.namespace or None).experiment_id)
 
     def _schedules(self, experiment_id: str, name: str) -> list[str]:
         listed = self._client.list_recurring_runs(experiment_id=experiment_id, page_size=100, filter=_name_filter(name))
         return [str(found.recurring_run_id) for found in listed.recurring_runs or ()]
 
     @contextlib.contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str) -> Iterator[None]:
         """Turns what the client raises into errors for people, and keeps it from printing."""
         import urllib3
         from kfp_server_api import ApiException  # type: ignore[import-untyped]
@@ -199,19 +201,19 @@ class KfpBackend:
             with _silence_kfp():
                 yield
         except ApiException as error:
-            raise self._explained(error, doing) from error
+            raise self._explain(error, doing) from error
         except urllib3.exceptions.HTTPError as error:
             problem = f"no answer while trying to {doing}: {_connection_error(error)}"
-            raise BackendUnreachable(problem, field=self.place.host) from error
+            raise BackendUnreachable(problem, field=self.endpoint.host) from error
 
-    def _explained(self, error: Any, doing: str) -> PodscaleError:
+    def _explain(self, error: Any, doing: str) -> PodscaleError:
         words = _error_message(error.body) or str(error.reason)
         if error.status in (401, 403):
-            found: PodscaleError = credentials_error(self.place, error.status, words)
+            found: PodscaleError = credentials_error(self.endpoint, error.status, words)
             return found
         if not error.status or error.status >= 500 or error.status == 429:
             trouble: PodscaleError = BackendUnreachable(
-                f"could not {doing}: HTTP {error.status}: {words}", field=self.place.host
+                f"could not {doing}: HTTP {error.status}: {words}", field=self.endpoint.host
             )
             return trouble
         hint = {
@@ -219,37 +221,37 @@ class KfpBackend:
             404: "It may have been deleted meanwhile.",
             _HTTP_CONFLICT: "Another client made it at the same moment: start the same command again.",
         }.get(error.status, "")
-        return InputError(f"could not {doing}: {words}", field=self.place.host, hint=hint)
+        return InputError(f"could not {doing}: {words}", field=self.endpoint.host, hint=hint)
 
 
-def connect_backend(place: KfpEndpoint) -> KfpBackend:
+def connect_backend(endpoint: KfpEndpoint) -> KfpBackend:
     """A client of the backend, which has answered; raises what podscale.pipelines.endpoint.probe_backend raises."""
-    multi_user = probe_backend(place)
-    if multi_user and not place.namespace:
+    multi_user = probe_backend(endpoint)
+    if multi_user and not endpoint.namespace:
         hint = "Name the namespace to use with --namespace"
-        raise InputError("several users share this KFP", field=place.host, hint=hint)
+        raise InputError("several users share this KFP", field=endpoint.host, hint=hint)
     with _silence_kfp():
         from kfp.client import Client
 
         client = Client(
-            host=place.host,
-            namespace=place.namespace or "kubeflow",
-            cookies=place.cookies or None,
-            ssl_ca_cert=str(place.ca_file) if place.ca_file else None,
-            credentials=_token_refresher(place),
+            host=endpoint.host,
+            namespace=endpoint.namespace or "kubeflow",
+            cookies=endpoint.cookies or None,
+            ssl_ca_cert=str(endpoint.ca_file) if endpoint.ca_file else None,
+            credentials=_token_refresher(endpoint),
         )
-    return KfpBackend(place, client)
+    return KfpBackend(endpoint, client)
 
 
-def _token_refresher(place: KfpEndpoint) -> Any:
+def _token_refresher(endpoint: KfpEndpoint) -> Any:
     """What makes the client read the token anew before every request; None where there is none."""
-    if not place.token and place.token_file is None:
+    if not endpoint.token and endpoint.token_file is None:
         return None
     from kfp.client.token_credentials_base import TokenCredentialsBase
 
     class Fresh(TokenCredentialsBase):
         def refresh_api_key_hook(self, config: Any) -> None:
-            config.api_key["authorization"] = place.bearer()
+            config.api_key["authorization"] = endpoint.read_token()
 
     return Fresh()
 

@@ -46,14 +46,14 @@ class ContainerRunner:
         self._client = _connect_engine(self._docker, self._host)
         self._image = config.launch.image
         _ensure_image(self._docker, self._client, self._image)
-        self._lease = str(RunDirectory.of(config).lease.absolute())
+        self._lease = str(RunDirectory.for_config(config).lease.absolute())
         self._variables: Mapping[str, str] = {}
         self._scratch = Path()
         self._running = ""
         """Id of the running container."""
 
     @contextlib.contextmanager
-    def prepared(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
+    def prepare(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
         handler = importlib.import_module("kfp.local.docker_task_handler")
         lifeline = scratch / "lifeline"
         theirs = handler.run_docker_container
@@ -68,25 +68,25 @@ class ContainerRunner:
             handler.run_docker_container = theirs  # type: ignore[attr-defined]
             self._client.close()
 
-    def kfp(self) -> Any:
+    def kfp_runner(self) -> Any:
         from podscale.pipelines.kfp_quickly import local
 
         return local.DockerRunner()
 
-    def place(self, task: Any, role: str) -> None:
+    def place_task(self, task: Any, role: str) -> None:
         """All stages in one image: here, none is only a launcher."""
         task.set_container_image(self._image)
 
-    def send(self, pid: int, number: int) -> None:
+    def send_signal(self, pid: int, signal_number: int) -> None:
         """By a process in the container: what the engine signals is the shell that kfp puts around the stage."""
         if not self._running:
             return
         with contextlib.suppress(self._docker.errors.APIError):
             container = self._client.containers.get(self._running)
-            if number == signal.SIGKILL:
+            if signal_number == signal.SIGKILL:
                 container.remove(force=True)
             else:
-                container.exec_run(["sh", "-c", f"kill -{number} {pid}"])
+                container.exec_run(["sh", "-c", f"kill -{signal_number} {pid}"])
 
     def _run(self, client: Any, image: str, command: list[str], volumes: dict[str, Any], **given: Any) -> int:
         """Stands in for kfp's run_docker_container: runs one task and returns its exit status."""

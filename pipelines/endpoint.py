@@ -50,7 +50,7 @@ class KfpEndpoint:
         """The page of KFP's user interface that shows `page`, a path such as runs/details/<id>."""
         return f"{(self.ui or self.host).rstrip('/')}/#/{page}"
 
-    def bearer(self) -> str:
+    def read_token(self) -> str:
         """The token as it is now; empty where there is none. Raises InputError where its file cannot be read."""
         if self.token_file is None:
             return self.token
@@ -96,21 +96,21 @@ def resolve_endpoint(
     )
 
 
-def probe_backend(place: KfpEndpoint) -> bool:
+def probe_backend(endpoint: KfpEndpoint) -> bool:
     """Asks the backend for its health; returns whether it serves several users.
 
     Raises InputError that tells apart: no such host, behind a login, refused, another program, too old; Unreachable
     where the backend does not answer, or not well.
     """
-    status, content_type, body = _get(place, "/apis/v2beta1/healthz")
-    if status == 404 and _get(place, "/apis/v1beta1/healthz")[0] == 200:
+    status, content_type, body = _get(endpoint, "/apis/v2beta1/healthz")
+    if status == 404 and _get(endpoint, "/apis/v1beta1/healthz")[0] == 200:
         hint = "Podscale's pipelines need 2.15 or newer."
-        raise InputError("this KFP is older than 2.0", field=place.host, hint=hint)
+        raise InputError("this KFP is older than 2.0", field=endpoint.host, hint=hint)
     if status in (401, 403) or 300 <= status < 400:
-        raise credentials_error(place, status)
+        raise credentials_error(endpoint, status)
     if status >= 500:
         problem = "KFP answers with a failure of its own"
-        raise BackendUnreachable(problem, field=place.host, got=status, hint="Look at its pods.")
+        raise BackendUnreachable(problem, field=endpoint.host, got=status, hint="Look at its pods.")
     try:
         answer = json.loads(body) if status == 200 else None
     except ValueError:
@@ -118,46 +118,46 @@ def probe_backend(place: KfpEndpoint) -> bool:
     if not isinstance(answer, dict):
         raise InputError(
             f"answers HTTP {status} with {content_type or 'nothing'}, which is not KFP's API",
-            field=place.host,
+            field=endpoint.host,
             got=status,
             hint="Check the address (that of the API or of KFP's user interface, with its path if it has one).",
         )
     return bool(answer.get("multi_user", False))
 
 
-def credentials_error(place: KfpEndpoint, status: int, words: str = "") -> InputError:
+def credentials_error(endpoint: KfpEndpoint, status: int, words: str = "") -> InputError:
     """Return the error of a backend that wants other credentials.
 
     Args:
         status: HTTP status; got of the error.
         words: message of the backend.
     """
-    given = "the token" if place.token or place.token_file else "the cookies" if place.cookies else "nothing"
+    given = "the token" if endpoint.token or endpoint.token_file else "the cookies" if endpoint.cookies else "nothing"
     how = (
         f"Give a token by --token-file FILE (or {env.KFP_TOKEN}), or the cookies of a browser that is logged in by "
         f"{env.KFP_COOKIES}, or go past the login: `{PORT_FORWARD_COMMAND}`"
     )
     if status == 403:
-        where = f" in namespace {place.namespace}" if place.namespace else " (a shared KFP wants --namespace)"
+        where = f" in namespace {endpoint.namespace}" if endpoint.namespace else " (a shared KFP wants --namespace)"
         problem = f"{given} was sent, and this user is not allowed{where}"
     elif status == 401:
         problem = f"{given} was sent, which is not accepted (tokens expire after an hour or so)"
     else:
         problem = f"{given} was sent, and the answer is a login page"
-    return InputError(f"{problem}: {words}" if words else problem, field=place.host, got=status, hint=how)
+    return InputError(f"{problem}: {words}" if words else problem, field=endpoint.host, got=status, hint=how)
 
 
-def _get(place: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
+def _get(endpoint: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
     """Status, content type and body; redirects are not followed, since they lead to login pages."""
-    request = Request(f"{place.host}{path}", headers={"Accept": "application/json", **_auth_headers(place)})
-    context = ssl.create_default_context(cafile=str(place.ca_file) if place.ca_file else None)
+    request = Request(f"{endpoint.host}{path}", headers={"Accept": "application/json", **_auth_headers(endpoint)})
+    context = ssl.create_default_context(cafile=str(endpoint.ca_file) if endpoint.ca_file else None)
     try:
         with build_opener(_NoRedirect, HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_SECONDS) as answer:
             return answer.status, answer.headers.get_content_type(), answer.read(1 << 20)
     except HTTPError as error:
         return error.code, error.headers.get_content_type() if error.headers else "", b""
     except (URLError, OSError, HTTPException, ValueError) as error:
-        raise _unreachable_error(place, getattr(error, "reason", error)) from error
+        raise _unreachable_error(endpoint, getattr(error, "reason", error)) from error
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -167,17 +167,17 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def _auth_headers(place: KfpEndpoint) -> dict[str, str]:
-    bearer = place.bearer()
+def _auth_headers(endpoint: KfpEndpoint) -> dict[str, str]:
+    bearer = endpoint.read_token()
     return {
         **({"Authorization": f"Bearer {bearer}"} if bearer else {}),
-        **({"Cookie": place.cookies} if place.cookies else {}),
+        **({"Cookie": endpoint.cookies} if endpoint.cookies else {}),
     }
 
 
-def _unreachable_error(place: KfpEndpoint, reason: Any) -> PodscaleError:
+def _unreachable_error(endpoint: KfpEndpoint, reason: Any) -> PodscaleError:
     """InputError for what another address or option mends, Unreachable for what may mend itself."""
-    host = place.host
+    host = endpoint.host
     if isinstance(reason, ssl.SSLCertVerificationError):
         return InputError(
             f"its certificate is not trusted ({reason.verify_message})",

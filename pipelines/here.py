@@ -58,16 +58,16 @@ class LocalLaunch:
     """Outcomes of this launch so far, by stage."""
     failed: bool = False
     """True where kfp says that some task failed."""
-    last_words: tuple[int, str] | None = None
+    log_tail: tuple[int, str] | None = None
     """Exit code and error that the last stage told this process as it failed."""
 
     @property
-    def signpost(self) -> Path:
+    def stage_file(self) -> Path:
         """Where the running stage names itself (see components.process)."""
         return self.scratch / "stage.json"
 
     @property
-    def progress(self) -> Path:
+    def progress_file(self) -> Path:
         """How far the running stage is (see podscale.progress)."""
         return self.scratch / "progress.json"
 
@@ -88,7 +88,7 @@ class LaunchResult:
     collapses: dict[str, StageOutcome] = field(default_factory=dict)
 
     @property
-    def timed(self) -> dict[str, StageOutcome]:
+    def timed_outcomes(self) -> dict[str, StageOutcome]:
         """All that took time, as it ended."""
         return dict(sorted((self.outcomes | self.collapses).items(), key=lambda item: item[1].ended))
 
@@ -97,7 +97,7 @@ def run_locally(
     config: RunConfig,
     lease: Lease,
     *,
-    watch: Callable[[LocalLaunch], None],
+    on_change: Callable[[LocalLaunch], None],
     runner: StageRunner | None = None,
     verbose: bool = False,
 ) -> LaunchResult:
@@ -105,25 +105,25 @@ def run_locally(
 
     lease: of the run directory; nothing is written there without it, by this process or by the stages'.
     runner: what the stages are; default: processes.
-    watch: called about ten times a second, and once more after the end. verbose: show kfp's and the stages' output.
+    on_change: called about ten times a second, and once more after the end. verbose: show kfp's and the stages' output.
     """
     started = time.monotonic()
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     log = run.path / "pipeline.log"
     with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
         launch = LocalLaunch(config, lease, Path(scratch), runner or ProcessRunner())
         begun = datetime.now(UTC)
-        stages_know = launch.runner.prepared(_stage_variables(launch), launch.scratch)
+        stages_know = launch.runner.prepare(_stage_variables(launch), launch.scratch)
         with stages_know, _redirect_output(sys.stdout if verbose else log):
-            stopped_by = _run_and_watch(launch, run.path / "pipeline", watch, begun)
+            stopped_by = _run_and_watch(launch, run.path / "pipeline", on_change, begun)
         _update_launch(launch, begun)
-        watch(launch)
+        on_change(launch)
     ended = _launch_result(launch, stopped_by, time.monotonic() - started, log)
     return replace(ended, collapses=_ended_since(begun, stages.collapse_outcomes(config)))
 
 
 def _run_and_watch(
-    launch: LocalLaunch, root: Path, watch: Callable[[LocalLaunch], None], begun: datetime
+    launch: LocalLaunch, root: Path, on_change: Callable[[LocalLaunch], None], started_at: datetime
 ) -> int | None:
     """Runs kfp in a thread and watches; returns the signal that stopped the launch, if one did."""
     thread = threading.Thread(target=_run_kfp, args=(launch, root), name="kfp", daemon=True)
@@ -131,10 +131,10 @@ def _run_and_watch(
         thread.start()
         while thread.is_alive():
             thread.join(POLL_SECONDS)
-            _update_launch(launch, begun)
+            _update_launch(launch, started_at)
             signals.forward()
-            if not signals.insisted:
-                watch(launch)
+            if not signals.repeated:
+                on_change(launch)
             elif signals.kill():
                 break
     return signals.received
@@ -150,13 +150,13 @@ def _run_kfp(launch: LocalLaunch, root: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resources and images mean nothing here
         local.init(
-            runner=launch.runner.kfp(),
+            runner=launch.runner.kfp_runner(),
             pipeline_root=str(root),
             workspace_root=str(launch.scratch / "workspace"),  # else kfp leaves one behind
             raise_on_error=True,
         )
         try:
-            options = PipelineOptions(place=launch.runner.place, parallel=False)
+            options = PipelineOptions(place_task=launch.runner.place_task, parallel=False)
             training_pipeline(_as_local_config(launch.config), options)()
         except Exception:
             launch.failed = True
@@ -168,15 +168,15 @@ def _as_local_config(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"launch": config.launch.model_copy(update={"backend": "local"})})
 
 
-def _update_launch(launch: LocalLaunch, begun: datetime) -> None:
+def _update_launch(launch: LocalLaunch, started_at: datetime) -> None:
     """Reads which stage is running and which have ended since the launch began."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        sign = json.loads(launch.signpost.read_text(encoding="utf-8"))
+        sign = json.loads(launch.stage_file.read_text(encoding="utf-8"))
         launch.task, launch.pid = sign["stage"], sign["pid"]
         launch.stage = launch.task if launch.task in SHOWN_STAGES else launch.stage
     if launch.stage is not None:
-        launch.last_words = process.failed_stage_error(launch.signpost, launch.stage)
-    launch.outcomes = _ended_since(begun, stages.run_outcomes(launch.config))
+        launch.log_tail = process.failed_stage_error(launch.stage_file, launch.stage)
+    launch.outcomes = _ended_since(started_at, stages.run_outcomes(launch.config))
 
 
 def _ended_since(begun: datetime, found: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
@@ -189,15 +189,15 @@ def _ended_since(begun: datetime, found: dict[str, StageOutcome]) -> dict[str, S
 
 def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, log: Path) -> LaunchResult:
     outcomes = launch.outcomes
-    failed = next((outcome for outcome in outcomes.values() if not outcome.done), None)
+    failed = next((outcome for outcome in outcomes.values() if not outcome.is_done), None)
     if stopped_by == signal.SIGINT:
         return LaunchResult(outcomes, seconds, EXIT_INTERRUPTED, "interrupted; the same command continues", log=log)
     if failed is not None:
         return LaunchResult(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
     if not launch.failed and list(outcomes) == list(resume.STAGES):
         return LaunchResult(outcomes, seconds, ExitCode.DONE, log=log)
-    if launch.last_words is not None and launch.stage is not None:  # it could not record its end
-        return LaunchResult(outcomes, seconds, *launch.last_words, launch.stage, log)
+    if launch.log_tail is not None and launch.stage is not None:  # it could not record its end
+        return LaunchResult(outcomes, seconds, *launch.log_tail, launch.stage, log)
     if stopped_by == signal.SIGTERM:
         return LaunchResult(outcomes, seconds, ExitCode.PREEMPTED, STOP_MESSAGE, log=log)
     stage = launch.stage or "pipeline"
@@ -224,10 +224,10 @@ def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
     """What a stage needs to know about this launch."""
     return {
         **launch.lease.variables,
-        env.STAGE_FILE: str(launch.signpost),
-        env.PROGRESS_FILE: str(launch.progress),
+        env.STAGE_FILE: str(launch.stage_file),
+        env.PROGRESS_FILE: str(launch.progress_file),
         env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
-        **stages.ExportedTelemetry.of(launch.config, RunDirectory.of(launch.config).endpoint).variables,
+        **stages.ExportedTelemetry.for_config(launch.config, RunDirectory.for_config(launch.config).endpoint).variables,
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -263,10 +263,10 @@ class _SignalForwarder:
 
     def __init__(self, launch: LocalLaunch) -> None:
         self.received: int | None = None
-        self.insisted = False
+        self.repeated = False
         self._since = 0.0
         self._launch = launch
-        self._told: set[tuple[str | None, int]] = set()
+        self._forwarded: set[tuple[str | None, int]] = set()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_SignalForwarder":
@@ -284,18 +284,18 @@ class _SignalForwarder:
             self.received, self._since = number, now
             os.write(2, b"\npodscale: stopping after saving; once more ends it at once\n")
         elif now - self._since > DUPLICATE_SIGNAL_SECONDS:
-            self.insisted = True
+            self.repeated = True
 
     def forward(self) -> None:
         """Stops each stage that runs after the signal came, once."""
         task, pid = self._launch.task, self._launch.pid
-        if self.received is not None and pid is not None and (task, pid) not in self._told:
-            self._told.add((task, pid))  # two stages in two containers may have the same pid
+        if self.received is not None and pid is not None and (task, pid) not in self._forwarded:
+            self._forwarded.add((task, pid))  # two stages in two containers may have the same pid
             if task in SHOWN_STAGES:
-                self._launch.runner.send(pid, signal.SIGTERM)
+                self._launch.runner.send_signal(pid, signal.SIGTERM)
 
     def kill(self) -> bool:
         """Ends the running stage at once; what it started dies with it."""
         if self._launch.pid is not None:
-            self._launch.runner.send(self._launch.pid, signal.SIGKILL)
+            self._launch.runner.send_signal(self._launch.pid, signal.SIGKILL)
         return True

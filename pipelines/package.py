@@ -56,7 +56,7 @@ def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VE
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
     place = task_placer(config, security=kfp != "2.15")
-    options = PipelineOptions(place=place, parts=config.launch.shard_pods, cache=cache)
+    options = PipelineOptions(place_task=place, parts=config.launch.shard_pods, cache=cache)
     served = config.model_copy(update={"telemetry": pod_telemetry(config)})  # by the tasks that are pods themselves
     return compile_to_yaml(training_pipeline(served, options))
 

@@ -12,17 +12,17 @@ from podscale import env
 class StageRunner(Protocol):
     """One way to run the tasks of a pipeline; kfp calls it from a thread of its own."""
 
-    def prepared(self, variables: Mapping[str, str], scratch: Path) -> contextlib.AbstractContextManager[None]:
+    def prepare(self, variables: Mapping[str, str], scratch: Path) -> contextlib.AbstractContextManager[None]:
         """Around the whole pipeline. variables: the environment of each stage; scratch: a directory that lasts as
         long, which stages can write."""
 
-    def kfp(self) -> Any:
+    def kfp_runner(self) -> Any:
         """kfp's own runner."""
 
-    def place(self, task: Any, role: str) -> None:
+    def place_task(self, task: Any, role: str) -> None:
         """Completes a task of the pipeline."""
 
-    def send(self, pid: int, number: int) -> None:
+    def send_signal(self, pid: int, signal_number: int) -> None:
         """Sends a signal to the running stage, by the pid that it gave itself; nothing happens where it has ended."""
 
 
@@ -30,23 +30,23 @@ class ProcessRunner:
     """Stages are processes of this machine."""
 
     @contextlib.contextmanager
-    def prepared(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
+    def prepare(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
         # kfp leaves one directory a task in TMPDIR
         ours = {**variables, env.LAUNCHER_PID: str(os.getpid()), "TMPDIR": str(scratch)}
         with set_environment(ours):
             yield
 
-    def kfp(self) -> Any:
+    def kfp_runner(self) -> Any:
         from podscale.pipelines.kfp_quickly import local
 
         return local.SubprocessRunner(use_venv=False)
 
-    def place(self, task: Any, role: str) -> None:
+    def place_task(self, task: Any, role: str) -> None:
         """Images mean nothing here."""
 
-    def send(self, pid: int, number: int) -> None:
+    def send_signal(self, pid: int, signal_number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
 
 
 @contextlib.contextmanager

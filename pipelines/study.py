@@ -28,15 +28,15 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
-    config = _as_pod_config(TrialGrid(study).chains[0].config)
+    config = _as_pod_config(TrialGrid(study).series[0].config)
     text: str = compile_to_yaml(study_pipeline(study, task_placer(config, security=kfp != "2.15"), parallel=parallel))
     return text
 
 
-def study_pipeline(study: StudyDocument, place: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
+def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
     """The pipeline of a study, as kfp's pipeline object. parallel: pods at a time."""
     document, grid = study.model_dump_json(), TrialGrid(study)
-    data = {data_fingerprint(chain.config.data): chain.config.data for chain in grid.chains}
+    data = {data_fingerprint(chain.config.data): chain.config.data for chain in grid.series}
 
     @dsl.pipeline(
         name=STUDY_PIPELINE_NAME, description=f"Podscale study {study.name}: {study.title or 'a grid of runs'}."
@@ -45,16 +45,16 @@ def study_pipeline(study: StudyDocument, place: PlaceTask = lambda task, role: N
         before = []
         for section in data.values():
             task = shard(data=section.model_dump_json(), workspace=grid.workspace)
-            place(task.set_caching_options(enable_caching=True), "shard")
+            place_task(task.set_caching_options(enable_caching=True), "shard")
             before.append(task)
         for number, wave in enumerate(grid.waves()):
-            items = [grid.chains.index(chain) for chain in wave]
+            items = [grid.series.index(chain) for chain in wave]
             with dsl.ParallelFor(items=items, name=f"chains-{number}", parallelism=parallel) as chain:
                 task = cells(study=document, chain=chain).after(*before)
-                place(task.set_caching_options(enable_caching=False), "train")
+                place_task(task.set_caching_options(enable_caching=False), "train")
             before = [task]
         last = findings(study=document).after(*before)
-        place(last.set_caching_options(enable_caching=False), "report")
+        place_task(last.set_caching_options(enable_caching=False), "report")
 
     return pipeline
 

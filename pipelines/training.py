@@ -35,7 +35,7 @@ class PipelineOptions:
     backend may reuse the shard stage's result; parallel: members of an ensemble are trained at the same time, not one
     after the other as on one machine, whose devices they would share."""
 
-    place: PlaceTask = lambda task, role: None
+    place_task: PlaceTask = lambda task, role: None
     parts: int = 1
     cache: bool = True
     parallel: bool = True
@@ -106,5 +106,5 @@ def _configure_task(task: Any, role: TaskRole, options: PipelineOptions, *, cach
     """The task in its place. What may be cached is said of each, because a switch given at submission does not reach
     tasks inside an exit handler."""
     task.set_caching_options(enable_caching=cached and options.cache)
-    options.place(task, role)
+    options.place_task(task, role)
     return task

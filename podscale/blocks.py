@@ -14,12 +14,12 @@ def shampoo_dim_order(dims: int) -> tuple[int, ...]:
     return (*range(2, dims), *reversed(range(min(2, dims))))
 
 
-def merge_small_dims(shape: Sequence[int], most: int) -> tuple[int, ...]:
+def merge_small_dims(shape: Sequence[int], block_size: int) -> tuple[int, ...]:
     """Neighbouring dimensions become one as long as it has at most `most` elements; those of one element vanish."""
     found: list[int] = []
     length = 1
     for size in shape:
-        if length * size <= most:
+        if length * size <= block_size:
             length *= size
         else:
             found += [length] * (length > 1)
@@ -27,14 +27,16 @@ def merge_small_dims(shape: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(found + [length] * (length > 1)) or (prod(shape),)
 
 
-def partition_blocks(shape: Sequence[int], most: int) -> list[tuple[tuple[int, int], ...]]:
+def partition_blocks(shape: Sequence[int], block_size: int) -> list[tuple[tuple[int, int], ...]]:
     """The blocks of a merged parameter as [start, stop) of every dimension; the last dimension runs fastest."""
-    return list(product(*(pairwise([*range(0, size, most), size]) for size in shape)))
+    return list(product(*(pairwise([*range(0, size, block_size), size]) for size in shape)))
 
 
-def preconditioner_elements(shape: Sequence[int], most: int, *, vectors: bool) -> int:
+def preconditioner_elements(shape: Sequence[int], block_size: int, *, vectors: bool) -> int:
     """Elements of the matrices of a parameter, one of every dimension of every block."""
     if len(shape) < 2 and not vectors:
         return 0
-    blocks = partition_blocks(merge_small_dims([shape[dim] for dim in shampoo_dim_order(len(shape))], most), most)
+    blocks = partition_blocks(
+        merge_small_dims([shape[dim] for dim in shampoo_dim_order(len(shape))], block_size), block_size
+    )
     return sum((stop - start) ** 2 for block in blocks for start, stop in block)

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def call_with_timeout(seconds: float, action: Callable[[], T]) -> T:
+def call_with_timeout(timeout_seconds: float, action: Callable[[], T]) -> T:
     """The result of `action`, or TimeoutError; an action that hangs is left in a thread that holds up no exit."""
     result: list[T] = []
     failure: list[BaseException] = []
@@ -20,9 +20,9 @@ def call_with_timeout(seconds: float, action: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="podscale-within", daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(timeout_seconds)
     if thread.is_alive():
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise TimeoutError(f"no answer within {timeout_seconds:g} s")
     if failure:
         raise failure[0]
     return result[0]

@@ -9,10 +9,10 @@ from podscale.models import ModelSpec
 
 
 class ParamOptions(NamedTuple):
-    """decays: whether weight decay applies. adapts: whether LARS and LAMB scale its rate."""
+    """uses_weight_decay: whether weight decay applies. uses_trust_ratio: whether LARS and LAMB scale its rate."""
 
-    decays: bool
-    adapts: bool
+    uses_weight_decay: bool
+    uses_trust_ratio: bool
 
 
 def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, ParamOptions]:

@@ -119,9 +119,9 @@ def _check_jax() -> Iterator[CheckResult]:
 
     found = capabilities.probe()
     versions = f"{found.version}, libtpu {library or 'not installed'}"
-    if found.trouble:
+    if found.problem:
         yield CheckResult(
-            "JAX", "missing", f"{versions}: {found.trouble}", "end what else uses its devices, or see there"
+            "JAX", "missing", f"{versions}: {found.problem}", "end what else uses its devices, or see there"
         )
     elif chips and found.platform != "tpu":
         advice = "pip install 'jax[tpu]'" if library is None else "unset JAX_PLATFORMS"

@@ -24,21 +24,21 @@ class EnsembleMember:
 
     @property
     def model(self) -> Path:
-        return RunDirectory.of(self.config).model
+        return RunDirectory.for_config(self.config).model
 
 
 def ensemble_members(config: RunConfig) -> list[EnsembleMember]:
     """The members of a document's ensemble, in order of their cycles; none where it has no ensemble."""
     return [
         EnsembleMember(cycle, member_run_config(config, cycle))
-        for cycle in config.ensemble.members
+        for cycle in config.ensemble.member_cycles
         if config.ensemble.cycles
     ]
 
 
 def ensemble_member(config: RunConfig, cycle: int) -> EnsembleMember:
     """The member of one cycle. Raises InputError where that cycle is not collapsed."""
-    numbers = config.ensemble.members if config.ensemble.cycles else ()
+    numbers = config.ensemble.member_cycles if config.ensemble.cycles else ()
     if cycle not in numbers:
         problem = f"run {config.run.id} collapses no snapshot of this cycle"
         if not numbers:
@@ -79,7 +79,7 @@ def member_run_config(config: RunConfig, cycle: int) -> RunConfig:
                 "schedule": collapse_schedule(ensemble, cycle, train.schedule),
                 "phases": (),
                 "optimizer": train.optimizer.model_copy(update={"weight_decay": decay}),
-                "start_from": StartSection(run=config.run.id, epoch=ensemble.ends[cycle]),
+                "start_from": StartSection(run=config.run.id, epoch=ensemble.cycle_ends[cycle]),
                 "target_top1": None,
             }
         ),
@@ -104,7 +104,7 @@ def evaluated_model_directories(config: RunConfig) -> list[Path]:
     several = combined_model_directories(config)
     baseline = config.evaluate.baseline
     if not several:
-        return [RunDirectory.of(config).model]
+        return [RunDirectory.for_config(config).model]
     return [*several, *([resolve_model_directory(config, baseline)] if baseline is not None else [])]
 
 

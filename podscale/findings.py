@@ -23,18 +23,18 @@ class CheckResult:
     advice: str = ""
 
 
-def print_check_results(findings: Sequence[CheckResult], *, as_json: bool) -> int:
+def print_check_results(results: Sequence[CheckResult], *, as_json: bool) -> int:
     """Prints the findings; the exit code is 2 where something is missing."""
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print(json.dumps([asdict(finding) for finding in results], indent=2))
     else:
-        print("\n".join(_result_lines(findings)))
-    return int(ExitCode.BAD_INPUT if any(finding.verdict == "missing" for finding in findings) else ExitCode.DONE)
+        print("\n".join(_result_lines(results)))
+    return int(ExitCode.BAD_INPUT if any(finding.verdict == "missing" for finding in results) else ExitCode.DONE)
 
 
-def _result_lines(findings: Sequence[CheckResult]) -> Iterator[str]:
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
+def _result_lines(results: Sequence[CheckResult]) -> Iterator[str]:
+    width = max(len(finding.subject) for finding in results)
+    for finding in results:
         word = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
         advice = f" -> {finding.advice}" if finding.advice else ""
         yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"

@@ -16,20 +16,20 @@ FEISTEL_ROUNDS = 16  # as many as make all orders of 7 samples equally likely (t
 _CHUNK = 1 << 14  # positions permuted at once: their few temporaries stay in the cache of one core
 
 
-def mix64(word: UInt64Array) -> UInt64Array:
+def mix64(value: UInt64Array) -> UInt64Array:
     """A bijection of 64-bit words whose output bits all depend on all input bits.
 
     The finaliser of SplitMix64 (Steele, Lea, Flood 2014) with the constants of Stafford's variant 13.
     """
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
 
 
-def derive_key(*words: int | npt.NDArray[np.integer]) -> UInt64Array:
+def derive_key(*values: int | npt.NDArray[np.integer]) -> UInt64Array:
     """One 64-bit key of several words, broadcast against each other; the order of the words matters."""
     state = np.zeros(1, dtype=np.uint64)
-    for word in words:
+    for word in values:
         state = mix64((state + GOLDEN_GAMMA) ^ np.atleast_1d(np.asarray(word).astype(np.uint64)))
     return state
 

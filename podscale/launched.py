@@ -57,7 +57,7 @@ def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
     print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
     api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
     mark = job_identity(config, "train", shard_set)
-    for resource, job in stop_jobs(api, config.run.id, "train", identity=mark, ended=True).stopped:
+    for resource, job in stop_jobs(api, config.run.id, "train", identity=mark, include_finished=True).stopped:
         wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
     return run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
 
@@ -91,7 +91,7 @@ def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
     if found is None:
         raise InputError(
             "the training job is done, but its model is not here",
-            field=str(RunDirectory.of(config).model),
+            field=str(RunDirectory.for_config(config).model),
             hint="Every pod of a run must mount the same volume at run.workspace: name its claim in "
             "launch.cluster.workspace_claim",
         )
@@ -105,7 +105,7 @@ def _record_outcome(config: RunConfig, outcome: StageOutcome, *, patience: float
     stopped, has dropped the record of the failure. patience: seconds that they get to let go of the run directory;
     where somebody else holds it longer, nothing is written.
     """
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     with suppress(OSError, InputError):
         check_not_taken(run.create().lease, patience)
         told = read_outcomes(run.outcome).get("train")

@@ -31,7 +31,7 @@ def plan_buckets(
     bucket_elements: int,
     multiple: int,
     *,
-    last_apart: bool = False,
+    isolate_last: bool = False,
     alignment: int = ALIGNMENT_ELEMENTS,
 ) -> BucketLayout:
     """Fills buckets in the order of `sizes`; a tensor larger than a bucket gets one of its own.
@@ -43,7 +43,7 @@ def plan_buckets(
     starts, buckets, bounds = [], [], []
     bucket_start = position = 0
     for number, size in enumerate(sizes):
-        apart = last_apart and number == len(sizes) - 1
+        apart = isolate_last and number == len(sizes) - 1
         if position > bucket_start and (apart or position + size - bucket_start > bucket_elements):
             position = _round_up(position, unit)
             bounds.append((bucket_start, position))

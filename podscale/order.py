@@ -86,32 +86,32 @@ class Sampler:
     def global_batch(self, step: int) -> SampleIndices:
         """The samples of update `step`, in an order that no world size changes; grouped by group where blocked."""
         if self.groups is None:
-            return self._slice(0, None, step * self.batch, self.batch)
-        return self._of_groups(step, range(len(self.groups)))
+            return self._slice_stream(0, None, step * self.batch, self.batch)
+        return self._batch_of_groups(step, range(len(self.groups)))
 
-    def rank_batch(self, step: int, rank: int, world: int) -> SampleIndices:
+    def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
         """The part of `rank`: every world-th sample of the global batch.
 
         Where blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
         first, and its ranks take every (world / hosts)-th sample of that.
         """
         if self.groups is None:
-            return self.global_batch(step)[slice(rank, None, world)]
-        ranks_per_host = self._ranks_per_host(world)
+            return self.global_batch(step)[slice(rank, None, world_size)]
+        ranks_per_host = self._ranks_per_host(world_size)
         host, local = divmod(rank, ranks_per_host)
-        return self._of_groups(step, self._groups_of(host))[slice(local, None, ranks_per_host)]
+        return self._batch_of_groups(step, self._groups_of_host(host))[slice(local, None, ranks_per_host)]
 
-    def host_of(self, rank: int, world: int) -> int:
+    def host_of(self, rank: int, world_size: int) -> int:
         """The host that `rank` belongs to. Raises InputError where the hosts have no equal numbers of ranks."""
-        return rank // self._ranks_per_host(world)
+        return rank // self._ranks_per_host(world_size)
 
-    def host_rows(self, host: int) -> RowIndices:
+    def rows_of_host(self, host: int) -> RowIndices:
         """All samples that the ranks of `host` ever read."""
         if self.groups is None:
             return np.arange(self.count, dtype=np.int64)
-        return np.concatenate([self.groups[group] for group in self._groups_of(host)])
+        return np.concatenate([self.groups[group] for group in self._groups_of_host(host)])
 
-    def _groups_of(self, host: int) -> range:
+    def _groups_of_host(self, host: int) -> range:
         share = self._group_count // self.hosts
         return range(host * share, (host + 1) * share)
 
@@ -119,24 +119,26 @@ class Sampler:
     def _group_count(self) -> int:
         return len(self.groups) if self.groups is not None else 1
 
-    def _ranks_per_host(self, world: int) -> int:
-        if world % self.hosts:
-            fitting = [hosts for hosts in range(1, world + 1) if world % hosts == self._group_count % hosts == 0]
+    def _ranks_per_host(self, world_size: int) -> int:
+        if world_size % self.hosts:
+            fitting = [
+                hosts for hosts in range(1, world_size + 1) if world_size % hosts == self._group_count % hosts == 0
+            ]
             raise InputError(
-                f"cannot have equally many of the {world} ranks",
+                f"cannot have equally many of the {world_size} ranks",
                 field="launch.nodes",
                 got=self.hosts,
                 hint=_format_choices(fitting),
             )
-        return world // self.hosts
+        return world_size // self.hosts
 
-    def _of_groups(self, step: int, groups: range) -> SampleIndices:
+    def _batch_of_groups(self, step: int, groups: range) -> SampleIndices:
         assert self.groups is not None
         share = self.batch // len(self.groups)
-        parts = [self._slice(group, self.groups[group], step * share, share) for group in groups]
+        parts = [self._slice_stream(group, self.groups[group], step * share, share) for group in groups]
         return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
-    def _slice(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
+    def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
         """Places begin, ..., begin + length - 1 of the endless stream of one group."""
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
@@ -185,7 +187,7 @@ def _format_choices(numbers: Sequence[int]) -> str:
     return f"Choose {join_words([str(number) for number in numbers], 'or')}."
 
 
-def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], number: int) -> tuple[RowIndices, ...]:
+def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
     """The rows of each of `number` groups of whole shards, ascending.
 
     Largest shard first, always to the group with the fewest samples (Graham 1969); ties go to the lower number, so
@@ -193,14 +195,14 @@ def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], number: int) -> tupl
     """
     sizes = np.bincount(shard_of_row)
     shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
-    if len(shards) < number:
+    if len(shards) < group_count:
         raise InputError(
             f"more than the {len(shards)} shards",
             field="input.groups",
-            got=number,
+            got=group_count,
             hint="Set data.min_shards to a multiple of input.groups.",
         )
-    totals = np.zeros(number, dtype=np.int64)
+    totals = np.zeros(group_count, dtype=np.int64)
     group_of_shard = np.full(len(sizes), -1)
     for shard in shards:
         group = int(np.argmin(totals))
@@ -211,24 +213,24 @@ def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], number: int) -> tupl
             f"the groups of shards hold from {totals.min()} to {totals.max()} images, so that some images would be "
             "trained on more often than others",
             field="input.groups",
-            got=number,
+            got=group_count,
             hint="Set data.min_shards to a multiple of input.groups.",
         )
     groups = group_of_shard[shard_of_row]
-    return tuple(np.flatnonzero(groups == group) for group in range(number))
+    return tuple(np.flatnonzero(groups == group) for group in range(group_count))
 
 
-def evaluation_steps(count: int, world: int, batch: int) -> int:
+def evaluation_steps(count: int, world_size: int, batch: int) -> int:
     """Steps in which `world` ranks with batches of `batch` see `count` samples once."""
-    return -(-count // (world * batch))
+    return -(-count // (world_size * batch))
 
 
 def evaluation_rows(
-    count: int, step: int, rank: int, world: int, batch: int
+    count: int, step: int, rank: int, world_size: int, batch: int
 ) -> tuple[RowIndices, npt.NDArray[np.float32]]:
     """Rows int64 [batch] and weights float32 [batch] of one rank and step; over all, every sample once with weight 1.
 
     Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.
     """
-    places = step * world * batch + rank + world * np.arange(batch, dtype=np.int64)
+    places = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
     return np.minimum(places, count - 1), (places < count).astype(np.float32)

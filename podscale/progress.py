@@ -40,20 +40,20 @@ class ProgressUpdate:
 ProgressCallback = Callable[[ProgressUpdate], None]
 
 
-def ignore_progress(update: ProgressUpdate) -> None:
+def ignore_progress(progress: ProgressUpdate) -> None:
     """The report of whoever does not want one."""
 
 
 def write_progress_to(path: Path) -> ProgressCallback:
     """A report that keeps the newest update in a file; a disk that is full costs the display, not the work."""
 
-    def tell(update: ProgressUpdate) -> None:
+    def write_update(progress: ProgressUpdate) -> None:
         part = path.with_suffix(".part")
         with suppress(OSError):
-            part.write_text(json.dumps(asdict(update)), encoding="ascii")
+            part.write_text(json.dumps(asdict(progress)), encoding="ascii")
             part.replace(path)
 
-    return tell
+    return write_update
 
 
 def progress_from_env() -> ProgressCallback:
@@ -73,10 +73,10 @@ def read_progress(path: Path) -> ProgressUpdate | None:
 class ProgressReporter:
     """Counts images of a stage and reports at most ten times a second."""
 
-    INTERVAL = 0.1
+    INTERVAL_SECONDS = 0.1
 
-    def __init__(self, stage: ProgressStage, report: ProgressCallback, total: int = 0) -> None:
-        self._stage, self._report, self._total = stage, report, total
+    def __init__(self, stage: ProgressStage, callback: ProgressCallback, total: int = 0) -> None:
+        self._stage, self._callback, self._total = stage, callback, total
         self._images = self._bytes = self._rejects = 0
         self._start = self._last = time.monotonic()
 
@@ -87,13 +87,15 @@ class ProgressReporter:
         self._images, self._bytes, self._rejects = images, size, rejects
         if images % 256 == 0 or self._stage != "list":  # listing is too quick to ask the clock every time
             now = time.monotonic()
-            if now - self._last >= self.INTERVAL:
+            if now - self._last >= self.INTERVAL_SECONDS:
                 self._last = now
-                self._send(False)
+                self._notify(False)
 
     def close(self) -> None:
-        self._send(True)
+        self._notify(True)
 
-    def _send(self, done: bool) -> None:
+    def _notify(self, done: bool) -> None:
         seconds = time.monotonic() - self._start
-        self._report(ProgressUpdate(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done))
+        self._callback(
+            ProgressUpdate(self._stage, self._images, self._total, self._bytes, self._rejects, seconds, done)
+        )

@@ -41,7 +41,7 @@ class RecipeRow:
 
     epochs: length of the schedule, warm-up included (logs that give `decay_steps` in steps count them from the end of
     the warm-up; rounded to whole epochs). reached: mean epochs to the target. span: images per batch-norm group.
-    who: submitter and round.
+    submitter: submitter and round.
     """
 
     batch: int
@@ -52,7 +52,7 @@ class RecipeRow:
     epochs: float
     reached: float
     span: int
-    who: str
+    submitter: str
 
 
 MLPERF_LARS: Sequence[RecipeRow] = (
@@ -129,9 +129,9 @@ def recipe_row(batch: int) -> tuple[RecipeRow, str]:
     """The row of a batch inside the table, interpolated where it has none, and the words for its origin."""
     for row in MLPERF_LARS:
         if row.batch == batch:
-            return row, f"the row of {row.who}"
+            return row, f"the row of {row.submitter}"
     below, above = next((a, b) for a, b in pairwise(MLPERF_LARS) if a.batch < batch < b.batch)
-    origin = f"between {below.batch:,} ({below.who}) and {above.batch:,} ({above.who})"
+    origin = f"between {below.batch:,} ({below.submitter}) and {above.batch:,} ({above.submitter})"
     return interpolate_rows(below, above, batch), origin
 
 
@@ -156,7 +156,7 @@ def interpolate_rows(below: RecipeRow, above: RecipeRow, batch: int) -> RecipeRo
         epochs=round(line("epochs")),
         reached=round(line("reached"), 1),
         span=round(curve(below.span, above.span)),
-        who="",
+        submitter="",
     )
 
 

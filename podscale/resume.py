@@ -29,7 +29,7 @@ def check_run_document(config: RunConfig) -> RunDirectory:
 
     Raises InputError where it holds the run of a document with other `result` fields, listing them.
     """
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     if not run.config.exists():
         return run
     changed = differences(result_values(load(run.config)), result_values(config))
@@ -60,7 +60,7 @@ def move_run_aside(config: RunConfig) -> Path | None:
     The lease, which the caller holds, stays: whoever still writes for the former run finds another number in it.
     Returns where the former run is now, or None where there was none.
     """
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     if all(path == run.lease for path in run.path.iterdir()):
         return None
     moved = run.path.with_name(f"{run.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}")
@@ -75,16 +75,16 @@ def move_run_aside(config: RunConfig) -> Path | None:
 
 def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> StageOutcome | None:
     """The recorded outcome of `stage` where it is done, was given the same inputs and left its products."""
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     outcome = read_outcomes(run.outcome).get(stage)
-    if outcome is None or not outcome.done or not all(path.exists() for path in _output_files(run, stage)):
+    if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(run, stage)):
         return None
     return outcome if _read_fingerprints(run).get(stage) == inputs_fingerprint(config, stage, shard_set) else None
 
 
 def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None:
     """Remembers what `stage` was given, for `finished`."""
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     write_json(
         _fingerprints_path(run), {**_read_fingerprints(run), stage: inputs_fingerprint(config, stage, shard_set)}
     )
@@ -92,7 +92,7 @@ def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None
 
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
     """Drops the outcomes of `stage` and of the stages after it: they are about to be done again."""
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     stale = STAGES[STAGES.index(stage) :]
     kept = {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale}
     write_json(run.outcome, kept)
@@ -120,12 +120,12 @@ def stage_once(config: RunConfig, stage: StageName, shard_set: str) -> Iterator[
     """
     run = check_run_document(config).create()
     patience = lease_wait_seconds(config.launch.grace_seconds)
-    with Lease.hold(run.lease, patience=patience) as lease, disk_errors(run.path):
+    with Lease.hold(run.lease, wait_seconds=patience) as lease, disk_errors(run.path):
         prepare_run_directory(config)
         _adopt_shard_outcome(config, run)
         entered = StageRun(run, lease)
         with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):  # recorded as raised
-            entered.found = recording.found = finished_outcome(config, stage, shard_set)
+            entered.found = recording.reused_outcome = finished_outcome(config, stage, shard_set)
             if entered.found is None:
                 discard_outcomes(config, stage)
             yield entered
@@ -172,7 +172,7 @@ def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
 
 def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> str:
     """A hash of everything that a stage's product depends on."""
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     values = config.model_dump(mode="json") if stage == "report" else result_values(config)
     consumed = {
         "shard": [],

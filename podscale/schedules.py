@@ -30,9 +30,9 @@ FloatArray = npt.NDArray[np.float64]
 class SchedulePhase:
     """One stretch of a run with all its values, those that go on from the phase before included.
 
-    start: epoch at which it begins. crop, image_size: None where the document's own hold. schedule_start,
-    schedule_end: the epochs between which its schedule runs, which may have begun in an earlier phase. reset: whether
-    the momentum of its first update is 0, which empties the buffer.
+    start: epoch at which it begins. crop, image_size: None where the document's own hold. schedule_start, schedule_end:
+    the epochs between which its schedule runs, which may have begun in an earlier phase. resets_momentum: whether the
+    momentum of its first update is 0, which empties the buffer.
     """
 
     start: float
@@ -43,7 +43,7 @@ class SchedulePhase:
     weight_decay: float
     crop: CropSection | None
     image_size: int | None
-    reset: bool = False
+    resets_momentum: bool = False
 
 
 def steps_per_epoch(train: TrainSection, samples: int) -> float:
@@ -78,7 +78,7 @@ def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
             weight_decay=current.weight_decay if section.weight_decay is None else section.weight_decay,
             crop=section.crop or current.crop,
             image_size=section.image_size or current.image_size,
-            reset=section.reset_momentum,
+            resets_momentum=section.reset_momentum,
         )
         found.append(current)
     return found
@@ -115,7 +115,7 @@ def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_
         found[inside, 0] = _learning_rates(phase.schedule, local, span, steps_per_epoch)
         found[inside, 1] = _momenta(phase.schedule, phase.momentum, local, span, steps_per_epoch)
         found[inside, 2] = phase.weight_decay
-        if phase.reset:
+        if phase.resets_momentum:
             found[steps == first, 1] = 0.0
     return found
 
@@ -196,5 +196,5 @@ def _momenta(
     return np.where(corrected, found * now / np.where(corrected, before, 1.0), found)
 
 
-def _interpolate(low: float, high: float, share: FloatArray) -> FloatArray:
-    return low + (high - low) * share
+def _interpolate(low: float, high: float, fraction: FloatArray) -> FloatArray:
+    return low + (high - low) * fraction

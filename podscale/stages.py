@@ -47,7 +47,7 @@ class ShardResult:
     location: str
     manifest: ShardSetManifest
     reused: bool
-    notes: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     """What a person should know, one sentence each."""
 
 
@@ -63,11 +63,11 @@ class ExportedTelemetry:
     endpoint: str | None = None
 
     @classmethod
-    def of(cls, config: RunConfig, endpoint: Path | None = None) -> "ExportedTelemetry":
+    def for_config(cls, config: RunConfig, endpoint: Path | None = None) -> "ExportedTelemetry":
         return cls(config.run.id, config.telemetry, str(endpoint) if endpoint is not None else None)
 
     @classmethod
-    def from_environment(cls) -> "ExportedTelemetry | None":
+    def from_env(cls) -> "ExportedTelemetry | None":
         """As the launcher says in env.TELEMETRY; None where it does not."""
         text = os.environ.get(env.TELEMETRY)
         if not text:
@@ -110,11 +110,24 @@ def shard(
     )
     with record_stage(record, "shard") as recording, resume.disk_errors(directory), watched as watch:
         result = build_shard_set(
-            data, directory, workers=workers, index=index, of=of, verify=verify, progress=progress, watch=watch
+            data,
+            directory,
+            workers=workers,
+            packer_index=index,
+            packer_count=of,
+            verify=verify,
+            progress=progress,
+            observer=watch,
         )
         if result.reused:
-            recording.found = before if before is not None and before.done else StageOutcome("shard", ExitCode.DONE)
-    return ShardResult(location, result.found, result.reused, result.notes) if result.found else None
+            recording.reused_outcome = (
+                before if before is not None and before.is_done else StageOutcome("shard", ExitCode.DONE)
+            )
+    return (
+        ShardResult(location, result.complete_manifest, result.reused, result.messages)
+        if result.complete_manifest
+        else None
+    )
 
 
 @contextmanager
@@ -168,7 +181,7 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
 
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
-    found = {**read_outcomes(RunDirectory.of(config).outcome), **_shard_outcome(config)}
+    found = {**read_outcomes(RunDirectory.for_config(config).outcome), **_shard_outcome(config)}
     return {stage: found[stage] for stage in resume.STAGES if stage in found}
 
 
@@ -186,7 +199,7 @@ def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
     whole = read_outcomes(resume.shard_outcome_path(workspace, data))
     pods = range(of) if of > 1 else ()
     parts = [read_outcomes(resume.shard_outcome_path(workspace, data, index, of)) for index in pods]
-    failed = [part["shard"] for part in parts if "shard" in part and not part["shard"].done]
+    failed = [part["shard"] for part in parts if "shard" in part and not part["shard"].is_done]
     known = [*whole.values(), *failed]
     return {"shard": max(known, key=lambda outcome: outcome.ended)} if known else {}
 
@@ -199,7 +212,7 @@ def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shar
         if stage == "evaluate":
             _check_models_exist(config)
         verdict = supervisor.supervise_stage(config, stage, shard_set, lease)
-        if verdict.exit_code == ExitCode.DONE and stage == "evaluate" and verdict.leads:
+        if verdict.exit_code == ExitCode.DONE and stage == "evaluate" and verdict.is_leader:
             _write_evaluation(config, run, shard_set)
         return verdict
 
@@ -223,7 +236,7 @@ def _run_follower_pod(
 ) -> StageOutcome:
     """A pod that does not lead its job, or does not know it before the pods have met: only the one that turns out to
     have led writes to the run directory."""
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     found = resume.finished_outcome(config, stage, shard_set)
     if found is not None:
         return replace(found, reused=True)
@@ -232,9 +245,9 @@ def _run_follower_pod(
     verdict = work(run, None)
     ended = datetime.now(UTC).isoformat()
     outcome = StageOutcome(stage, verdict.exit_code, verdict.error, time.monotonic() - started, ended)
-    if verdict.leads:
+    if verdict.is_leader:
         write_outcome(run.outcome, outcome)
-    if not outcome.done:
+    if not outcome.is_done:
         raise error_from_exit_code(outcome.exit_code, outcome.error)
     return outcome
 

@@ -23,7 +23,7 @@ class SigtermReceived(BaseException):
     """Raised by the signal handler in the middle of anything, so no `except Exception` may take it for its own."""
 
 
-def raise_on_sigterm(text: str = STOP_MESSAGE) -> Any:
+def raise_on_sigterm(message: str = STOP_MESSAGE) -> Any:
     """From now on the first SIGTERM raises Stopped(text), further ones are ignored; returns the handler before.
 
     Call it from the main thread.
@@ -31,7 +31,7 @@ def raise_on_sigterm(text: str = STOP_MESSAGE) -> Any:
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is short, and must not be cut again
-        raise SigtermReceived(text)
+        raise SigtermReceived(message)
 
     return signal.signal(signal.SIGTERM, handle)
 

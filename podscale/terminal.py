@@ -37,12 +37,12 @@ class ProgressLine:
         self._on_terminal = stream.isatty()
         self._drawn = ""
 
-    def __call__(self, update: ProgressUpdate) -> None:
+    def __call__(self, progress: ProgressUpdate) -> None:
         """Draws where long work stands, and removes the line when it is done."""
-        if update.done:
+        if progress.done:
             self.clear()
         else:
-            self.draw(format_progress(update))
+            self.draw(format_progress(progress))
 
     def draw(self, text: str) -> None:
         """Shows `text`, cut to the terminal."""
@@ -59,20 +59,20 @@ class ProgressLine:
             self._drawn = ""
 
 
-def format_progress(update: ProgressUpdate) -> str:
+def format_progress(progress: ProgressUpdate) -> str:
     """Bar, share, images, images/s and time left; without a total, only what is known."""
-    parts = [f"{update.stage:<8}"]
-    if update.total:
-        share = min(1.0, update.images / update.total)
+    parts = [f"{progress.stage:<8}"]
+    if progress.total:
+        share = min(1.0, progress.images / progress.total)
         filled = int(BAR_WIDTH * share)
         parts.append(f"{'━' * filled}{'╌' * (BAR_WIDTH - filled)} {share:4.0%}")
-        parts.append(f"{update.images:,} of {format_count(update.total, 'image')}")
+        parts.append(f"{progress.images:,} of {format_count(progress.total, 'image')}")
     else:
-        parts.append(format_count(update.images, "image"))
-    if update.images_per_second:
-        parts.append(f"{update.images_per_second:,.0f} images/s")
-    if update.seconds_left is not None:
-        parts.append(f"{format_duration(update.seconds_left)} left")
-    if update.rejects:
-        parts.append(f"{update.rejects:,} unusable")
+        parts.append(format_count(progress.images, "image"))
+    if progress.images_per_second:
+        parts.append(f"{progress.images_per_second:,.0f} images/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{format_duration(progress.seconds_left)} left")
+    if progress.rejects:
+        parts.append(f"{progress.rejects:,} unusable")
     return "  ".join(parts)

@@ -22,21 +22,21 @@ def report_path(rank_dir: Path, rank: int) -> Path:
     return rank_dir / f"outcome-{rank}.json"
 
 
-def write_worker_report(rank_dir: Path, rank: int, outcome: WorkerReport) -> None:
-    write_json(report_path(rank_dir, rank), asdict(outcome))
+def write_worker_report(rank_dir: Path, rank: int, report: WorkerReport) -> None:
+    write_json(report_path(rank_dir, rank), asdict(report))
 
 
-def report_and_exit(rank_dir: Path, rank: int, outcome: WorkerReport) -> NoReturn:
+def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport) -> NoReturn:
     """Records how this rank ended and ends its process at once.
 
     After a lost peer an ordinary shutdown would wait for threads that wait for the peer.
     """
-    write_worker_report(rank_dir, rank, outcome)
-    if outcome.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's log people see, and the verdict
-        print(outcome.error, file=sys.stderr)
+    write_worker_report(rank_dir, rank, report)
+    if report.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's log people see, and the verdict
+        print(report.error, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(outcome.exit_code)
+    os._exit(report.exit_code)
 
 
 def read_worker_reports(rank_dir: Path) -> dict[int, WorkerReport]:

@@ -69,8 +69,11 @@ cluster must have these networks besides its own; if they are called otherwise, 
 
 def render() -> str:
     """The whole page."""
-    gpus = [_gpu(kind.name, kind.label, machine, kind.direct) for kind in GPU_KINDS for machine in kind.machines]
-    tpus = [f"| `{kind.name}-TOPOLOGY` | `{kind.label}` | {_machines(kind)} | {kind.rule} |" for kind in TPU_KINDS]
+    gpus = [_gpu(kind.name, kind.gke_label, machine, kind.gpudirect) for kind in GPU_KINDS for machine in kind.machines]
+    tpus = [
+        f"| `{kind.name}-TOPOLOGY` | `{kind.gke_label}` | {_machines(kind)} | {kind.topology_rule} |"
+        for kind in TPU_KINDS
+    ]
     networks = [
         f"- {kind.upper()}: {', '.join(f'`{name}`' for name in names[1:])}"
         for kind, names in GPUDIRECT_NETWORKS.items()
@@ -79,14 +82,14 @@ def render() -> str:
 
 
 def _machines(kind: TpuKind) -> str:
-    return kind.machine if kind.single is None else f"{kind.machine}, {kind.single}"
+    return kind.machine if kind.single_chip_machine is None else f"{kind.machine}, {kind.single_chip_machine}"
 
 
 def _gpu(name: str, label: str, machine: GpuMachine, direct: str | None) -> str:
     written = f"{name} x{machine.gpus}"
-    how = (direct or "").upper() if find_hardware(written).direct else ""
-    ssd = f"{machine.local_ssd:,}" if machine.local_ssd else ""
-    return f"| `{written}` | `{label}` | {machine.name} | {machine.cpus} | {machine.memory:,g} | {ssd} | {how} |"
+    how = (direct or "").upper() if find_hardware(written).gpudirect else ""
+    ssd = f"{machine.local_ssd_gib:,}" if machine.local_ssd_gib else ""
+    return f"| `{written}` | `{label}` | {machine.name} | {machine.cpus} | {machine.memory_gib:,g} | {ssd} | {how} |"
 
 
 if __name__ == "__main__":

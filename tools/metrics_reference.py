@@ -136,7 +136,7 @@ def row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str:
         f"`{entry.series}`",
         entry.kind,
         entry.unit,
-        "; ".join(_label(name, values) for name, values in entry.more.items()),
+        "; ".join(_label(name, values) for name, values in entry.own_labels.items()),
         entry.meaning,
         ", ".join(map(str, shown)),
         ", ".join(f"`{rule.name}`" for rule in using),

@@ -39,7 +39,7 @@ def row(name: str) -> str:
     side, classes = setting(name)
     spec = models.model_spec(ModelSection.model_validate({"name": name}), classes)
     forward, training = spec.flops(side) / 1e9, spec.training_flops(side) / 1e9
-    return f"| {name} | {spec.size:,} | {side} | {forward:.3g} | {training:.3g} | {SOURCES[name]} |\n"
+    return f"| {name} | {spec.num_parameters:,} | {side} | {forward:.3g} | {training:.3g} | {SOURCES[name]} |\n"
 
 
 def table() -> str:

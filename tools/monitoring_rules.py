@@ -43,7 +43,7 @@ def values(text: str) -> str:
 
 def index(page: str) -> str:
     """The page with the tables of all rules put anew below its mark."""
-    alerts = [f"| [{one.name}]({one.runbook}) | {one.severity} | {one.wait} |" for one in ALERT_RULES]
+    alerts = [f"| [{one.name}]({one.runbook}) | {one.severity} | {one.hold_for} |" for one in ALERT_RULES]
     recordings = [f"| `{one.name}` | {one.meaning} |" for one in RECORDING_RULES]
     before, mark, _ = page.partition(MARK)
     tables = ["", "## Alerts", "", "| alert | severity | after |", "|---|---|---|", *alerts]

@@ -28,19 +28,19 @@ def keep(run: Path, share: float, target: Path) -> None:
     """Watches the run, and writes the picture of that moment."""
     watched = WatchedRun(DirectorySource(RunDirectory(run)))
     while not _far_enough(watched, share):
-        if watched.source.ended():
+        if watched.source.has_ended():
             raise SystemExit(f"{run}: nobody trains it, and it has not come as far as --share {share}")
         time.sleep(INTERVAL_SECONDS)
-        watched.look()
+        watched.poll()
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
-    console.print(watched.picture())
+    console.print(watched.render())
     console.save_svg(str(target), title=f"podscale watch {run}", theme=MONOKAI, code_format=_offline())
 
 
 def _far_enough(watched: WatchedRun, share: float) -> bool:
     """With figures of ranks and an accuracy, which come a moment after the updates."""
-    standing = watched.standing
-    complete = bool(watched.figures.ranks) and standing.evaluation is not None and standing.state == "training"
+    standing = watched.status
+    complete = bool(watched.stats.ranks) and standing.evaluation is not None and standing.state == "training"
     return complete and standing.step >= share * (standing.total_steps or float("inf"))
 
 

@@ -29,9 +29,11 @@ LEARNING = RESULTS / "learning"
 
 def found(sides: Comparison) -> dict[str, Row] | None:
     """The figures of a seed; None where it is not complete."""
-    if any(not RunDirectory.of(config).evaluation.exists() for config in sides.evaluated):
+    if any(not RunDirectory.for_config(config).evaluation.exists() for config in sides.evaluated):
         return None
-    together = [evaluation.read_evaluation(RunDirectory.of(config).evaluation).ensemble for config in sides.evaluated]
+    together = [
+        evaluation.read_evaluation(RunDirectory.for_config(config).evaluation).ensemble for config in sides.evaluated
+    ]
     members, apart, singles = (one for one in together if one is not None)
     return rows(members, apart, singles)
 

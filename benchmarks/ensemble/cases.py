@@ -154,7 +154,7 @@ def comparison(family: Family, seed: int, workspace: Path, source: str) -> Compa
     first = seed * SEEDS_APART
     cycles = document("cycles", first)
     section, schedule = cycles.ensemble, cycles.train.schedule
-    count = len(section.members)
+    count = len(section.member_cycles)
     epochs = cycles.train.epochs + count * section.collapse.epochs
     alone: dict[str, Any] = {"ensemble__cycles": [], "train__epochs": epochs}
     collapse = {

@@ -25,8 +25,8 @@ def carry_out(sides: Comparison) -> list[str]:
     """Trains and evaluates what is not finished, and returns the names of those runs."""
     made = stages.shard(sides.cycles.data, sides.cycles.run.workspace)
     assert made is not None, "all parts at once"
-    todo = [config for config in sides.trained if not (RunDirectory.of(config).model / MODEL_JSON).exists()]
-    judge = [config for config in sides.evaluated if not RunDirectory.of(config).evaluation.exists()]
+    todo = [config for config in sides.trained if not (RunDirectory.for_config(config).model / MODEL_JSON).exists()]
+    judge = [config for config in sides.evaluated if not RunDirectory.for_config(config).evaluation.exists()]
     if not todo and not judge:
         return []
     torch.set_num_threads(1)
@@ -35,7 +35,7 @@ def carry_out(sides: Comparison) -> list[str]:
         for config in todo:
             place = _place(config, "train", made.location)
             with _log(config):
-                run_training(place, world, shard_set, RunDirectory.of(config), StopRequest(), ProgressTracker())
+                run_training(place, world, shard_set, RunDirectory.for_config(config), StopRequest(), ProgressTracker())
         for config in judge:
             _evaluate(_place(config, "evaluate", made.location), world, shard_set)
     finally:
@@ -44,7 +44,7 @@ def carry_out(sides: Comparison) -> list[str]:
 
 
 def _evaluate(place: WorkerEnv, world: World, shard_set: ShardSet) -> None:
-    run = RunDirectory.of(place.config)
+    run = RunDirectory.for_config(place.config)
     with _log(place.config):
         evaluate_ensemble(place, world, shard_set, run)
     evaluate_run(run.path, place.config, shard_set)
@@ -60,4 +60,4 @@ def _place(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
 
 def _log(config: RunConfig) -> redirect_stdout:
     """What a stage prints goes beside the run, as it does under a supervisor."""
-    return redirect_stdout((RunDirectory.of(config).path / "output.log").open("a"))
+    return redirect_stdout((RunDirectory.for_config(config).path / "output.log").open("a"))

@@ -62,7 +62,7 @@ def _round(operation: Callable[[], object]) -> float:
 def _traffic(world: World, lab: Lab) -> tuple[int, int]:
     """Bytes sent over the nodes' and over the ranks' links so far."""
     dist.barrier()
-    found = (lab.node_bytes(), lab.rank_bytes()) if world.first else (0, 0)
+    found = (lab.node_bytes(), lab.rank_bytes()) if world.is_rank0 else (0, 0)
     dist.barrier()
     return found
 

@@ -45,7 +45,7 @@ def _ours(world: World, section: dict[str, Any], trace: Trace, rounds: int, *, r
     reducer = build_reducer(AllReduceSection(**section), network, world)
 
     def step() -> float:
-        reducer.begin()
+        reducer.start_step()
         reducer.backward(network(_start()), last=reduces)
         turned = time.perf_counter()
         if reduces:

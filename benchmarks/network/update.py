@@ -49,7 +49,9 @@ def _cost(world: World, lab: Lab, train: TrainSection) -> Cost:
         before = time.process_time()
         optimizer.step(hyper, finite)
         seconds.append(time.process_time() - before)
-    gather = measure(world, lab, weights.publish, 2)
+    gather = measure(world, lab, weights.all_gather, 2)
     state = sum(moment.nbytes for moment in optimizer.moments.values()) + weights.masters.nbytes
     reducer.close()
-    return Cost(statistics.median(seconds[1:]), gather.median if reducer.gather else 0.0, gather.rank_bytes, state)
+    return Cost(
+        statistics.median(seconds[1:]), gather.median if reducer.sharded_all_reduce else 0.0, gather.rank_bytes, state
+    )

@@ -75,12 +75,12 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
 
     found = []
     for data in given:
-        state, losses = step.begin(*load_weights_file(spec, data.weights)), []
+        state, losses = step.init_state(*load_weights_file(spec, data.weights)), []
         schedule = schedules.step_table(config.train, data.samples)
         for images, labels in zip(data.images, data.labels, strict=True):
-            state, figures = step.updates(state, step.batches(images[None], labels[None]), schedule)
+            state, figures = step.run_steps(state, step.put_batches(images[None], labels[None]), schedule)
             losses.append(float(figures.loss[0]))
-        trained = {name: np.asarray(array) for name, array in step.named(state.weights).items()}
+        trained = {name: np.asarray(array) for name, array in step.named_arrays(state.weights).items()}
         statistics = {name: np.asarray(array) for name, array in state.statistics.items()}
         right = np.asarray(answers(trained, statistics, data.validation_images)) == data.validation_labels
         found.append(Trained(losses, float(right.mean())))

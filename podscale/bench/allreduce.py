@@ -54,33 +54,33 @@ def parse_sizes(text: str) -> list[int]:
     return sizes
 
 
-def format_tables(found: Mapping[str, Any]) -> list[str]:
+def format_tables(results: Mapping[str, Any]) -> list[str]:
     """Markdown: the algorithms, the phases of the torus by axis, the time that shows in a step."""
-    ranks, (rows, row) = found["ranks"], found["rows"]
+    ranks, (rows, row) = results["ranks"], results["rows"]
     lines = [
-        f"{ranks} ranks ({rows} x {row}), {found['backend']}, {found['device']}. "
+        f"{ranks} ranks ({rows} x {row}), {results['backend']}, {results['device']}. "
         "algbw = S/t, busbw = algbw x 2(n-1)/n (x (n-1)/n for a half).",
         "",
         "| algorithm | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s | error |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in found["whole"]:
+    for one in results["whole"]:
         cells = _row_cells(one, 2 * (ranks - 1) / ranks)
         lines.append(f"| {one['algorithm']} | {one['bytes']:,} | {cells} | {one['error']:.1e} |")
     lines += ["", "Along the axes, one phase after the other:", ""]
     lines += ["| axis | phase | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s |", "|---|---|" + "---:|" * 5]
-    for one in found["phases"]:
+    for one in results["phases"]:
         group = one["ranks"]
         factor = (group - 1) / group * (2 if one["phase"] == "all_reduce" else 1)
         phase = f"{one['axis']} of {group} | {one['phase'].replace('_', '-')}"
         lines.append(f"| {phase} | {one['bytes']:,} | {_row_cells(one, factor)} |")
-    if found["steps"]:
+    if results["steps"]:
         lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
         lines += [
             "| algorithm | step, ms | without, ms | exposed, ms | share of the step |",
             "|---|---:|---:|---:|---:|",
         ]
-    for one in found["steps"]:
+    for one in results["steps"]:
         step, alone = median(one["seconds"]), median(one["alone"])
         lines.append(
             f"| {one['algorithm']} | {step * 1e3:.1f} | {alone * 1e3:.1f} | {(step - alone) * 1e3:.1f} "
@@ -101,14 +101,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
-def bandwidth_chart(found: Mapping[str, Any]) -> str:
+def bandwidth_chart(results: Mapping[str, Any]) -> str:
     """Bus bandwidth by size, as the text of an SVG file."""
-    factor = 2 * (found["ranks"] - 1) / found["ranks"]
-    smallest = min(one["bytes"] for one in found["whole"])
+    factor = 2 * (results["ranks"] - 1) / results["ranks"]
+    smallest = min(one["bytes"] for one in results["whole"])
     points: dict[str, list[tuple[float, float]]] = {}
-    for one in found["whole"]:
+    for one in results["whole"]:
         rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
         points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
     series = [LineSeries(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
-    title = f"Bus bandwidth, GB/s: {found['ranks']} ranks, {found['backend']}, {found['device']}"
+    title = f"Bus bandwidth, GB/s: {results['ranks']} ranks, {results['backend']}, {results['device']}"
     return line_chart_svg(title, series, x_unit=f"doublings of {smallest:,} bytes")

@@ -37,7 +37,7 @@ class BenchVariant:
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
     batch: int | None = None
-    real: bool = False
+    real_images: bool = False
     """Reads the shard set given to the sweep instead of making up images."""
 
 
@@ -75,7 +75,7 @@ RowCallback = Callable[[SweepRow, list[SweepRow]], None]
 
 
 def run_sweep(
-    base: BaseDocument, variants: Sequence[BenchVariant], settings: SweepSettings, results: Path, listener: RowCallback
+    base: BaseDocument, variants: Sequence[BenchVariant], settings: SweepSettings, results: Path, on_row: RowCallback
 ) -> list[SweepRow]:
     """Measures each variant that `results` does not hold yet; the rows of all of them, in their order.
 
@@ -94,7 +94,7 @@ def run_sweep(
         rows.append(SweepRow(variant.name, key, row.found, row.reason, row.seconds))
         others = [old for old in known.values() if old.key not in [r.key for r in rows]]
         write_json(results, [asdict(r) for r in [*rows, *others]])
-        listener(rows[-1], rows)
+        on_row(rows[-1], rows)
     return rows
 
 
@@ -111,19 +111,19 @@ def read_rows(results: Path) -> list[SweepRow]:
 
 def variant_document(base: BaseDocument, variant: BenchVariant, settings: SweepSettings) -> RunConfig:
     """The run document of a variant: as little as possible changed, but that real images get all cores to decode."""
-    if variant.real and settings.shard_set is None:
+    if variant.real_images and settings.shard_set is None:
         raise InputError(f"missing, and {variant.name} reads real images", field="--shard-set")
     plain = base([])
     processes = (
         variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes_per_node()
     )
     changes = ["telemetry.enabled=false", f"launch.processes={processes}"]
-    if variant.real and plain.input.loader == "synthetic":
+    if variant.real_images and plain.input.loader == "synthetic":
         changes.append("input.loader=auto")
-    if variant.real and plain.input.workers == 1:
+    if variant.real_images and plain.input.workers == 1:
         changes.append(f"input.workers={max(1, devices.cpu_count() // processes)}")
     changes += [f"{name}={json.dumps(value)}" for name, value in variant.changes.items()]
-    if not variant.real:
+    if not variant.real_images:
         changes.append("input.loader=synthetic")
     if variant.batch is not None:
         changes.append(f"train.global_batch={variant.batch * processes}")
@@ -139,7 +139,7 @@ def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -
         for name, value in values.items()
     }
     kept = {name: value for name, value in options.items() if not name.startswith("train.schedule")}
-    images = "real" if variant.real else "synthetic"
+    images = "real" if variant.real_images else "synthetic"
     return {"images": images, "steps": settings.steps, "warmup": settings.warmup, "options": kept}
 
 
@@ -153,7 +153,7 @@ def _run_variant(
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="podscale-bench-") as scratch:
         place = Path(scratch)
-        shard_set = settings.shard_set if variant.real else None
+        shard_set = settings.shard_set if variant.real_images else None
         job = place / "job.json"
         write_json(job, _benchmark_job(config, settings, shard_set, place))
         log = place / "log.txt"
@@ -169,17 +169,19 @@ def _run_variant(
     return row
 
 
-def _benchmark_job(config: RunConfig, settings: SweepSettings, shard_set: str | None, place: Path) -> dict[str, Any]:
+def _benchmark_job(
+    config: RunConfig, settings: SweepSettings, shard_set: str | None, directory: Path
+) -> dict[str, Any]:
     """What the child reads: a document whose schedule lasts for all updates, and where its samples are."""
     updates = settings.warmup + settings.steps + settings.parts
     batch = config.train.global_batch
     if shard_set is None:
         images = SYNTHETIC_EPOCHS * batch
-        shard_set = str(write_synthetic_shard_set(place / "imaginary", images=images, classes=1000))
+        shard_set = str(write_synthetic_shard_set(directory / "imaginary", images=images, classes=1000))
     else:
         images = ShardSetManifest.parse((Path(shard_set) / MANIFEST).read_text(), shard_set).splits["train"].count
     values = config.model_dump(mode="json")
-    values["run"] |= {"id": "bench", "workspace": str(place)}
+    values["run"] |= {"id": "bench", "workspace": str(directory)}
     values["train"] |= {"epochs": (updates + 1) * batch / images, "recipe": None, "recipe_origin": None, "phases": []}
     values["train"] = {
         name: value for name, value in values["train"].items() if name in type(config.train).model_fields
@@ -195,9 +197,9 @@ def _benchmark_job(config: RunConfig, settings: SweepSettings, shard_set: str | 
     }
 
 
-def _failure_reason(place: Path, log: Path) -> str:
+def _failure_reason(directory: Path, log: Path) -> str:
     """Why nothing was found: the error of the first rank that has one, else the end of what was printed."""
-    for path in sorted(place.glob("result.[0-9]*")):
+    for path in sorted(directory.glob("result.[0-9]*")):
         return str(json.loads(path.read_text())["error"])
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"ended without a result: {lines[-1][:300] if lines else 'nothing was printed'}"

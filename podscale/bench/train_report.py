@@ -90,7 +90,7 @@ def _format_row(row: SweepRow) -> str:
 def _mfu(row: SweepRow) -> str:
     found = _result_cells(row)
     chip = find_gpu_chip(found["device"])
-    peak = chip.peak(_option(row, "train.precision")) if chip else 0.0
+    peak = chip.peak_tflops(_option(row, "train.precision")) if chip else 0.0
     if not peak:
         return ""
     return f"{found['images_per_second'] * found['training_flops_per_image'] / (peak * 1e12):.1%}"

@@ -18,7 +18,7 @@ GPU_VARIANTS = (
     BenchVariant("bf16, graph", {**BF16, **GRAPH}, 256),
     BenchVariant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
     BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
-    BenchVariant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real=True),
+    BenchVariant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real_images=True),
     BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
     BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
     BenchVariant("fp32", FP32, 256),
@@ -33,7 +33,10 @@ GPU_VARIANTS = (
     BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
     BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
     BenchVariant(
-        "bf16, compile, graph, 400, torchvision", {**BF16, **COMPILED, "input.loader": "torchvision"}, 400, real=True
+        "bf16, compile, graph, 400, torchvision",
+        {**BF16, **COMPILED, "input.loader": "torchvision"},
+        400,
+        real_images=True,
     ),
 )
 """One GPU, ResNet-50: first what tells most, so that a sweep that is cut short was worth its time."""
@@ -49,15 +52,15 @@ CPU_VARIANTS = (
 SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_VARIANTS}
 
 
-def named_sweep(name: str, *, real: bool) -> list[BenchVariant]:
+def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
     """The variants of a sweep, those with real images only where there are some; raises InputError for another name."""
     if name not in SWEEPS:
         hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
         raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
-    return [variant for variant in SWEEPS[name] if real or not variant.real]
+    return [variant for variant in SWEEPS[name] if real_images or not variant.real_images]
 
 
-def variant_grid(settings: Sequence[str], *, real: bool) -> list[BenchVariant]:
+def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVariant]:
     """Every combination of `a.b=x,y` settings; `batch=` is images per rank. Without settings, the base document."""
     options = []
     for setting in settings:
@@ -66,16 +69,16 @@ def variant_grid(settings: Sequence[str], *, real: bool) -> list[BenchVariant]:
             problem = "not an option and its values, such as train.compile=off,default"
             raise InputError(problem, field="--vary", got=setting)
         options.append([(name, value) for value in values.split(",")])
-    return [_variant(chosen, real) for chosen in product(*options)]
+    return [_variant(chosen, real_images) for chosen in product(*options)]
 
 
-def _variant(chosen: Sequence[tuple[str, str]], real: bool) -> BenchVariant:
+def _variant(chosen: Sequence[tuple[str, str]], real_images: bool) -> BenchVariant:
     batch = next((value for name, value in chosen if name == "batch"), None)
     if batch is not None and not batch.isdecimal():
         raise InputError("images per rank, a whole number", field="--vary batch", got=batch)
     changes: dict[str, Any] = {name: _parse_value(value) for name, value in chosen if name != "batch"}
     name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen) or "as the document says"
-    return BenchVariant(name, changes, None if batch is None else int(batch), real)
+    return BenchVariant(name, changes, None if batch is None else int(batch), real_images)
 
 
 def _parse_value(text: str) -> Any:

@@ -40,11 +40,11 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """A save that left nothing, and why; full: because the disk, or the user's quota, is."""
+    """A save that left nothing, and why; disk_full: because the disk, or the user's quota, is."""
 
     step: int
     reason: str
-    full: bool = False
+    disk_full: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class CheckpointStore:
         *,
         keep_last: int,
         keep_best: int,
-        snapshots: Collection[int] = (),
+        snapshot_steps: Collection[int] = (),
         asynchronous: bool,
         fence: Callable[[], None] | None,
         listener: Callable[[CheckpointReport], None] | None = None,
@@ -92,7 +92,7 @@ class CheckpointStore:
         self._identity = identity
         self._keep_last = keep_last
         self._keep_best = keep_best
-        self._snapshots = frozenset(snapshots)
+        self._snapshot_steps = frozenset(snapshot_steps)
         self._asynchronous = asynchronous
         self._fence = fence or (lambda: None)
         self._listener = listener or (lambda event: None)
@@ -112,7 +112,9 @@ class CheckpointStore:
             self._write(snapshot, top1)
             return
         # Not a daemon: an interpreter that ends in the ordinary way finishes the checkpoint first.
-        self._thread = threading.Thread(target=self._write_quietly, args=(snapshot, top1), name="checkpoint-writer")
+        self._thread = threading.Thread(
+            target=self._write_in_background, args=(snapshot, top1), name="checkpoint-writer"
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -138,12 +140,12 @@ class CheckpointStore:
         meets a checkpoint, and where a named directory holds none.
         """
         started = time.perf_counter()
-        snapshot = self._find(resume)
+        snapshot = self._find_snapshot(resume)
         if snapshot is not None:
             self._listener(Restored(snapshot.step, time.perf_counter() - started))
         return snapshot
 
-    def _find(self, resume: str) -> Snapshot | None:
+    def _find_snapshot(self, resume: str) -> Snapshot | None:
         if resume == "never":
             if self.entries():
                 raise InputError(
@@ -154,11 +156,11 @@ class CheckpointStore:
                 )
             return None
         if resume == "auto":
-            return self._newest(self.directory)
+            return self._read_newest(self.directory)
         start = Path(resume)
         if start.resolve().parent == self.directory.resolve():
-            return self._named(start)
-        return self._newest(self.directory) or self._foreign(start)
+            return self._restore_named(start)
+        return self._read_newest(self.directory) or self._read_foreign(start)
 
     def entries(self) -> list[CheckpointEntry]:
         """The complete checkpoints, newest first."""
@@ -168,7 +170,7 @@ class CheckpointStore:
         """The complete checkpoint with the highest top-1, of this and of earlier launches."""
         return next(iter(best_entries(self.entries())), None)
 
-    def _write_quietly(self, snapshot: Snapshot, top1: float | None) -> None:
+    def _write_in_background(self, snapshot: Snapshot, top1: float | None) -> None:
         try:
             self._write(snapshot, top1)
         except BaseException as error:  # handed to the thread that calls wait
@@ -177,7 +179,7 @@ class CheckpointStore:
     def _write(self, snapshot: Snapshot, top1: float | None) -> None:
         started = time.perf_counter()
         if snapshot.step in self._verified:
-            manifest = self._scored(snapshot.step, top1)
+            manifest = self._update_score(snapshot.step, top1)
         else:
             try:
                 manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
@@ -192,7 +194,7 @@ class CheckpointStore:
         seconds = time.perf_counter() - started
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
 
-    def _scored(self, step: int, top1: float | None) -> CheckpointManifest:
+    def _update_score(self, step: int, top1: float | None) -> CheckpointManifest:
         """The state after a step is one: saved again, it is the same arrays, and only a score may be new."""
         self._fence()
         entry = read_entry(step_directory(self.directory, step))
@@ -205,13 +207,13 @@ class CheckpointStore:
     def _prune(self) -> tuple[int, ...]:
         """Removes what retention does not keep, and leftovers of writers that died: the lease makes us the only one."""
         self._fence()
-        kept = kept_steps(self.entries(), self._keep_last, self._keep_best, self._snapshots)
+        kept = kept_steps(self.entries(), self._keep_last, self._keep_best, self._snapshot_steps)
         surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept}
         for path in surplus.values():
             remove_checkpoint(path)
         return tuple(surplus)
 
-    def _newest(self, root: Path) -> Snapshot | None:
+    def _read_newest(self, root: Path) -> Snapshot | None:
         """The newest whole one under `root`; damaged ones are passed over aloud, one of another run is refused."""
         for step, path in steps_on_disk(root).items():
             try:
@@ -225,7 +227,7 @@ class CheckpointStore:
                     self._damaged.add(step)
         return None
 
-    def _named(self, path: Path) -> Snapshot:
+    def _restore_named(self, path: Path) -> Snapshot:
         """A checkpoint of this very run, named by the user; going back over newer ones is theirs to decide."""
         snapshot = self._read_named(path)
         later = [entry.path.name for entry in self.entries() if entry.step > snapshot.step]
@@ -238,11 +240,11 @@ class CheckpointStore:
             )
         return snapshot
 
-    def _foreign(self, start: Path) -> Snapshot:
+    def _read_foreign(self, start: Path) -> Snapshot:
         """A state of another run directory to start from."""
         if STEP_DIRECTORY_PATTERN.match(start.name):
             return self._read_named(start)
-        snapshot = self._newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
+        snapshot = self._read_newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
         if snapshot is None:
             raise InputError(
                 "there is no complete checkpoint in this directory", field="checkpoint.resume", got=str(start)

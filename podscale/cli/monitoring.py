@@ -37,7 +37,7 @@ def watch(
     from podscale.commands.watch import watch_run
     from podscale.telemetry.endpoint import ClientCertFiles
 
-    client = ClientCertFiles.of(client_certificate, client_key)
+    client = ClientCertFiles.from_options(client_certificate, client_key)
     where = cluster.ClusterOptions(namespace, context)
     raise typer.Exit(watch_run(run, where, stage=stage, once=once, as_json=json, client=client))
 
@@ -53,7 +53,7 @@ def monitor(
     from podscale.commands.monitor import run_monitor
     from podscale.telemetry.endpoint import ClientCertFiles
 
-    run_monitor(runs, port, ClientCertFiles.of(client_certificate, client_key))
+    run_monitor(runs, port, ClientCertFiles.from_options(client_certificate, client_key))
 
 
 @rules.command("export")

@@ -46,7 +46,7 @@ def run_bench_train(
         return config.load(preset, [*given, *more])
 
     real = settings.shard_set is not None
-    variants = named_sweep(sweep, real=real) if sweep is not None else variant_grid(vary, real=real)
+    variants = named_sweep(sweep, real_images=real) if sweep is not None else variant_grid(vary, real_images=real)
     name = f"train-{device_slug()}"
     table = out / f"{name}.md"
 

@@ -50,7 +50,7 @@ class ClusterOptions:
 def run_submit(
     document: str | None,
     changes: Sequence[str],
-    where: ClusterOptions,
+    cluster: ClusterOptions,
     *,
     stage: str,
     shard_set: str | None,
@@ -64,7 +64,7 @@ def run_submit(
     if len(stages) > 1 and not (wait or dry_run):
         hint = "Submit one: --stage shard, then --stage train ..."
         raise InputError("the stages need each other", field="--no-wait", hint=hint)
-    config = load_with_defaults(document, [*changes, *where.changes], defaults)
+    config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
     preflight(config, "job")
     if dry_run:
         return _dry_run(config, stages, shard_set)
@@ -73,14 +73,14 @@ def run_submit(
         return int(ExitCode.DONE)
     for one in stages:
         ended = run_stage(config, one, shard_set, stop_on_signal=stop_on_signal)
-        if not ended.done:
+        if not ended.is_done:
             raise error_from_exit_code(ended.exit_code, _failure_message(config, ended))
     return int(ExitCode.DONE)
 
 
-def run_status(run: str, where: ClusterOptions, *, stage: str | None, as_json: bool) -> int:
+def run_status(run: str, cluster: ClusterOptions, *, stage: str | None, as_json: bool) -> int:
     """Tells how the jobs of a run stand and what their pods do; exit code 1 where there are none."""
-    name, api = _resolve_run(run, where)
+    name, api = _resolve_run(run, cluster)
     found = list_jobs(api, name, stage)
     if as_json:
         print(json.dumps([entry.to_json() for entry in found], indent=2))
@@ -91,9 +91,9 @@ def run_status(run: str, where: ClusterOptions, *, stage: str | None, as_json: b
     return int(ExitCode.DONE if found else ExitCode.FAILED)
 
 
-def run_list(where: ClusterOptions, *, as_json: bool) -> None:
+def run_list(cluster: ClusterOptions, *, as_json: bool) -> None:
     """Lists the jobs of a namespace."""
-    api = connect_cluster(NamedCluster(where.namespace, where.context))
+    api = connect_cluster(NamedCluster(cluster.namespace, cluster.context))
     found = list_jobs(api)
     if as_json:
         print(json.dumps([entry.to_json() for entry in found], indent=2))
@@ -103,9 +103,9 @@ def run_list(where: ClusterOptions, *, as_json: bool) -> None:
         print(f"no jobs of Podscale in namespace {api.namespace} ({api.target.origin})")
 
 
-def run_logs(run: str, where: ClusterOptions, *, stage: str, follow: bool, pod: str | None) -> None:
+def run_logs(run: str, cluster: ClusterOptions, *, stage: str, follow: bool, pod: str | None) -> None:
     """Prints what rank 0 (or a named pod) printed; with `follow` until the job has ended."""
-    name, api = _resolve_run(run, where)
+    name, api = _resolve_run(run, cluster)
     printer = LinePrinter(sys.stdout)
     notes = LinePrinter(sys.stderr)
     entry = _find_single_job(api, name, stage)
@@ -116,28 +116,28 @@ def run_logs(run: str, where: ClusterOptions, *, stage: str, follow: bool, pod: 
         job = f"{entry.resource.kind} {name_of(entry.job)}"
         raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
     if follow:
-        _follow_log(api.with_retry(patience.UNATTENDED, notes.tell), entry, choose, printer, notes)
+        _follow_log(api.with_retry(patience.UNATTENDED, notes.notify), entry, choose, printer, notes)
     elif found is not None:
-        for line in ContainerLog(api, found, notes.tell).lines(found, follow=False):
+        for line in ContainerLog(api, found, notes.notify).lines(found, follow=False):
             printer.line(printable(line))
 
 
 def _follow_log(
-    api: ClusterClient, entry: JobEntry, choose: PodChooser, printer: LinePrinter, notes: LinePrinter
+    api: ClusterClient, entry: JobEntry, choose_pod: PodChooser, printer: LinePrinter, notes: LinePrinter
 ) -> None:
     """Shows the log of a pod, through its restarts, until the job has ended."""
     with observe_job(api, entry.resource, entry.job) as observer:
-        follower = LogFollower(api, observer.pods, printer.line, notes.tell, choose)
-        while not observer.state().ended:
+        follower = LogFollower(api, observer.pods, printer.line, notes.notify, choose_pod)
+        while not observer.state().is_finished:
             observer.changed.wait(5.0)
             observer.changed.clear()
         follower.finish(30.0)
 
 
-def run_stop(run: str, where: ClusterOptions, *, stage: str | None, remove: bool, wait: bool) -> None:
+def run_stop(run: str, cluster: ClusterOptions, *, stage: str | None, remove: bool, wait: bool) -> None:
     """Ends the jobs of a run: their pods save and end. remove: those that have ended go too, with their logs."""
-    name, api = _resolve_run(run, where)
-    found = stop_jobs(api, name, stage, ended=remove).stopped
+    name, api = _resolve_run(run, cluster)
+    found = stop_jobs(api, name, stage, include_finished=remove).stopped
     if not found:
         print(f"no job of run {name} is at work in namespace {api.namespace}")
     for stopped in found:
@@ -154,10 +154,10 @@ def run_stop(run: str, where: ClusterOptions, *, stage: str | None, remove: bool
 
 
 def run_cluster_doctor(
-    document: str | None, changes: Sequence[str], where: ClusterOptions, defaults: str, *, as_json: bool
+    document: str | None, changes: Sequence[str], cluster: ClusterOptions, defaults: str, *, as_json: bool
 ) -> int:
     """Examines a cluster for a document; the exit code is 2 where something is missing."""
-    changes = [*changes, *where.changes]
+    changes = [*changes, *cluster.changes]
     wrong: PodscaleError | None = None
     try:
         config = load_with_defaults(document, changes, defaults)
@@ -183,17 +183,17 @@ def _failure_message(config: RunConfig, ended: JobResult) -> str:
     return f"{ended.stage} of run {config.run.id} failed (exit code {ended.exit_code}): {ended.error}"
 
 
-def find_jobs(run: str, where: ClusterOptions) -> tuple[ClusterClient, list[JobEntry]]:
+def find_jobs(run: str, cluster: ClusterOptions) -> tuple[ClusterClient, list[JobEntry]]:
     """The jobs of a run (a document's path, a preset, or an id) on its cluster."""
-    name, api = _resolve_run(run, where)
+    name, api = _resolve_run(run, cluster)
     return api, list_jobs(api, name)
 
 
-def _resolve_run(run: str, where: ClusterOptions) -> tuple[str, ClusterClient]:
+def _resolve_run(run: str, cluster: ClusterOptions) -> tuple[str, ClusterClient]:
     """The run's id and the API of its cluster. run: a document's path or preset, else an id."""
     if not Path(run).is_file() and run not in presets.preset_names():
-        return run, connect_cluster(NamedCluster(where.namespace, where.context))
-    config = load_with_defaults(run, where.changes, CLUSTER_DEFAULTS)
+        return run, connect_cluster(NamedCluster(cluster.namespace, cluster.context))
+    config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
     return config.run.id, connect_cluster(config.launch.cluster)
 
 

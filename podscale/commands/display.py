@@ -15,7 +15,7 @@ def stage_table(outcomes: dict[str, StageOutcome], seconds: float) -> str:
     width = max([10, *map(len, outcomes)])
     lines = [f"{'stage':<{width}}{'seconds':>9}{'share':>8}"]
     for stage, outcome in outcomes.items():
-        note = "  finished before" if outcome.reused else "" if outcome.done else f"  exit code {outcome.exit_code}"
+        note = "  finished before" if outcome.reused else "" if outcome.is_done else f"  exit code {outcome.exit_code}"
         lines.append(f"{stage:<{width}}{spent[stage]:>9.1f}{spent[stage] / seconds:>8.0%}{note}")
     goal = f"  (goal: below {OVERHEAD_GOAL:.0%})" if any(spent.values()) else ""
     lines.append(f"{'pipeline':<{width}}{overhead:>9.1f}{overhead / seconds:>8.0%}{goal}")

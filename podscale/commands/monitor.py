@@ -27,17 +27,17 @@ def follow_prometheus(prometheus: LocalPrometheus) -> None:
     news = AlertPrinter()
     asked = 0.0
     while True:
-        prometheus.check()
-        found = prometheus.follow()
+        prometheus.raise_if_exited()
+        found = prometheus.update_targets()
         if found != followed:
             print(
                 f"{format_count(len(found), 'endpoint')}: {', '.join(found) or 'no run serves metrics now'}", flush=True
             )
             followed = found
-        if time.monotonic() - asked > DEFAULT_INTERVALS.evaluation:
+        if time.monotonic() - asked > DEFAULT_INTERVALS.evaluation_seconds:
             asked = time.monotonic()
             with suppress(OSError):
-                news.tell(set(prometheus.alerts()), prometheus.troubles(), found)
+                news.print_changes(set(prometheus.firing_alerts()), prometheus.scrape_errors(), found)
         time.sleep(POLL_SECONDS)
 
 
@@ -47,15 +47,15 @@ class AlertPrinter:
     def __init__(self) -> None:
         self._firing: set[FiringAlert] = set()
         self._down: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._seen_runs: set[str] = set()
 
-    def tell(self, firing: set[FiringAlert], down: dict[str, str], followed: list[str]) -> None:
+    def print_changes(self, firing: set[FiringAlert], down: dict[str, str], followed: list[str]) -> None:
         """down: why the last scrape of an address failed; told at the second time, for a stage may just have ended."""
         for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
             print(f"ALERT {alert.name}: {alert.summary}", flush=True)
         for alert in sorted(self._firing - firing, key=lambda alert: alert.name):
             print(f"over  {alert.name}: {alert.summary}", flush=True)
         lasting = {address for address in down if address in self._down and address in followed}
-        for address in sorted(lasting - self._told):
+        for address in sorted(lasting - self._seen_runs):
             print(f"{address} cannot be scraped: {down[address]}", flush=True)
-        self._firing, self._down, self._told = firing, down, lasting
+        self._firing, self._down, self._seen_runs = firing, down, lasting

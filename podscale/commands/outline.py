@@ -19,7 +19,7 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
         resume.check_run_document(config)
     counts, classes = known_data(config)
     rows = [
-        ("run", f"{config.run.id} in {RunDirectory.of(config).path}"),
+        ("run", f"{config.run.id} in {RunDirectory.for_config(config).path}"),
         ("data", _data_row(config, counts)),
         ("model", _model_row(config, classes)),
         ("processes", _process_row(config)),
@@ -66,7 +66,7 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
         return f"{name}, number of classes {UNKNOWN}"
     spec = models.model_spec(config.model, classes)
     flops = spec.flops(config.input.image_size)
-    return f"{name}, {spec.size:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
+    return f"{name}, {spec.num_parameters:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
 
 
 def _process_row(config: RunConfig) -> str:
@@ -103,10 +103,10 @@ def _memory_row(config: RunConfig, classes: int | None) -> str:
     spec = models.model_spec(config.model, classes or 1000)
     per_node = processes_per_node(config)
     ranks = per_node * config.launch.nodes
-    weights, kept_beside = _state_bytes(config.train, spec.size, ranks, per_node)
+    weights, kept_beside = _state_bytes(config.train, spec.num_parameters, ranks, per_node)
     kept_beside += _matrix_bytes(config.train, spec, ranks)
     per_rank = config.train.global_batch // (ranks * config.train.accumulation)
-    kept = 2 * spec.activations(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
+    kept = 2 * spec.activation_elements(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
     text = (
         f"about {format_bytes(weights + kept_beside + kept)} per process: weights and gradients {format_bytes(weights)}, "
         f"optimizer {format_bytes(kept_beside)}, activations {format_bytes(kept)}"
@@ -150,12 +150,12 @@ def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:
 
 
 def _stage_action(config: RunConfig, stage: str, fresh: bool) -> str:
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     if stage != "train" or fresh or config.checkpoint.resume == "never":
         return "to do"
     newest = max((int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")), default=None)
     if newest is None:
         return "to do"
     ended = read_outcomes(run.outcome).get("train")
-    why = f" (it ended with exit code {ended.exit_code})" if ended and not ended.done else ""
+    why = f" (it ended with exit code {ended.exit_code})" if ended and not ended.is_done else ""
     return f"to continue from about update {newest}{why}"

@@ -47,27 +47,29 @@ class PipelineRequest:
     """Oldest version of KFP that must accept the package."""
 
 
-def upload_pipeline(what: PipelineRequest, place: KfpEndpoint, *, as_json: bool) -> None:
+def upload_pipeline(request: PipelineRequest, endpoint: KfpEndpoint, *, as_json: bool) -> None:
     """Makes the document's package the newest version of the pipeline."""
-    config = _load_document(what)
-    _, version = _upload_package(what, config, place)
+    config = _load_document(request)
+    _, version = _upload_package(request, config, endpoint)
     _print(asdict(version), _upload_message(version), as_json)
 
 
-def run_remote_pipeline(what: PipelineRequest, place: KfpEndpoint, *, wait: bool, as_json: bool) -> int:
+def run_remote_pipeline(request: PipelineRequest, endpoint: KfpEndpoint, *, wait: bool, as_json: bool) -> int:
     """Uploads, starts a run and, if asked, follows it; returns the exit code."""
-    config = _load_document(what)
-    backend, version = _upload_package(what, config, place)
+    config = _load_document(request)
+    backend, version = _upload_package(request, config, endpoint)
     started = backend.run(
-        version, what.name or config.run.id, what.experiment, {"run_id": config.run.id}, what.service_account
+        version, request.name or config.run.id, request.experiment, {"run_id": config.run.id}, request.service_account
     )
     _print(asdict(started), f"run {started.name}: {started.link}", as_json)
     return _follow_run(backend, started) if wait else int(ExitCode.DONE)
 
 
-def schedule_pipeline(what: PipelineRequest, place: KfpEndpoint, *, cron: str, replace: bool, as_json: bool) -> None:
+def schedule_pipeline(
+    request: PipelineRequest, endpoint: KfpEndpoint, *, cron: str, replace: bool, as_json: bool
+) -> None:
     """Has the backend start a run at every time of `cron`; each gets a run.id of its own."""
-    config = _load_document(what)
+    config = _load_document(request)
     longest = ID_CHARACTERS - TIME_CHARACTERS
     if len(config.run.id) > longest:
         raise InputError(
@@ -77,30 +79,30 @@ def schedule_pipeline(what: PipelineRequest, place: KfpEndpoint, *, cron: str, r
             hint="Choose a shorter one with --set run.id=...",
         )
     fields = _kfp_cron(cron)
-    backend, version = _upload_package(what, config, place)
+    backend, version = _upload_package(request, config, endpoint)
     parameters = {"run_id": f"{config.run.id}-{SCHEDULED_TIME}"}
-    name = what.name or config.run.id
+    name = request.name or config.run.id
     started = backend.schedule(
-        version, name, what.experiment, fields, parameters, what.service_account, replace=replace
+        version, name, request.experiment, fields, parameters, request.service_account, replace=replace
     )
     _print(asdict(started), f"schedule {name} ({fields}): {started.link}", as_json)
 
 
-def _load_document(what: PipelineRequest) -> RunConfig:
-    config = load_with_defaults(what.document, what.changes, what.defaults)
+def _load_document(request: PipelineRequest) -> RunConfig:
+    config = load_with_defaults(request.document, request.changes, request.defaults)
     preflight(config, "cluster")
     return config
 
 
 def _upload_package(
-    what: PipelineRequest, config: RunConfig, place: KfpEndpoint
+    request: PipelineRequest, config: RunConfig, endpoint: KfpEndpoint
 ) -> "tuple[KfpBackend, PipelineVersion]":
     from podscale.pipelines.backend import connect_backend
     from podscale.pipelines.package import package_pipeline
 
-    backend = connect_backend(place)  # before compiling: what is wrong with the address is known at once
-    text = package_pipeline(config, cache=what.cache, kfp=what.kfp)
-    version = backend.upload(text, what.pipeline, config.run.id, f"Podscale run {config.run.id}")
+    backend = connect_backend(endpoint)  # before compiling: what is wrong with the address is known at once
+    text = package_pipeline(config, cache=request.cache, kfp=request.kfp)
+    version = backend.upload(text, request.pipeline, config.run.id, f"Podscale run {config.run.id}")
     print(_upload_message(version), file=sys.stderr)
     return backend, version
 

@@ -57,7 +57,7 @@ def render_stages(config: RunConfig, stages: Sequence[StageName], backend: str |
     return [
         one
         for spec in specs
-        for one in render_job(spec, choose_backend(spec, backend or likely_backend(config, spec))).all
+        for one in render_job(spec, choose_backend(spec, backend or likely_backend(config, spec))).all_objects
     ]
 
 

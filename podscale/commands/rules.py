@@ -26,7 +26,7 @@ def export_rules(
     settings = RuleSettings(
         thresholds=dict(map(_parse_threshold, thresholds)),
         runbooks=runbooks,
-        without=frozenset(without),
+        excluded_alerts=frozenset(without),
         shorten=shorten,
     )
     text = to_yaml([FORMATS[form](settings)])

@@ -39,7 +39,7 @@ def run_local_pipeline(
 
         print(describe_run(config, fresh=fresh))
         return int(ExitCode.DONE)
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     check_not_taken(run.lease)
     preflight(config, "here" if runner == "process" else "containers")
     stages = _build_runner(config, runner)
@@ -65,14 +65,14 @@ def _run_and_display(
 ) -> int:
     _print_line(f"{paint(f'podscale {VERSION}', 'bold', sys.stderr)}: run {config.run.id} in {directory.path}")
     view = LaunchView(config, steps=not verbose)
-    ended = run_locally(config, lease, watch=view.update, runner=runner, verbose=verbose)
+    ended = run_locally(config, lease, on_change=view.update, runner=runner, verbose=verbose)
     view.close()
     seconds = time.monotonic() - started
     if view.json:
         print(json.dumps(_json_summary(config, directory, ended, seconds)), flush=True)
     out = sys.stderr if view.json else sys.stdout
     if ended.outcomes:
-        print(stage_table(ended.timed, seconds), file=out, flush=True)
+        print(stage_table(ended.timed_outcomes, seconds), file=out, flush=True)
     if ended.exit_code == ExitCode.DONE:
         print(_result_line(directory, colour=not view.json), file=out, flush=True)
     else:
@@ -91,14 +91,14 @@ class LaunchView:
     def __init__(self, config: RunConfig, *, steps: bool = True) -> None:
         self._config = config
         self._bar = ProgressLine(sys.stderr)
-        self._metrics = FileTail(RunDirectory.of(config).metrics) if steps else None
+        self._metrics = FileTail(RunDirectory.for_config(config).metrics) if steps else None
         self._steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
-        self._told: set[str] = set()
+        self._printed_stages: set[str] = set()
         self._stage: str | None = None
         self._since = time.monotonic()
-        self._endpoint = RunDirectory.of(config).endpoint
+        self._endpoint = RunDirectory.for_config(config).endpoint
         self._endpoint.unlink(missing_ok=True)  # of a launch that was killed
-        self._told_endpoint = ""
+        self._printed_endpoint = ""
 
     @property
     def json(self) -> bool:
@@ -108,22 +108,22 @@ class LaunchView:
     def update(self, launch: LocalLaunch) -> None:
         """Shows what has changed."""
         if launch.stage != self._stage:
-            self._begin(launch.stage)
-        self._tell_endpoint()
-        self._follow()
+            self._stage_started(launch.stage)
+        self._print_endpoint()
+        self._print_metrics()
         for stage, outcome in launch.outcomes.items():
-            if stage not in self._told and outcome.done:
-                self._told.add(stage)
+            if stage not in self._printed_stages and outcome.is_done:
+                self._printed_stages.add(stage)
                 self._bar.clear()
-                _print_line(f"      {paint(self._ended(stage, outcome), 'green', sys.stderr)}")
-        if self._stage is not None and self._stage not in self._told:
-            self._draw(launch)
+                _print_line(f"      {paint(self._stage_ended(stage, outcome), 'green', sys.stderr)}")
+        if self._stage is not None and self._stage not in self._printed_stages:
+            self._draw_progress(launch)
 
     def close(self) -> None:
         """Leaves the terminal tidy."""
         self._bar.clear()
 
-    def _begin(self, stage: str | None) -> None:
+    def _stage_started(self, stage: str | None) -> None:
         self._stage, self._since = stage, time.monotonic()
         if stage in resume.STAGES:
             self._bar.clear()
@@ -134,31 +134,31 @@ class LaunchView:
             members = ", ".join(member.config.run.id for member in ensemble.ensemble_members(self._config))
             _print_line(f"      {stage}: {members}")
 
-    def _tell_endpoint(self) -> None:
+    def _print_endpoint(self) -> None:
         """Where Prometheus can scrape the running stage; each stage that trains or evaluates has its own."""
         served = Endpoint.read(self._endpoint)
-        if served is not None and served.url != self._told_endpoint:
-            self._told_endpoint = served.url
+        if served is not None and served.url != self._printed_endpoint:
+            self._printed_endpoint = served.url
             self._bar.clear()
             _print_line(f"      metrics at {served.url}")
 
-    def _ended(self, stage: str, outcome: StageOutcome) -> str:
+    def _stage_ended(self, stage: str, outcome: StageOutcome) -> str:
         how = "finished before, nothing to do" if outcome.reused else f"{outcome.seconds:.1f} s"
         found = shard_set_counts(self._config) if stage == "shard" else {}
         counts = "".join(f", {format_count(number, f'{name} image')}" for name, number in found.items())
         return f"{stage}: {how}{counts}"
 
-    def _draw(self, launch: LocalLaunch) -> None:
+    def _draw_progress(self, launch: LocalLaunch) -> None:
         """How far the work is; where that is not told, how long it has been going on."""
-        update = progress.read_progress(launch.progress)
+        update = progress.read_progress(launch.progress_file)
         if update is not None and not update.done:
             self._bar(update)
         else:
             self._bar.draw(f"      {self._stage}  {format_duration(time.monotonic() - self._since)}")
 
-    def _follow(self) -> None:
+    def _print_metrics(self) -> None:
         """Prints what was appended to metrics.jsonl."""
-        for line in self._metrics.lines() if self._metrics is not None else ():
+        for line in self._metrics.read_lines() if self._metrics is not None else ():
             record = parse_record(line)
             if record is not None:
                 self._bar.clear()
@@ -174,8 +174,8 @@ def _json_summary(config: RunConfig, directory: RunDirectory, ended: LaunchResul
         "run": config.run.id,
         "exit_code": int(ended.exit_code),
         "error": ended.error,
-        "stages": {stage: round(taken, 3) for stage, taken in stage_seconds(ended.timed).items()},
-        "pipeline": round(pipeline_seconds(ended.timed, seconds), 3),
+        "stages": {stage: round(taken, 3) for stage, taken in stage_seconds(ended.timed_outcomes).items()},
+        "pipeline": round(pipeline_seconds(ended.timed_outcomes, seconds), 3),
         "seconds": round(seconds, 3),
         "top1": _top1(directory) if ended.exit_code == ExitCode.DONE else None,
         "report": str(directory.report),

@@ -36,13 +36,13 @@ def run_shard(document: str | None, changes: Sequence[str], *, workers: int, ind
         of=of,
         verify=verify,
         progress=progress,
-        telemetry=stages.ExportedTelemetry.of(config),
+        telemetry=stages.ExportedTelemetry.for_config(config),
     )
     progress.clear()
     if result is None:
         print(f"part {index} of {of} is done; the part that ends last completes the set")
         return
-    for note in result.notes:
+    for note in result.messages:
         print(note)
     for name, split in result.manifest.splits.items():
         print(
@@ -87,7 +87,7 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
 def run_train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Trains on the document's shard set, which must be complete."""
     config, location = _load_with_shard_set(document, changes, shard_set)
-    _print_outcome(config, stages.train(config, location), RunDirectory.of(config).model)
+    _print_outcome(config, stages.train(config, location), RunDirectory.for_config(config).model)
 
 
 @termination.write_termination_on_exit("train")
@@ -124,19 +124,19 @@ def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: st
     else:
         config, location = _load_with_shard_set(documents[0] if documents else None, changes, shard_set)
     outcome = stages.evaluate(config, location)
-    found = read_evaluation(RunDirectory.of(config).evaluation)
+    found = read_evaluation(RunDirectory.for_config(config).evaluation)
     if found.ensemble is not None:
         print(ensemble_text_table(found.ensemble), end="\n\n")
     for name, value in _scores_text(found).items():
         print(f"{name:<10} {value}")
-    _print_outcome(config, outcome, RunDirectory.of(config).evaluation)
+    _print_outcome(config, outcome, RunDirectory.for_config(config).evaluation)
 
 
 @termination.write_termination_on_exit("report")
 def run_report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Writes the report."""
     config, location = _load_with_shard_set(document, changes, shard_set)
-    _print_outcome(config, stages.report(config, location), RunDirectory.of(config).report)
+    _print_outcome(config, stages.report(config, location), RunDirectory.for_config(config).report)
 
 
 def _load_with_shard_set(document: str | None, changes: Sequence[str], shard_set: str | None) -> tuple[RunConfig, str]:

@@ -49,7 +49,7 @@ def run_study(document: str, changes: Sequence[str], options: StudyOptions, *, d
         raise InputError("the folder does not exist", field="--out", got=str(options.out))
     study = load_study(document, changes)
     grid = TrialGrid(study)
-    config = grid.chains[0].config
+    config = grid.series[0].config
     records = RecordStore(config.run.workspace)
     if options.restart and not dry_run:
         _delete_records(grid, records)
@@ -57,13 +57,13 @@ def run_study(document: str, changes: Sequence[str], options: StudyOptions, *, d
     minutes = options.time_box or study.time_box_minutes
     box = minutes * 60 if minutes is not None else None
     print(
-        describe_study(study, plan_study(grid, records.get, jobs=jobs, box=box)),
+        describe_study(study, plan_study(grid, records.get, jobs=jobs, time_box_seconds=box)),
         file=sys.stderr if not dry_run else sys.stdout,
     )
     if dry_run:
         return
     runner = StudyRunner(
-        grid, records, jobs, box, keep_runs=options.keep_runs, told=_TrialPrinter(grid, records, jobs, box)
+        grid, records, jobs, box, keep_runs=options.keep_runs, on_trial_end=_TrialPrinter(grid, records, jobs, box)
     )
     runner.prepare()
     _run_and_write(runner, options)
@@ -84,7 +84,7 @@ def _run_and_write(runner: StudyRunner, options: StudyOptions) -> None:
         runner.run()
     except SigtermReceived:
         _write_results(runner, options)
-        left = len(grid.due(get)) + len(grid.unknown(get))
+        left = len(grid.due_trials(get)) + len(grid.pending_trials(get))
         problem = f"stopped on request with {format_count(left, 'cell')} left"
         raise Preempted(problem, field=f"study {grid.study.name}", hint="The same command continues.") from None
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def _run_and_write(runner: StudyRunner, options: StudyOptions) -> None:
         raise PodscaleError(
             f"{format_count(len(runner.failures), 'cell')} failed without diverging",
             field=f"study {grid.study.name}",
-            hint=f"Logs are in {runner.folder / 'logs'}; the same command runs them again:\n{listing}",
+            hint=f"Logs are in {runner.study_directory / 'logs'}; the same command runs them again:\n{listing}",
         )
 
 
@@ -112,34 +112,37 @@ def _write_results(runner: StudyRunner, options: StudyOptions) -> None:
 
 def _delete_records(grid: TrialGrid, records: RecordStore) -> None:
     """Drops the records of a study; those that only came by its sweeps are found before theirs are gone."""
-    for cell in grid.all(records.get):
-        records.drop(cell)
+    for cell in grid.known_trials(records.get):
+        records.delete(cell)
 
 
 def describe_study(study: StudyDocument, made: StudyPlan) -> str:
     """The plan as text: what is done, what will run, what will not."""
     lines = [
-        f"study {study.name}: {format_count(made.done, 'cell')} done, {len(made.kept) + len(made.left_out)} to run"
+        f"study {study.name}: {format_count(made.done_trials, 'cell')} done, {len(made.planned_trials) + len(made.excluded_trials)} to run"
     ]
     if made.widening:
         lines[0] += f", and up to {made.widening} more where the best rate of a sweep is at its edge"
-    width = max((len(name) for name in made.by_chain), default=0)
-    for name, (kept, left) in made.by_chain.items():
+    width = max((len(name) for name in made.seconds_by_series), default=0)
+    for name, (kept, left) in made.seconds_by_series.items():
         lines.append(f"  {name:<{width}}  {kept:>3} to run" + (f", {left} left out" if left else ""))
-    if made.kept:
+    if made.planned_trials:
         lines.append(f"estimate: {_cost_line(made)}, {format_count(made.jobs, 'job')} at a time")
-    if made.box is not None:
-        lines.append(f"time box: {format_duration(made.box)}" + ("" if made.left_out else ", in which all of it fits"))
+    if made.time_box_seconds is not None:
+        lines.append(
+            f"time box: {format_duration(made.time_box_seconds)}"
+            + ("" if made.excluded_trials else ", in which all of it fits")
+        )
     return "\n".join([*lines, *_excluded_lines(made)])
 
 
 def _excluded_lines(made: StudyPlan) -> list[str]:
     """What does not fit into the time box; nothing where all of it does."""
-    if not made.left_out:
+    if not made.excluded_trials:
         return []
-    seeds = sorted({cell.seed for cell in made.left_out if cell.turn})
-    whole = [name for name, (kept, _) in made.by_chain.items() if not kept]
-    lines = [f"LEFT OUT for the time box: {format_count(len(made.left_out), 'cell')}"]
+    seeds = sorted({cell.seed for cell in made.excluded_trials if cell.priority})
+    whole = [name for name, (kept, _) in made.seconds_by_series.items() if not kept]
+    lines = [f"LEFT OUT for the time box: {format_count(len(made.excluded_trials), 'cell')}"]
     if seeds:
         lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
     if whole:
@@ -168,11 +171,15 @@ class _TrialPrinter:
     def __call__(self, cell: Trial, record: TrialRecord | None, error: str) -> None:
         self._ended.add(cell.key)
         box = None if self._end is None else max(0.0, self._end - time.monotonic())
-        made = plan_study(self._grid, self._records.get, jobs=self._jobs, box=box, ended=self._ended)
+        made = plan_study(self._grid, self._records.get, jobs=self._jobs, time_box_seconds=box, ended=self._ended)
         how = _outcome_text(record) if record is not None else paint(f"failed: {error}", "bold red", sys.stderr)
         rest = f"about {format_duration(made.seconds)} left" if made.seconds else ""
-        print(f"[{made.done}/{made.done + len(made.kept)}] {cell.name}: {how}  {rest}", file=sys.stderr, flush=True)
-        if made.left_out and not self._warned:
+        print(
+            f"[{made.done_trials}/{made.done_trials + len(made.planned_trials)}] {cell.name}: {how}  {rest}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if made.excluded_trials and not self._warned:
             print("\n".join(_excluded_lines(made)), file=sys.stderr, flush=True)
         self._warned = self._warned or made.measured > 0
 

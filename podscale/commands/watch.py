@@ -27,7 +27,7 @@ RUNS_DIRECTORY = Path("runs")
 
 def watch_run(
     run: str | None,
-    where: ClusterOptions,
+    cluster: ClusterOptions,
     *,
     stage: str,
     once: bool,
@@ -39,12 +39,12 @@ def watch_run(
     client: what to show to an endpoint of this machine that wants a certificate.
     """
     with (
-        closing(_find_source(run, where, stage, follow=not once, client=client)) as source,
+        closing(_find_source(run, cluster, stage, follow=not once, client=client)) as source,
         suppress(KeyboardInterrupt),
     ):
         watched = WatchedRun(source)
         if once:
-            watched.look()
+            watched.poll()
             _print_once(watched, as_json=as_json)
         elif as_json:
             _print_json_lines(watched)
@@ -60,47 +60,51 @@ class WatchedRun:
 
     def __init__(self, source: RunSource) -> None:
         self.source = source
-        self.standing = RunStatus()
-        self.figures = RunStats()
+        self.status = RunStatus()
+        self.stats = RunStats()
         self._before = RunStats()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Takes what is new; True where there were new records."""
         records = self.source.records()
         for record in records:
-            self.standing.add(record)
-        self._before, self.figures = self.figures, read_run_stats(self.source.expositions())
+            self.status.add_record(record)
+        self._before, self.stats = self.stats, read_run_stats(self.source.expositions())
         return bool(records)
 
     @property
-    def spent(self) -> dict[str, float]:
+    def wall_seconds(self) -> dict[str, float]:
         """The run's wall seconds by state: as its endpoint says, else as the newest launch said at its end."""
-        return self.figures.spent or self.standing.spent
+        return self.stats.wall_seconds or self.status.wall_seconds
 
     def to_json(self) -> dict[str, Any]:
-        ranks = [rank.to_json() for rank in stats_since(self.figures.ranks.values(), self._before)]
+        ranks = [rank.to_json() for rank in stats_since(self.stats.ranks.values(), self._before)]
         return {
             "run": self.source.name,
             "headline": self.source.headline(),
-            **self.standing.to_json(),
-            "goodput": {"ratio": goodput_fraction(self.spent), "seconds": self.spent} if self.spent else None,
+            **self.status.to_json(),
+            "goodput": {"ratio": goodput_fraction(self.wall_seconds), "seconds": self.wall_seconds}
+            if self.wall_seconds
+            else None,
             "rank_figures": ranks,
         }
 
-    def picture(self) -> Any:
+    def render(self) -> Any:
         """What rich draws."""
         from podscale.watch.view import ScreenFrame, render_frame
 
-        ranks = stats_since(self.figures.ranks.values(), self._before)
-        return render_frame(ScreenFrame(self.source.name, self.source.headline(), self.standing, ranks, self.spent))
+        ranks = stats_since(self.stats.ranks.values(), self._before)
+        return render_frame(
+            ScreenFrame(self.source.name, self.source.headline(), self.status, ranks, self.wall_seconds)
+        )
 
 
 def _poll_forever(watched: WatchedRun) -> Iterator[bool]:
     """One look a second, and a last one once the run has ended; each tells whether there were new records."""
     ended = False
     while not ended:
-        ended = watched.source.ended()  # before the look: what came last is seen, too
-        yield watched.look() or ended
+        ended = watched.source.has_ended()  # before the look: what came last is seen, too
+        yield watched.poll() or ended
         if not ended:
             time.sleep(INTERVAL_SECONDS)
 
@@ -110,7 +114,7 @@ def _draw_live(watched: WatchedRun) -> None:
 
     with Live(auto_refresh=False, vertical_overflow="ellipsis") as screen:
         for _ in _poll_forever(watched):
-            screen.update(watched.picture(), refresh=True)
+            screen.update(watched.render(), refresh=True)
 
 
 def _print_json_lines(watched: WatchedRun) -> None:
@@ -125,7 +129,7 @@ def _follow_in_pipe(source: RunSource) -> None:
     log = StepLog(sys.stdout, "text")
     ended = False
     while not ended:
-        ended = source.ended()
+        ended = source.has_ended()
         for record in source.records():
             log.write(record)
         if not ended:
@@ -138,11 +142,11 @@ def _print_once(watched: WatchedRun, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console().print(watched.picture())
+    Console().print(watched.render())
 
 
 def _find_source(
-    run: str | None, where: ClusterOptions, stage: str, *, follow: bool, client: ClientCertFiles | None
+    run: str | None, cluster: ClusterOptions, stage: str, *, follow: bool, client: ClientCertFiles | None
 ) -> RunSource:
     """What a person means: a directory, else a document's run, else an id: of a run in ./runs, else on the cluster."""
     if run is None:
@@ -151,13 +155,13 @@ def _find_source(
         return DirectorySource(_check_run_directory(Path(run)), client)
     if Path(run).is_file() or run in presets.preset_names():
         config = load_run_document(run, [])
-        directory = RunDirectory.of(config)
+        directory = RunDirectory.for_config(config)
         if directory.path.is_dir() or config.launch.backend == "local":
             return DirectorySource(_check_run_directory(directory.path), client)
-    elif (RUNS_DIRECTORY / run).is_dir() and where == ClusterOptions():
+    elif (RUNS_DIRECTORY / run).is_dir() and cluster == ClusterOptions():
         return DirectorySource(_check_run_directory(RUNS_DIRECTORY / run), client)
     try:
-        api, found = find_jobs(run, where)
+        api, found = find_jobs(run, cluster)
     except InputError as error:
         told = format_error(error.problem, field=error.field, got=error.got)
         problem = f"no directory {RUNS_DIRECTORY / run} here, and no answer of a cluster: {told}"

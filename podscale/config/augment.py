@@ -37,7 +37,7 @@ class AugmentSection(Section):
     )
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether images are changed at all."""
         return self.policy != "none" or self.erase > 0
 

@@ -66,7 +66,7 @@ def check_sections(config: RunDocument) -> None:
             got=config.input.decoded_cache_bytes,
             hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
         )
-    if config.input.augment.wanted and config.input.loader in ("dali", "nvjpeg"):
+    if config.input.augment.is_enabled and config.input.loader in ("dali", "nvjpeg"):
         raise conflict_error(
             "input.loader",
             "it only crops and mirrors, and input.augment asks for more",
@@ -94,7 +94,7 @@ def check_weight_update(train: TrainSection) -> None:
         check_neumann(train)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict_error("train.optimizer.nesterov", "needs momentum", hint="Set train.optimizer.momentum above 0.")
-    if optimizer.name in ("adam", "rmsprop") and optimizer.added_eps == 0:
+    if optimizer.name in ("adam", "rmsprop") and optimizer.effective_eps == 0:
         raise conflict_error(
             "train.optimizer.eps",
             f"{optimizer.name} divides by the root of an average that may be 0",
@@ -250,11 +250,11 @@ def check_schedules(train: TrainSection) -> None:
                 f"the warm-up does not end within {whole} of {end - start:g} epochs",
                 got=schedule.warmup_epochs,
             )
-        if schedule.momentum_correction and train.optimizer.form != "unscaled":
+        if schedule.momentum_correction and train.optimizer.effective_momentum_form != "unscaled":
             raise conflict_error(
                 f"{key}.schedule.momentum_correction",
                 f"for a momentum buffer that holds the learning rate, and that of {train.optimizer.name} is "
-                f"{train.optimizer.form} here",
+                f"{train.optimizer.effective_momentum_form} here",
                 hint="Set train.optimizer.momentum_form=unscaled, or leave it out.",
             )
 

@@ -78,10 +78,10 @@ class _KeyLocations:
     name: str
     lines: dict[str, int] = field(default_factory=dict)
     overrides: dict[str, str] = field(default_factory=dict)
-    below: "_KeyLocations | None" = None
+    defaults: "_KeyLocations | None" = None
     """Of the defaults that hold where the document says nothing."""
 
-    def of(self, key: str) -> str:
+    def locate(self, key: str) -> str:
         """The place to look: the override, else the line of the key or of its nearest parent, else the file."""
         inside = next((text for name, text in self.overrides.items() if name.startswith(f"{key}.")), None)
         if inside is not None and key not in self.lines:
@@ -92,8 +92,8 @@ class _KeyLocations:
                 return f"--set {self.overrides[probe]}"
             if probe in self.lines:
                 return f"{self.name}:{self.lines[probe]}"
-            if self.below is not None and probe in self.below.lines:
-                return self.below.of(probe)
+            if self.defaults is not None and probe in self.defaults.lines:
+                return self.defaults.locate(probe)
             probe = probe.rpartition(".")[0]
         return self.name
 
@@ -136,8 +136,8 @@ def loads(
     origins = _KeyLocations(name)
     values = _parse(text, origins)
     if defaults is not None:
-        origins.below = _KeyLocations(defaults.name)
-        values = _merge_values(_parse(defaults.text, origins.below), values)
+        origins.defaults = _KeyLocations(defaults.name)
+        values = _merge_values(_parse(defaults.text, origins.defaults), values)
     for override in overrides:
         _apply_override(values, override, origins)
     _drop_unsupported_options(values, origins)
@@ -228,9 +228,9 @@ def _parse(text: str, origins: _KeyLocations) -> dict[str, Any]:
             loader.dispose()
 
 
-def _merge_values(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Values on top of others: sections are joined, everything else replaces what is below."""
-    joined = dict(below)
+    joined = dict(defaults)
     for name, value in values.items():
         under = joined.get(name)
         joined[name] = _merge_values(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
@@ -323,7 +323,7 @@ def _format_errors(item: Any, origins: _KeyLocations, model: type[BaseModel]) ->
     else:
         message = str(item["msg"]).removeprefix("Value error, ")
         problem, got, hint = message[:1].lower() + message[1:], item["input"] if key else ABSENT, ""
-    return InputError(problem, field=key, got=got, hint=hint, place=origins.of(key))
+    return InputError(problem, field=key, got=got, hint=hint, place=origins.locate(key))
 
 
 def _suggestion(key: str, model: type[BaseModel]) -> str:

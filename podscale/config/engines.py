@@ -83,7 +83,7 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
         ),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
-        "train.mix": (train.mix.wanted, "does not mix images", "{mixup: 0, cutmix: 0}"),
+        "train.mix": (train.mix.is_enabled, "does not mix images", "{mixup: 0, cutmix: 0}"),
         "model.stochastic_depth": (config.model.stochastic_depth > 0, "leaves out no blocks", "0"),
         "train.phases": (
             len(set(config.training_sizes)) > 1,

@@ -92,7 +92,7 @@ class EnsembleSection(Section):
             raise conflict_error(
                 "collapsed", f"cycles are counted from 0 to {len(self.cycles) - 1}", got=list(self.collapsed or ())
             )
-        if len(set(self.members)) < 2:
+        if len(set(self.member_cycles)) < 2:
             raise conflict_error(
                 "cycles",
                 "an ensemble of one is a single model",
@@ -102,16 +102,16 @@ class EnsembleSection(Section):
         return self
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def member_cycles(self) -> tuple[int, ...]:
         """The cycles that are collapsed, in order."""
         return tuple(sorted(set(range(len(self.cycles)) if self.collapsed is None else self.collapsed)))
 
     @property
-    def ends(self) -> tuple[float, ...]:
+    def cycle_ends(self) -> tuple[float, ...]:
         """The epoch at which each cycle ends."""
         return tuple(round(end, 9) for end in accumulate(self.cycles))
 
-    def peak(self, cycle: int, schedule: ScheduleSection) -> float:
+    def peak_learning_rate(self, cycle: int, schedule: ScheduleSection) -> float:
         """The highest learning rate of a cycle; schedule: that of the first."""
         if cycle == 0:
             return schedule.learning_rate
@@ -126,7 +126,7 @@ def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[P
     an empty momentum buffer, as their solver does that is started from weights alone.
     """
     phases = []
-    for cycle, start in enumerate(section.ends[:-1], start=1):
+    for cycle, start in enumerate(section.cycle_ends[:-1], start=1):
         warmup = section.warmup_epochs[min(cycle, len(section.warmup_epochs)) - 1]
         phases.append(
             PhaseSection(
@@ -134,9 +134,11 @@ def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[P
                 schedule=ScheduleSection(
                     name="polynomial",
                     power=section.power,
-                    learning_rate=section.peak(cycle, schedule),
+                    learning_rate=section.peak_learning_rate(cycle, schedule),
                     warmup_epochs=warmup,
-                    warmup_start=section.restart_ratio * section.peak(cycle - 1, schedule) if warmup else 0.0,
+                    warmup_start=section.restart_ratio * section.peak_learning_rate(cycle - 1, schedule)
+                    if warmup
+                    else 0.0,
                     momentum_correction=schedule.momentum_correction and warmup > 0,
                     decay_from="start",
                     decay_epochs=section.decay_epochs,
@@ -150,7 +152,7 @@ def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[P
 def collapse_schedule(section: EnsembleSection, cycle: int, schedule: ScheduleSection) -> ScheduleSection:
     """The schedule of the collapse from the end of a cycle; schedule: that of the first."""
     collapse = section.collapse
-    rate = collapse.learning_rate or collapse.learning_rate_ratio * section.peak(cycle, schedule)
+    rate = collapse.learning_rate or collapse.learning_rate_ratio * section.peak_learning_rate(cycle, schedule)
     return ScheduleSection(name="polynomial", power=collapse.power, learning_rate=rate)
 
 
@@ -171,9 +173,9 @@ def fill_cycles(values: Any) -> Any:
         return values
     filled = deepcopy(values)
     phases = [phase.model_dump(mode="json", exclude_unset=True) for phase in cycle_phases(section, schedule)]
-    set_if_absent(filled, "train.epochs", section.ends[-1])
+    set_if_absent(filled, "train.epochs", section.cycle_ends[-1])
     set_if_absent(filled, "train.phases", phases)
-    set_if_absent(filled, "checkpoint.snapshots", [section.ends[cycle] for cycle in section.members])
+    set_if_absent(filled, "checkpoint.snapshots", [section.cycle_ends[cycle] for cycle in section.member_cycles])
     return filled
 
 
@@ -184,11 +186,11 @@ def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[flo
         raise conflict_error(
             "checkpoint.snapshots", f"not within a run of {epochs:g} epochs", got=late[0], hint="Leave it out."
         )
-    for cycle in section.members if section.cycles else ():
-        if section.ends[cycle] not in snapshots:
+    for cycle in section.member_cycles if section.cycles else ():
+        if section.cycle_ends[cycle] not in snapshots:
             raise conflict_error(
                 "checkpoint.snapshots",
-                f"no snapshot is kept at epoch {section.ends[cycle]:g}, where cycle {cycle} of the ensemble ends",
+                f"no snapshot is kept at epoch {section.cycle_ends[cycle]:g}, where cycle {cycle} of the ensemble ends",
                 got=list(snapshots),
                 hint="Add it, or leave checkpoint.snapshots, train.epochs and train.phases to the ensemble section.",
             )

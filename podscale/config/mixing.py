@@ -25,6 +25,6 @@ class MixSection(Section):
     )
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether images are mixed at all."""
         return self.mixup > 0 or self.cutmix > 0

@@ -64,16 +64,16 @@ class OptimizerSection(Section):
     neumann: NeumannSection = NeumannSection()
 
     @property
-    def form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
+    def effective_momentum_form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
         """The momentum form in use."""
         return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
 
-    def has(self, option: str) -> bool:
+    def has_option(self, option: str) -> bool:
         """Whether the chosen rule has an option, by its name in this section."""
         return self.name in optimizers_with(option)
 
     @property
-    def added_eps(self) -> float:
+    def effective_eps(self) -> float:
         """The epsilon in use."""
         return self.eps if self.eps is not None else DEFAULT_EPS.get(self.name, 0.0)
 
@@ -107,7 +107,7 @@ def optimizers_with(option: str) -> tuple[str, ...]:
 def unsupported_options(section: OptimizerSection) -> Iterator[str]:
     """The options, by their names within the section, that are set and that the chosen rule does not have."""
     for option in type(section).model_fields:
-        if not section.has(option):
+        if not section.has_option(option):
             yield from (
                 f"{option}{inner}" for inner in _changed_options(getattr(section, option), _default_of(section, option))
             )

@@ -34,36 +34,36 @@ SPARE_BYTES = 64 * 2**20
 """Space beyond the shards: index, report, logs."""
 
 
-def preflight(document: RunConfig, place: PreflightTarget, shard_set: str | None = None) -> None:
+def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> None:
     """Raises one InputError that lists every problem found.
 
-    place: `here` is this machine with everything on it, `containers` the same with the software of an image, `pod` is
+    target: `here` is this machine with everything on it, `containers` the same with the software of an image, `pod` is
     one pod of a job (its launcher says how many nodes there are), `cluster` is a cluster seen from outside: only what
     the document alone shows is checked; `job` the same for a job, whose launcher counts the ranks of each pod.
     shard_set: where a stage that needs no source reads its shards; default: the shards are still to be made (in a pod:
     by that pod, which then need not be fit for training).
     """
-    problems = find_problems(document, place, shard_set)
+    problems = find_problems(document, target, shard_set)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise InputErrors(problems, f"this run cannot start; {len(problems)} things to change:")
 
 
-def find_problems(document: RunConfig, place: PreflightTarget, shard_set: str | None = None) -> list[InputError]:
+def find_problems(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> list[InputError]:
     """Return the problems, none if the run can start."""
-    if place == "cluster":
+    if target == "cluster":
         return [*_cluster_problems(document), *_rank_problems(document)]
-    if place == "job":
+    if target == "job":
         return list(_cluster_problems(document))
     counts = shard_set_counts(document, shard_set)
     images = _source_problems(document) if shard_set is None else _shard_set_problems(shard_set, counts)
     found = [*images, *_workspace_problems(document)]
-    if place == "pod" and shard_set is None:
+    if target == "pod" and shard_set is None:
         return found  # this pod makes shards: it trains nothing
-    if place != "containers":
+    if target != "containers":
         found += _software_problems(document)
-    found += [*_device_problems(document, place), *_port_problems(document), *_data_problems(document, counts)]
+    found += [*_device_problems(document, target), *_port_problems(document), *_data_problems(document, counts)]
     return found
 
 
@@ -322,7 +322,7 @@ def is_dali_installed() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _device_problems(document: RunConfig, place: PreflightTarget) -> Iterator[InputError]:
+def _device_problems(document: RunConfig, target: PreflightTarget) -> Iterator[InputError]:
     processes, nodes = processes_per_node(document), document.launch.nodes
     gpus = devices.visible_gpus()
     if gpus and processes > gpus:
@@ -341,7 +341,7 @@ def _device_problems(document: RunConfig, place: PreflightTarget) -> Iterator[In
         )
     if document.train.cuda_graph and not gpus:
         yield InputError("needs an NVIDIA GPU", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false")
-    if place in ("here", "containers") and nodes > 1:
+    if target in ("here", "containers") and nodes > 1:
         yield InputError(
             "this is one machine",
             field="launch.nodes",

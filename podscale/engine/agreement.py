@@ -87,14 +87,14 @@ def source_hash(package: Path = Path(podscale.__file__).parent) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_ranks_agree(meeting: RankGroup, collect: Callable[[], StartupFacts]) -> None:
+def check_ranks_agree(rank_group: RankGroup, collect: Callable[[], StartupFacts]) -> None:
     """Returns on every rank where all of them are about to do the same.
 
     collect: this rank's facts; what it raises counts as one, so that all ranks hear of it. Raises InputError with the
     same text on every rank that tells which ranks differ in what, or cannot start; HangDetected where a rank did not
     come within the meeting's timeout.
     """
-    if meeting.size == 1:
+    if rank_group.size == 1:
         collect()
         return
     own: Exception | None = None
@@ -105,8 +105,8 @@ def check_ranks_agree(meeting: RankGroup, collect: Callable[[], StartupFacts]) -
             error,
             {CANNOT_START: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
         )
-    meeting.store.set(_facts_key(meeting.rank), json.dumps(mine))
-    verdict = _compare_on_rank0(meeting) if meeting.rank == 0 else _receive_answer(meeting)
+    rank_group.store.set(_facts_key(rank_group.rank), json.dumps(mine))
+    verdict = _compare_on_rank0(rank_group) if rank_group.rank == 0 else _receive_answer(rank_group)
     if own is not None and not isinstance(own, InputError):
         raise own  # a bug keeps its traceback
     if verdict is not None:
@@ -136,46 +136,48 @@ def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
     )
 
 
-def _compare_on_rank0(meeting: RankGroup) -> PodscaleError | None:
+def _compare_on_rank0(rank_group: RankGroup) -> PodscaleError | None:
     """Rank 0: waits for everybody, compares, answers, and stays until the answer was heard where it is an error."""
-    keys, absent = [_facts_key(rank) for rank in range(meeting.size)], list[int]()
+    keys, absent = [_facts_key(rank) for rank in range(rank_group.size)], list[int]()
     try:
-        meeting.store.wait(keys, meeting.timeout_seconds)
-        posted = [json.loads(text) for text in meeting.store.get(keys)]
+        rank_group.store.wait(keys, rank_group.timeout_seconds)
+        posted = [json.loads(text) for text in rank_group.store.get(keys)]
         error = compare_facts(posted)
     except StoreTimeout:
-        absent = [rank for rank, key in enumerate(keys) if not meeting.store.check(key)]
+        absent = [rank for rank, key in enumerate(keys) if not rank_group.store.has(key)]
         error = HangDetected(
-            f"{format_ranks(absent)} of {meeting.size} did not come to the start",
+            f"{format_ranks(absent)} of {rank_group.size} did not come to the start",
             field="launch.timeout_seconds",
-            got=meeting.timeout_seconds,
+            got=rank_group.timeout_seconds,
             hint="The outcome or log of its pod says why.",
         )
     answer = {} if error is None else {"kind": type(error).__name__, "text": str(error)}
-    meeting.store.set(ANSWER_KEY, json.dumps(answer))
+    rank_group.store.set(ANSWER_KEY, json.dumps(answer))
     if error is not None:
-        _wait_for_acknowledgements(meeting, meeting.size - 1 - len(absent))
+        _wait_for_acknowledgements(rank_group, rank_group.size - 1 - len(absent))
     return error
 
 
-def _receive_answer(meeting: RankGroup) -> PodscaleError | None:
+def _receive_answer(rank_group: RankGroup) -> PodscaleError | None:
     """The other ranks: rank 0's answer."""
-    patience = meeting.timeout_seconds + ANSWER_GRACE_SECONDS
+    patience = rank_group.timeout_seconds + ANSWER_GRACE_SECONDS
     try:
-        meeting.store.wait([ANSWER_KEY], patience)
-        answer = json.loads(meeting.store.get([ANSWER_KEY])[0])
+        rank_group.store.wait([ANSWER_KEY], patience)
+        answer = json.loads(rank_group.store.get([ANSWER_KEY])[0])
     except StoreError as error:
-        return HangDetected(f"rank {meeting.rank} of {meeting.size} got no answer of rank 0 at the start: {error}")
-    meeting.store.add(ACKNOWLEDGED_KEY, 1)
+        return HangDetected(
+            f"rank {rank_group.rank} of {rank_group.size} got no answer of rank 0 at the start: {error}"
+        )
+    rank_group.store.add(ACKNOWLEDGED_KEY, 1)
     if not answer:
         return None
     return (HangDetected if answer["kind"] == "HangDetected" else InputError)(answer["text"])
 
 
-def _wait_for_acknowledgements(meeting: RankGroup, others: int, seconds: float = 5.0) -> None:
+def _wait_for_acknowledgements(rank_group: RankGroup, others: int, seconds: float = 5.0) -> None:
     """The store may end with rank 0. others: how many there are to hear."""
     deadline = time.monotonic() + seconds
-    while meeting.store.add(ACKNOWLEDGED_KEY, 0) < others and time.monotonic() < deadline:
+    while rank_group.store.add(ACKNOWLEDGED_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.02)
 
 

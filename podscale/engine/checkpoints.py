@@ -23,7 +23,7 @@ def open_checkpoint_store(
         RunIdentity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
-        snapshots=snapshot_steps(config.checkpoint.snapshots, config.train, len(shard_set.split("train"))),
+        snapshot_steps=snapshot_steps(config.checkpoint.snapshots, config.train, len(shard_set.split("train"))),
         asynchronous=config.checkpoint.asynchronous,
         fence=fence,
         listener=listener,

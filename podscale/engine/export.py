@@ -30,17 +30,17 @@ class TrainedModel:
     progress: RunProgress
 
 
-def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, beside: Arrays | None = None) -> None:
+def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, other_arrays: Arrays | None = None) -> None:
     """Writes a model's fp32 weights and buffers under torchvision's names.
 
-    beside: where a running average of the weights was kept, those of the two that are not the model. model.json is
-    written last, so its presence means complete.
+    other_arrays: where a running average of the weights was kept, those of the two that are not the model. model.json
+    is written last, so its presence means complete.
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / WEIGHTS_FILE, save(dict(arrays), metadata={"format": "pt"}))
-    if beside is not None:
+    if other_arrays is not None:
         other = directory / OTHER_WEIGHTS_FILES[trained.config.evaluate.weights]
-        write_atomically(other, save(dict(beside), metadata={"format": "pt"}))
+        write_atomically(other, save(dict(other_arrays), metadata={"format": "pt"}))
     write_json(directory / MODEL_JSON, describe_model(trained))
 
 
@@ -51,7 +51,7 @@ def describe_model(trained: TrainedModel) -> dict[str, Any]:
         "format": MODEL_FORMAT,
         "run": config.run.id,
         "architecture": config.model.model_dump(mode="json"),
-        "parameters": models.model_spec(config.model, len(trained.classes)).size,
+        "parameters": models.model_spec(config.model, len(trained.classes)).num_parameters,
         "classes": trained.classes,
         "preprocessing": preprocessing_of(config),
         "training": {

@@ -23,91 +23,104 @@ COLLECTIVE_GRACE_SECONDS = 5.0
 
 @contextmanager
 def watch_peers(
-    meeting: RankGroup,
-    end: Callable[[PodscaleError], None],
+    rank_group: RankGroup,
+    exit_process: Callable[[PodscaleError], None],
     *,
-    kind_of: ErrorClassifier,
-    deaf: bool,
-    seconds: float | None = None,
+    classify_error: ErrorClassifier,
+    silent_collectives: bool,
+    interval_seconds: float | None = None,
     hang_seconds: float | None = None,
-    stacks: Path | None = None,
-    recorder: FlightRecorder | None = None,
+    stack_directory: Path | None = None,
+    flight_recorder: FlightRecorder | None = None,
 ) -> Iterator[ProgressTracker]:
     """Lets the other ranks know where this one is; an error because of another rank comes out naming the culprit.
 
-    end: ends this process, called on another thread where the main thread hangs. kind_of: HangDetected or PeerLost
-    where a collective raised the error because of another rank, else None. deaf: collectives wait on the device and
-    raise nothing. seconds: between two signs of life. hang_seconds: the least time without an update that is called a
-    hang; default: none is. stacks: where every rank then writes what it was doing; recorder: with its collectives.
+    exit_process: ends this process, called on another thread where the main thread hangs. classify_error: HangDetected
+    or PeerLost where a collective raised the error because of another rank, else None. silent_collectives: collectives
+    wait on the device and raise nothing. interval_seconds: between two signs of life. hang_seconds: the least time
+    without an update that is called a hang; default: none is. stack_directory: where every rank then writes what it was
+    doing; flight_recorder: with its collectives.
     """
-    deaf_seconds = meeting.timeout_seconds if deaf else None
-    most = meeting.timeout_seconds + (0.0 if deaf else COLLECTIVE_GRACE_SECONDS)
+    deaf_seconds = rank_group.timeout_seconds if silent_collectives else None
+    most = rank_group.timeout_seconds + (0.0 if silent_collectives else COLLECTIVE_GRACE_SECONDS)
     whereabouts = ProgressTracker(None if hang_seconds is None else HangLimit(hang_seconds, most))
     speaking = threading.Lock()
 
-    def trouble(reason: str, *, hang: bool) -> None:
+    def handle_trouble(reason: str, *, hang: bool) -> None:
         with speaking:
             if hang:
-                call_hang(reason)
+                report_hang(reason)
             kind = HangDetected if hang else PeerLost
-            error = told(kind, current_wait() or f"phase {whereabouts.phase}", reason)
-            pulse.last_words(str(error), follows=True)
-            end(error)
+            error = explain(kind, current_wait() or f"phase {whereabouts.phase}", reason)
+            pulse.stop(str(error), caused_by_peer=True)
+            exit_process(error)
 
-    def call_hang(reason: str, failure: BaseException | None = None) -> None:
-        pulse.call_hang()
-        if stacks is not None:
-            dump_stacks(stacks, meeting.rank, f"{reason}, in {whereabouts}", failure, recorder)
+    def report_hang(reason: str, failure: BaseException | None = None) -> None:
+        pulse.report_hang()
+        if stack_directory is not None:
+            dump_stacks(stack_directory, rank_group.rank, f"{reason}, in {whereabouts}", failure, flight_recorder)
 
-    def told(kind: type[PodscaleError], collective: str, reason: str) -> PodscaleError:
-        return _peer_error(kind, collective, reason, meeting, whereabouts, pulse.census(), stacks)
+    def explain(kind: type[PodscaleError], collective: str, reason: str) -> PodscaleError:
+        return _peer_error(kind, collective, reason, rank_group, whereabouts, pulse.peers(), stack_directory)
 
-    pulse = RankHeartbeat(meeting, whereabouts, seconds=seconds, deaf_seconds=deaf_seconds, on_trouble=trouble)
+    pulse = RankHeartbeat(
+        rank_group,
+        whereabouts,
+        interval_seconds=interval_seconds,
+        stall_seconds=deaf_seconds,
+        on_trouble=handle_trouble,
+    )
     try:
         yield whereabouts
     except Preempted:
-        pulse.last_words("")
+        pulse.stop("")
         raise
     except BaseException as failure:
         with speaking:
             pass  # another thread is about to end this process with more to say
-        kind = kind_of(failure)
-        if kind is HangDetected or (kind is PeerLost and pulse.hang_called()):
+        kind = classify_error(failure)
+        if kind is HangDetected or (kind is PeerLost and pulse.hang_reported()):
             kind = HangDetected
-            call_hang(_last_line(failure), failure)
-        explained = told(kind, wait_of(failure) or "a collective", _last_line(failure)) if kind is not None else None
+            report_hang(_last_line(failure), failure)
+        explained = explain(kind, wait_of(failure) or "a collective", _last_line(failure)) if kind is not None else None
         follows = explained is not None or isinstance(
             failure, HangDetected | PeerLost
         )  # said in full where it was seen
-        pulse.last_words(str(failure) or type(failure).__name__, follows=follows)
+        pulse.stop(str(failure) or type(failure).__name__, caused_by_peer=follows)
         if explained is not None:
             raise explained from failure
         raise
-    pulse.last_words("")
+    pulse.stop("")
 
 
 def _peer_error(
     kind: type[PodscaleError],
     collective: str,
     reason: str,
-    meeting: RankGroup,
-    at: ProgressTracker,
-    census: PeerStatus,
-    stacks: Path | None,
+    rank_group: RankGroup,
+    tracker: ProgressTracker,
+    peers: PeerStatus,
+    stack_directory: Path | None,
 ) -> PodscaleError:
     """kind: as the backend has it, which cannot tell a peer that is stopped from one that left because of another."""
-    hang = kind is HangDetected if census.hang is None else census.hang
-    me = f"rank {meeting.rank} of {meeting.size}"
-    if hang and not census.missing and (census.behind is None or progress_order(at) < progress_order(census.behind[1])):
+    hang = kind is HangDetected if peers.is_hang is None else peers.is_hang
+    me = f"rank {rank_group.rank} of {rank_group.size}"
+    if (
+        hang
+        and not peers.missing
+        and (peers.furthest_behind is None or progress_order(tracker) < progress_order(peers.furthest_behind[1]))
+    ):
         where = f"process {os.getpid()} on {socket.gethostname()}"
-        what = f"{me} does not get on ({where}, in {at})" + ("; the others wait for it" if census.behind else "")
+        what = f"{me} does not get on ({where}, in {tracker})" + (
+            "; the others wait for it" if peers.furthest_behind else ""
+        )
     else:
-        what = f"{me} {'waited in vain for its peers' if hang else 'lost a peer'} in {collective} ({at}): {census}"
-    seconds = meeting.timeout_seconds
+        what = f"{me} {'waited in vain for its peers' if hang else 'lost a peer'} in {collective} ({tracker}): {peers}"
+    seconds = rank_group.timeout_seconds
     options = f"launch.timeout_seconds (now {seconds:g}) and launch.hang_seconds"
     advice = f" Raise {options} if an update can take that long." if hang else ""
-    if hang and stacks is not None:
-        advice += f" What each rank was doing is in {stacks}."
+    if hang and stack_directory is not None:
+        advice += f" What each rank was doing is in {stack_directory}."
     return (HangDetected if hang else PeerLost)(
         f"{what}\n{reason}\nThe newest checkpoint is kept: start the same command again.{advice}"
     )

@@ -27,21 +27,25 @@ class RankGroup:
     store: Store
     timeout_seconds: float
 
-    def own_store(self, seconds: float) -> Store:
+    def store_for_thread(self, timeout_seconds: float) -> Store:
         """The store for another thread; its operations give up after `seconds`."""
-        return self.store.own(seconds)
+        return self.store.clone(timeout_seconds)
 
 
-def join_rank_group(seat: RankEnv, timeout_seconds: float) -> RankGroup:
+def join_rank_group(rank_env: RankEnv, timeout_seconds: float) -> RankGroup:
     """The meeting of this rank with the others, if there are any, by the spawner's store; nothing is waited for yet."""
-    store = StoreClient(seat.address, seat.port, timeout_seconds) if seat.size > 1 else LocalStore()
-    return RankGroup(seat.rank, seat.size, store, timeout_seconds)
+    store = (
+        StoreClient(rank_env.store_address, rank_env.store_port, timeout_seconds)
+        if rank_env.world_size > 1
+        else LocalStore()
+    )
+    return RankGroup(rank_env.rank, rank_env.world_size, store, timeout_seconds)
 
 
-def leave_rank_group(meeting: RankGroup) -> None:
+def leave_rank_group(rank_group: RankGroup) -> None:
     """Lets the others know that this rank is done; rank 0 stays for the last of them."""
     with suppress(StoreError):  # nothing is left to lose
-        if meeting.rank:
-            meeting.store.set(f"left/{meeting.rank}", "")
+        if rank_group.rank:
+            rank_group.store.set(f"left/{rank_group.rank}", "")
         else:
-            meeting.store.wait([f"left/{rank}" for rank in range(1, meeting.size)], LEAVE_TIMEOUT_SECONDS)
+            rank_group.store.wait([f"left/{rank}" for rank in range(1, rank_group.size)], LEAVE_TIMEOUT_SECONDS)

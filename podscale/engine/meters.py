@@ -21,43 +21,43 @@ from podscale.telemetry.metrics import TrainMetrics
 class Gauges:
     """Sets up the meters of one rank; call it with the rank's metrics.
 
-    flops: of the model for one image, forward and backward. checkpoint_steps: updates between two checkpoints, 0 where
-    there are none. device_memory: bytes by kind.
+    flops_per_image: of the model for one image, forward and backward. steps_between_saves: updates between two
+    checkpoints, 0 where there are none. device_memory: bytes by kind.
     """
 
     config: RunConfig
     world: World
     loader: Loader
-    flops: float
-    checkpoint_steps: float
+    flops_per_image: float
+    steps_between_saves: float
     device_memory: Callable[[], dict[str, int]]
 
     def __call__(self, metrics: TrainMetrics) -> None:
         peak = peak_flops(self.world.device_name, self.config.train.precision)
-        metrics.arithmetic(self.flops, peak * len(self.world.ranks))
+        metrics.set_flops(self.flops_per_image, peak * len(self.world.ranks))
         sources = [self._memory, self._queue]
-        if self.world.first:
+        if self.world.is_rank0:
             claimed = self.config.claim.images_per_second
             if claimed is not None:
-                metrics.readings.set("train_target_images_per_second", claimed)
-            if self.checkpoint_steps:
+                metrics.values.set("train_target_images_per_second", claimed)
+            if self.steps_between_saves:
                 sources.append(self._checkpoint_interval)
         for source in sources:
-            metrics.readings.before_collecting(source(metrics))
+            metrics.values.on_collect(source(metrics))
 
     def _memory(self, metrics: TrainMetrics) -> Callable[[], None]:
         def read() -> None:
-            cached = {f"cached_{name}": size for name, size in self.loader.cached.items() if size}
+            cached = {f"cached_{name}": size for name, size in self.loader.cached_bytes.items() if size}
             for kind, size in {**host_memory(), **cached, **self.device_memory()}.items():
-                metrics.readings.set("train_memory_bytes", size, kind)
+                metrics.values.set("train_memory_bytes", size, kind)
 
         return read
 
     def _queue(self, metrics: TrainMetrics) -> Callable[[], None]:
         def read() -> None:
-            ready = self.loader.ready
+            ready = self.loader.queued_batches
             if ready is not None:
-                metrics.readings.set("train_data_queue_depth", ready)
+                metrics.values.set("train_data_queue_depth", ready)
 
         return read
 
@@ -67,10 +67,10 @@ class Gauges:
 
         def read() -> None:
             nonlocal known
-            steps = metrics.readings.get("train_steps")
+            steps = metrics.values.get("train_steps")
             if steps > known:
                 known, pace = steps, (perf_counter() - started) / steps
-                metrics.readings.set("train_checkpoint_interval_seconds", self.checkpoint_steps * pace)
+                metrics.values.set("train_checkpoint_interval_seconds", self.steps_between_saves * pace)
 
         return read
 
@@ -78,7 +78,7 @@ class Gauges:
 def peak_flops(device: str, precision: str) -> float:
     """Floating-point operations a second of a device by its driver's name, dense; 0 where the table has none."""
     chip = find_gpu_chip(device)
-    return chip.peak(precision) * 1e12 if chip is not None else 0.0
+    return chip.peak_tflops(precision) * 1e12 if chip is not None else 0.0
 
 
 def host_memory() -> dict[str, int]:

@@ -45,64 +45,64 @@ class TrainingLogger:
         *,
         log_every: int,
         mlperf: MlperfLog | None = None,
-        whereabouts: ProgressTracker | None = None,
-        ledger: GoodputTracker | None = None,
+        progress_tracker: ProgressTracker | None = None,
+        goodput_tracker: GoodputTracker | None = None,
         busy: BusyTime | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        self._ledger = ledger
-        self._busy = busy or BusyTime()
-        self.stragglers = StragglerDetector(hosts, self.event) if hosts and log is not None else None
+        self._goodput_tracker = goodput_tracker
+        self._busy_time = busy or BusyTime()
+        self.stragglers = StragglerDetector(hosts, self.log_event) if hosts and log is not None else None
         self._metrics, self._log, self._log_every, self._mlperf = metrics, log, log_every, mlperf
-        self._whereabouts = whereabouts or ProgressTracker()
+        self._progress_tracker = progress_tracker or ProgressTracker()
         self._step_started = time.perf_counter()
         self._last_step, self._ranks = 0, 1
-        self._laps: dict[int, Interval] = {}
+        self._intervals: dict[int, Interval] = {}
         self._bad_records = 0
-        self._interval = interval_steps(log_every)
+        self._interval_steps = interval_steps(log_every)
 
     @property
-    def busy(self) -> float:
+    def busy_seconds(self) -> float:
         """Seconds of an update before this rank begins to wait for others, on average over the interval so far."""
-        return self._busy.mean
+        return self._busy_time.mean
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (names in telemetry.phases)."""
-        self._whereabouts.enter(name)
-        if self._ledger is not None:
-            self._ledger.phase(name)
+        self._progress_tracker.enter_phase(name)
+        if self._goodput_tracker is not None:
+            self._goodput_tracker.enter_phase(name)
         if name == "data_wait":
             self._step_started = time.perf_counter()
         elif name == "allreduce_wait":
-            self.waiting()
+            self.wait_started()
         return self._metrics.phase(name)
 
-    def waiting(self) -> None:
+    def wait_started(self) -> None:
         """From now on this rank waits for its devices or for others, until it asks for data again."""
-        self._busy.add(time.perf_counter() - self._step_started)
+        self._busy_time.add(time.perf_counter() - self._step_started)
 
-    def inside(self, name: str) -> AbstractContextManager[None]:
+    def subphase(self, name: str) -> AbstractContextManager[None]:
         """A phase that is part of a larger one and counted there; a sign of progress all the same."""
-        self._whereabouts.tick()
+        self._progress_tracker.touch()
         return nullcontext()
 
-    def restoring(self) -> None:
+    def restore_started(self) -> None:
         """Looks for a state to continue from, until `started`."""
-        if self._ledger is not None:
-            self._ledger.restoring()
+        if self._goodput_tracker is not None:
+            self._goodput_tracker.enter_restore()
 
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
         """The training begins after `step` updates; its first image has not been read yet."""
         self._last_step, self._ranks = total_steps, ranks
-        self._whereabouts.begin(step)
-        if self._ledger is not None:
-            self._ledger.begin(step)
-        self._metrics.world(ranks, global_batch)
-        self._progress(planned=total_steps, completed=step, done=False)
-        self._metrics.lap()
-        self.event(
+        self._progress_tracker.start(step)
+        if self._goodput_tracker is not None:
+            self._goodput_tracker.start(step)
+        self._metrics.set_world(ranks, global_batch)
+        self._set_progress(planned=total_steps, completed=step, done=False)
+        self._metrics.take_interval()
+        self.log_event(
             "resumed" if resumed else "start",
             step=step,
             total_steps=total_steps,
@@ -114,74 +114,74 @@ class TrainingLogger:
             wanted = {name: more[name] for name in ("device", "train_images", "validation_images")}
             self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **wanted)
 
-    def updated(self, step: int, images: int, bad_records: int, *, updates: int = 1) -> None:
+    def step_done(self, step: int, images: int, bad_records: int, *, steps: int = 1) -> None:
         """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted.
 
-        updates: carried out since data was asked for, of as many images each; all but the last have no line in the log.
+        steps: carried out since data was asked for, of as many images each; all but the last have no line in the log.
         """
-        seconds = (time.perf_counter() - self._step_started) / updates
-        self._whereabouts.updated(step, seconds)
-        if self._ledger is not None:
-            self._ledger.updated(step)
-        for _ in range(updates):
-            self._metrics.step(images, seconds)
-        self._progress(completed=step)
+        seconds = (time.perf_counter() - self._step_started) / steps
+        self._progress_tracker.step_done(step, seconds)
+        if self._goodput_tracker is not None:
+            self._goodput_tracker.step_done(step)
+        for _ in range(steps):
+            self._metrics.count_step(images, seconds)
+        self._set_progress(completed=step)
         if bad_records > self._bad_records:
             self._bad_records = bad_records
-            self._metrics.bad_samples(bad_records)
-            self.event("bad_record", substituted=bad_records)
-        if step % self._interval == 0:
-            self._busy.next_interval()
+            self._metrics.set_bad_samples(bad_records)
+            self.log_event("bad_record", substituted=bad_records)
+        if step % self._interval_steps == 0:
+            self._busy_time.next_interval()
         if step % self._log_every == 0 or step == self._last_step:
-            self._laps[step] = self._metrics.lap()
+            self._intervals[step] = self._metrics.take_interval()
 
-    def word(self, word: StepStatus, *, epoch: float, learning_rate: float) -> None:
+    def log_status(self, status: StepStatus, *, epoch: float, learning_rate: float) -> None:
         """Counts an update once it is known how it went; logs every `log_every`-th and the last."""
-        if not word.finite:
-            self._metrics.skipped()
-            self._metrics.nonfinite("grad" if math.isfinite(word.loss) else "loss")
-            self.event("skipped_update", step=word.step)
-        if self.stragglers is not None and word.step % self._interval == 0 and word.fastest_milliseconds > 0:
-            found = RankComparison(word.slowest_rank, word.slowest_milliseconds, word.fastest_milliseconds)
-            self.stragglers.compared(word.step, found)
-        lap = self._laps.pop(word.step, None)
+        if not status.is_finite:
+            self._metrics.count_skipped()
+            self._metrics.count_nonfinite("grad" if math.isfinite(status.loss) else "loss")
+            self.log_event("skipped_update", step=status.step)
+        if self.stragglers is not None and status.step % self._interval_steps == 0 and status.fastest_milliseconds > 0:
+            found = RankComparison(status.slowest_rank, status.slowest_milliseconds, status.fastest_milliseconds)
+            self.stragglers.interval_done(status.step, found)
+        lap = self._intervals.pop(status.step, None)
         if lap is None or self._log is None:
             return
         training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
-        norm = word.grad_norm if word.finite else None
-        self._metrics.state(epoch=epoch, loss=word.loss, learning_rate=learning_rate, grad_norm=norm)
+        norm = status.grad_norm if status.is_finite else None
+        self._metrics.set_state(epoch=epoch, loss=status.loss, learning_rate=learning_rate, grad_norm=norm)
         self._log.step(
-            word.step,
+            status.step,
             epoch=epoch,
-            loss=word.loss,
+            loss=status.loss,
             learning_rate=learning_rate,
             images_per_second=lap.images * self._ranks / max(training, 1e-9),
             phases=lap.phases,
-            slowest={"rank": word.slowest_rank, "milliseconds": word.slowest_milliseconds},
+            slowest={"rank": status.slowest_rank, "milliseconds": status.slowest_milliseconds},
         )
 
-    def measure(self, meters: Callable[[TrainMetrics], None]) -> None:
+    def add_gauges(self, meters: Callable[[TrainMetrics], None]) -> None:
         """Has `meters` set up what the metrics look up by themselves whenever they are written."""
         meters(self._metrics)
 
-    def image_cost(self, flops: float) -> None:
+    def set_flops_per_image(self, flops: float) -> None:
         """What the model costs for each image from here on, forward and backward."""
-        self._metrics.image_cost(flops)
+        self._metrics.set_flops_per_image(flops)
 
-    def evaluated_images(self, images: int) -> None:
+    def count_evaluated_images(self, images: int) -> None:
         """Counts images of this rank in an evaluation."""
-        self._metrics.evaluating(images)
+        self._metrics.count_evaluated_images(images)
 
-    def evaluating(self, step: int) -> None:
+    def evaluation_started(self, step: int) -> None:
         """An evaluation begins after `step` updates, all of which are done."""
         if self._mlperf is not None:
-            self._mlperf.evaluating(step)
+            self._mlperf.evaluation_started(step)
 
-    def sampled(self, seconds: dict[str, float]) -> None:
+    def phases_sampled(self, seconds: dict[str, float]) -> None:
         """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
-        self._metrics.sampled(seconds)
-        self._busy.sampled(seconds.get("forward_backward", 0.0))
-        self.event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
+        self._metrics.set_sampled_phases(seconds)
+        self._busy_time.set_device_seconds(seconds.get("forward_backward", 0.0))
+        self.log_event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
 
     def evaluated(self, step: int, found: EvaluationResult, *, epoch: float, target_reached: bool = False) -> None:
         """Reports an evaluation, and whether it ends the run."""
@@ -189,7 +189,7 @@ class TrainingLogger:
             self._mlperf.evaluated(step, found.top1, target_reached=target_reached)
         if self._log is None:
             return
-        self._metrics.evaluated(found.top1, found.top5)
+        self._metrics.set_accuracies(found.top1, found.top5)
         self._log.evaluation(
             step,
             epoch=epoch,
@@ -199,54 +199,54 @@ class TrainingLogger:
             images_per_second=round(found.images / max(found.seconds, 1e-9), 2),
         )
         if target_reached:
-            self.event("target_reached", step=step, epoch=round(epoch, 4), top1=found.top1)
+            self.log_event("target_reached", step=step, epoch=round(epoch, 4), top1=found.top1)
 
-    def evaluated_beside(self, step: int, weights: str, found: EvaluationResult, *, epoch: float) -> None:
+    def evaluated_other_weights(self, step: int, weights: str, found: EvaluationResult, *, epoch: float) -> None:
         """Reports what those weights achieved which are not the model (evaluate.weights)."""
         figures = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
-        self.event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **figures)
+        self.log_event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **figures)
 
-    def settled(self, facts: Mapping[str, str], *, kept: bool) -> None:
+    def all_reduce_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
         """Reports what `all_reduce.algorithm: auto` came to; kept: from an earlier launch of this run."""
-        self._metrics.all_reduce(facts)
-        self.event("all_reduce", kept=kept, **facts)
+        self._metrics.set_all_reduce_info(facts)
+        self.log_event("all_reduce", kept=kept, **facts)
 
-    def checkpoint(self, report: CheckpointReport) -> None:
+    def checkpoint_reported(self, report: CheckpointReport) -> None:
         """Reports what became of a checkpoint; from the writer's thread."""
         match report:
             case Saved():
                 self._metrics.checkpoint_saved(report.seconds, report.bytes)
-                self.event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
+                self.log_event("checkpoint", step=report.step, bytes=report.bytes, seconds=round(report.seconds, 3))
             case Restored():
                 self._metrics.checkpoint_restored(report.seconds)
             case Failed():
                 # no line in the log, which may stand on the same full disk
-                self._metrics.checkpoint_failed("disk_full" if report.full else "other")
+                self._metrics.checkpoint_failed("disk_full" if report.disk_full else "other")
             case _:
-                self.event("checkpoint_passed", step=report.step, reason=report.reason)
+                self.log_event("checkpoint_passed", step=report.step, reason=report.reason)
 
     def finished(self, step: int, **values: Any) -> None:
         """The training is done after `step` updates, and its model is written."""
-        self._progress(completed=step, done=True)
-        self._goodput()
-        self.event("done", step=step, **values)
+        self._set_progress(completed=step, done=True)
+        self._log_goodput()
+        self.log_event("done", step=step, **values)
 
     def preempted(self, step: int) -> None:
         """All ranks end on request, and the state after `step` updates is saved."""
-        self._goodput()
-        self.event("preempted", step=step)
+        self._log_goodput()
+        self.log_event("preempted", step=step)
 
-    def _progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
+    def _set_progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
         """Rank 0 alone tells how far the run is."""
         if self._log is not None:
-            self._metrics.progress(planned=planned, completed=completed, done=done)
+            self._metrics.set_progress(planned=planned, completed=completed, done=done)
 
-    def _goodput(self) -> None:
+    def _log_goodput(self) -> None:
         """Where the time of the run went until now."""
-        if self._ledger is not None:
-            self.event("goodput", **self._ledger.book().summary())
+        if self._goodput_tracker is not None:
+            self.log_event("goodput", **self._goodput_tracker.state().summary())
 
-    def event(self, event: str, **values: Any) -> None:
+    def log_event(self, event: str, **values: Any) -> None:
         """Something that happens rarely."""
         if self._log is not None:
             self._log.event(event, **values)
@@ -259,7 +259,7 @@ def open_training_logger(
     run: RunDirectory,
     rank_directory: Path,
     fence: Callable[[], None] | None,
-    whereabouts: ProgressTracker | None = None,
+    progress_tracker: ProgressTracker | None = None,
 ) -> Iterator[TrainingLogger]:
     """The monitor of one rank; its metrics are written beside training until the end of the block."""
     registry = CollectorRegistry()
@@ -271,27 +271,27 @@ def open_training_logger(
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
     busy = BusyTime()
-    ledger = open_goodput_tracker(run) if world.first else None
-    log = EventLog(run.metrics, fence) if world.first else None
-    mlperf = MlperfLog(run.mlperf, config, fence) if world.first and config.telemetry.mlperf_log else None
+    ledger = open_goodput_tracker(run) if world.is_rank0 else None
+    log = EventLog(run.metrics, fence) if world.is_rank0 else None
+    mlperf = MlperfLog(run.mlperf, config, fence) if world.is_rank0 and config.telemetry.mlperf_log else None
     monitor = TrainingLogger(
         metrics,
         log,
         log_every=config.telemetry.log_every,
         mlperf=mlperf,
-        whereabouts=whereabouts,
-        ledger=ledger,
+        progress_tracker=progress_tracker,
+        goodput_tracker=ledger,
         busy=busy,
         hosts=world.hosts(),
     )
-    limit = whereabouts.limit if whereabouts is not None else None
+    limit = progress_tracker.hang_limit if progress_tracker is not None else None
     sources: tuple[SampleSource | None, ...] = (busy, limit, monitor.stragglers, ledger)
     for source in filter(None, sources):
-        metrics.readings.look_up(source)
+        metrics.values.add_source(source)
     try:
         with (
             SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),
-            keep_goodput_file(ledger, run.heartbeat, fence),
+            keep_goodput_file(ledger, run.goodput, fence),
         ):
             yield monitor
     finally:
@@ -303,17 +303,17 @@ def open_training_logger(
 
 def open_goodput_tracker(run: RunDirectory) -> GoodputTracker:
     """The ledger of this life, on top of what is known of those before."""
-    found = read_goodput_state(run.heartbeat)
+    found = read_goodput_state(run.goodput)
     return GoodputTracker(after_join(found, time.time(), launch_age(), newest_step(run.metrics)))
 
 
 @contextmanager
-def keep_goodput_file(ledger: GoodputTracker | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
+def keep_goodput_file(tracker: GoodputTracker | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
     """Writes heartbeats until the end of the block, the last of which says how it ended, where that is known here."""
-    if ledger is None:
+    if tracker is None:
         yield
         return
-    heartbeat = GoodputWriter(ledger, path, fence)
+    heartbeat = GoodputWriter(tracker, path, fence)
     ended = ""
     try:
         yield

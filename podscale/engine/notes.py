@@ -16,43 +16,43 @@ class ProgressTracker:
 
     def __init__(self, limit: HangLimit | None = None) -> None:
         self.step, self.phase = 0, "start"
-        self.limit = limit
+        self.hang_limit = limit
         """Of one update; None: nobody calls it a hang."""
-        self.laps = 0
+        self.step_changes = 0
         """Rises with every update, and with every end of what stands between two of them."""
         self.changes = 0
         """Rises with every sign of progress: a rank whose number stands still does not get on."""
-        self.under_way = False
+        self.first_step_done = False
         """Whether an update was done in this launch: the first may take long, for the network is compiled in it."""
 
-    def begin(self, step: int) -> None:
+    def start(self, step: int) -> None:
         """The training goes on after `step` updates."""
         self.step = step
         self.changes += 1
 
     @property
-    def updating(self) -> bool:
+    def in_step(self) -> bool:
         """Whether this rank is in an update, and not in its first, in which the network is compiled."""
-        return self.under_way and self.phase not in UNTIMED_PHASES
+        return self.first_step_done and self.phase not in UNTIMED_PHASES
 
-    def enter(self, phase: str) -> None:
+    def enter_phase(self, phase: str) -> None:
         if self.phase in UNTIMED_PHASES:
-            self.laps += 1
+            self.step_changes += 1
         self.phase = phase
         self.changes += 1
 
-    def tick(self) -> None:
+    def touch(self) -> None:
         """Some progress inside a phase."""
         self.changes += 1
 
-    def updated(self, step: int, seconds: float | None = None) -> None:
+    def step_done(self, step: int, seconds: float | None = None) -> None:
         """seconds: that the update took."""
-        if self.limit is not None and self.under_way and seconds is not None:
-            self.limit.add(seconds)
+        if self.hang_limit is not None and self.first_step_done and seconds is not None:
+            self.hang_limit.add(seconds)
         self.step = step
-        self.under_way = True
+        self.first_step_done = True
         self.changes += 1
-        self.laps += 1
+        self.step_changes += 1
 
     def __str__(self) -> str:
         return place_text(self.step, self.phase)
@@ -71,7 +71,7 @@ class HeartbeatRecord:
     follows: bool = False
 
     @property
-    def fate(self) -> str:
+    def process_state(self) -> str:
         """What has become of a process that no longer writes: seen on the same host, unknown elsewhere."""
         if self.host != socket.gethostname():
             return "does not answer"
@@ -80,17 +80,17 @@ class HeartbeatRecord:
         return "is stopped" if processes.process_state(self.pid) in "Tt" else "does not answer"
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         return place_text(self.step, self.phase)
 
     @property
-    def process(self) -> str:
+    def process_name(self) -> str:
         return f"process {self.pid} on {self.host}"
 
 
-def progress_order(at: HeartbeatRecord | ProgressTracker) -> tuple[int, int]:
+def progress_order(tracker: HeartbeatRecord | ProgressTracker) -> tuple[int, int]:
     """How far along a rank is: who waits for others is in a later phase than who lets them wait."""
-    return at.step, PHASES.index(at.phase) if at.phase in PHASES else -1
+    return tracker.step, PHASES.index(tracker.phase) if tracker.phase in PHASES else -1
 
 
 @dataclass(frozen=True)
@@ -102,25 +102,25 @@ class PeerStatus:
     alive: dict[int, HeartbeatRecord] = field(default_factory=dict)
 
     @property
-    def hang(self) -> bool | None:
+    def is_hang(self) -> bool | None:
         """Whether the missing are still there (True) or gone (False), where that can be seen."""
-        fates = {note.fate for note in self.missing.values()}
+        fates = {note.process_state for note in self.missing.values()}
         return False if "is gone" in fates else True if "is stopped" in fates else None
 
     def __str__(self) -> str:
         """Who is to blame, for people: who is missing, else who ended first, else who is behind."""
         told = [
-            f"rank {rank} {note.fate} ({note.process}, last seen in {note.place})"
+            f"rank {rank} {note.process_state} ({note.process_name}, last seen in {note.position})"
             for rank, note in self.missing.items()
         ]
         told += [f"rank {rank} ended: {note.ended}" for rank, note in self.ended.items() if not note.follows]
-        if not told and self.behind is not None:
-            rank, note = self.behind
-            told = [f"no rank is missing; the furthest behind is rank {rank} ({note.process}), in {note.place}"]
+        if not told and self.furthest_behind is not None:
+            rank, note = self.furthest_behind
+            told = [f"no rank is missing; the furthest behind is rank {rank} ({note.process_name}), in {note.position}"]
         return "; ".join(told) or "the others have ended, because of each other"
 
     @property
-    def behind(self) -> tuple[int, HeartbeatRecord] | None:
+    def furthest_behind(self) -> tuple[int, HeartbeatRecord] | None:
         """Of those that live, or have ended because of another: the one that is furthest behind."""
         present = self.alive | {rank: note for rank, note in self.ended.items() if note.follows}
         return min(present.items(), key=lambda entry: progress_order(entry[1]), default=None)

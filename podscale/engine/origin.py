@@ -21,11 +21,11 @@ MODEL_PREFIX = "model/"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """arrays: weights and statistics by the catalogue's names, fp32. told: where they are from, for progress, model
-    card and report: `run`, `step`, `epoch` (there), `epochs` (trained before, over all runs that led there)."""
+    """arrays: weights and statistics by the catalogue's names, fp32. provenance: where they are from, for progress,
+    model card and report: `run`, `step`, `epoch` (there), `epochs` (trained before, over all runs that led there)."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
-    told: dict[str, Any]
+    provenance: dict[str, Any]
 
 
 def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeights | None:

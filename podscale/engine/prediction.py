@@ -20,7 +20,7 @@ PredictFunction = Callable[[], Predictions | None]
 
 
 def run_evaluation_stage(
-    place: WorkerEnv,
+    worker_env: WorkerEnv,
     world: World,
     run: RunDirectory,
     prepare: Callable[[Callable[[int], None]], tuple[Loader, PredictFunction]],
@@ -31,20 +31,20 @@ def run_evaluation_stage(
     prepare: takes what hears how many samples each batch held.
     """
     registry = CollectorRegistry()
-    metrics = EvaluationMetrics(registry, rank=world.rank, run=place.config.run.id)
-    loader, predict = prepare(metrics.evaluating)
+    metrics = EvaluationMetrics(registry, rank=world.rank, run=worker_env.config.run.id)
+    loader, predict = prepare(metrics.count_evaluated_images)
     barrier()  # so that rank 0 does not count the time in which others are still starting
     started = time.perf_counter()
-    with SnapshotWriter(registry, snapshot_path(place.rank_directory, world.rank)):
+    with SnapshotWriter(registry, snapshot_path(worker_env.rank_directory, world.rank)):
         try:
             found = predict()
         finally:
             loader.close()
         if found is not None:
-            metrics.evaluated(*found.accuracies())
+            metrics.set_accuracies(*found.top1_top5_accuracy())
     if found is not None:
         seconds = round(time.perf_counter() - started, 6)
         predictions.write_predictions(run.predictions, found)
-        with EventLog(run.metrics, place.fence_of(run)) as events:
+        with EventLog(run.metrics, worker_env.fence(run)) as events:
             events.event("evaluated", images=len(found), seconds=seconds, processes=world.size)
     barrier()

@@ -40,159 +40,168 @@ class RankHeartbeat:
     on_trouble: called once, on a thread of its own, where an update takes longer than the limit of `whereabouts`, and
     where another rank calls it a hang. With `deaf_seconds` also where this rank, once under way, has not got on for as
     long, or where another has ended with an error and this one does not notice: what a rank needs whose collectives
-    raise nothing (NCCL's, which wait on the device). seconds: between two notes; default: by the size of the world.
+    raise nothing (NCCL's, which wait on the device). interval_seconds: between two notes; default: by the size of the
+    world.
     """
 
     def __init__(
         self,
-        meeting: RankGroup,
-        whereabouts: ProgressTracker,
+        rank_group: RankGroup,
+        progress_tracker: ProgressTracker,
         *,
-        seconds: float | None = None,
-        deaf_seconds: float | None = None,
+        interval_seconds: float | None = None,
+        stall_seconds: float | None = None,
         on_trouble: TroubleHandler = lambda reason, *, hang: None,
     ) -> None:
-        self._meeting, self._whereabouts = meeting, whereabouts
-        self._seconds = seconds or max(INTERVAL_SECONDS, meeting.size / MAX_WRITES_PER_SECOND)
-        self._store_seconds = STORE_TIMEOUT_HEARTBEATS * self._seconds
-        self._deaf_seconds, self._on_trouble = deaf_seconds, on_trouble
+        self._rank_group, self._progress_tracker = rank_group, progress_tracker
+        self._interval_seconds = interval_seconds or max(INTERVAL_SECONDS, rank_group.size / MAX_WRITES_PER_SECOND)
+        self._store_seconds = STORE_TIMEOUT_HEARTBEATS * self._interval_seconds
+        self._stall_seconds, self._on_trouble = stall_seconds, on_trouble
         self._beat = 0
-        self._first: HeartbeatRecord | None = None
+        self._rank0_record: HeartbeatRecord | None = None
         """The newest note of rank 0: the store may end with it."""
-        self._over = threading.Event()
-        self._spoken = False
-        self._looking = False
+        self._stopped = threading.Event()
+        self._has_reported = False
+        self._is_searching = False
         self._beats_since_failure = 0
-        self._write(meeting.store)
-        if meeting.size > 1 or whereabouts.limit is not None:
+        self._write_record(rank_group.store)
+        if rank_group.size > 1 or progress_tracker.hang_limit is not None:
             threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
-    def last_words(self, ended: str, *, follows: bool = False) -> None:
+    def stop(self, reason: str, *, caused_by_peer: bool = False) -> None:
         """Tells the others that this rank ends, and why, so that nobody looks for it; an empty text: it is done.
 
-        follows: because of another rank. Then rank 0, with which the store may end, stays until the others have looked.
+        caused_by_peer: because of another rank. Then rank 0, with which the store may end, stays until the others have
+        looked.
         """
-        self._over.set()
-        stay = follows and self._meeting.rank == 0
-        self._bounded(lambda: self._say(ended, follows, stay), self._store_seconds)
+        self._stopped.set()
+        stay = caused_by_peer and self._rank_group.rank == 0
+        self._run_with_timeout(lambda: self._write_exit(reason, caused_by_peer, stay), self._store_seconds)
 
-    def call_hang(self) -> None:
+    def report_hang(self) -> None:
         """Lets the others know at once, before it is known who is to blame.
 
         Whoever calls this is about to say more: this rank is not to take its own call for another's.
         """
-        self._spoken = True
-        self._bounded(self._say_hang, self._store_seconds)
+        self._has_reported = True
+        self._run_with_timeout(self._write_hang, self._store_seconds)
 
-    def hang_called(self) -> bool:
+    def hang_reported(self) -> bool:
         """Whether any rank calls it a hang."""
         found: list[bool] = []
-        self._bounded(
-            lambda: found.append(self._meeting.own_store(self._store_seconds).check(HANG_KEY)), self._store_seconds
+        self._run_with_timeout(
+            lambda: found.append(self._rank_group.store_for_thread(self._store_seconds).has(HANG_KEY)),
+            self._store_seconds,
         )
         return any(found)
 
-    def census(self) -> PeerStatus:
+    def peers(self) -> PeerStatus:
         """How the other ranks are; takes up to `PATIENCE` notes and never hangs."""
         found: list[PeerStatus] = []
-        self._bounded(lambda: found.append(self._look()), MISSED_HEARTBEATS * self._seconds + self._store_seconds)
+        self._run_with_timeout(
+            lambda: found.append(self._read_peers()), MISSED_HEARTBEATS * self._interval_seconds + self._store_seconds
+        )
         if found:
             return found[0]
-        return PeerStatus(missing={0: self._first}) if self._first is not None else PeerStatus()
+        return PeerStatus(missing={0: self._rank0_record}) if self._rank0_record is not None else PeerStatus()
 
     def _run(self) -> None:
         still, quiet = _UnchangedTimer(), _UnchangedTimer()
         store: Store | None = None
         gone = ""
         ticked = time.monotonic()
-        while not self._over.wait(self._seconds):
+        while not self._stopped.wait(self._interval_seconds):
             # What a process that was stopped itself, or whose machine was, does not live through does not count.
             now, before = time.monotonic(), ticked
-            ticked, passed = now, min(now - before, 3 * self._seconds)
+            ticked, passed = now, min(now - before, 3 * self._interval_seconds)
             self._beat += 1
-            at = self._whereabouts
-            quiet_seconds = quiet.after(passed, at.laps) if at.updating else 0.0
-            still_seconds = still.after(passed, at.changes)
-            self._time_out(quiet_seconds, still_seconds)
+            at = self._progress_tracker
+            quiet_seconds = quiet.update(passed, at.step_changes) if at.in_step else 0.0
+            still_seconds = still.update(passed, at.changes)
+            self._check_timeouts(quiet_seconds, still_seconds)
             if gone:
-                self._miss_store(gone, still_seconds)
+                self._check_lost_store(gone, still_seconds)
                 continue
             try:
-                store = store or self._meeting.own_store(self._store_seconds)
-                self._write(store)
-                if self._meeting.rank != 0:
-                    self._first = _read_records(store, [0])[0]
-                self._listen(store, still_seconds)
+                store = store or self._rank_group.store_for_thread(self._store_seconds)
+                self._write_record(store)
+                if self._rank_group.rank != 0:
+                    self._rank0_record = _read_records(store, [0])[0]
+                self._check_peers(store, still_seconds)
             except StoreTimeout:
                 continue  # rank 0 has not said anything yet
             except StoreError as error:
                 gone = str(error)
 
-    def _miss_store(self, gone: str, still_seconds: float) -> None:
+    def _check_lost_store(self, gone: str, still_seconds: float) -> None:
         """Nobody can say any more how the others are; with the store its whole pod may be gone."""
-        if self._deaf_seconds is not None and still_seconds > MISSED_HEARTBEATS * self._seconds:
-            self._speak(gone, hang=False)
+        if self._stall_seconds is not None and still_seconds > MISSED_HEARTBEATS * self._interval_seconds:
+            self._report_trouble(gone, hang=False)
 
-    def _time_out(self, quiet_seconds: float, still_seconds: float) -> None:
+    def _check_timeouts(self, quiet_seconds: float, still_seconds: float) -> None:
         """Speaks up for a main thread that does not get on.
 
         quiet_seconds: since the last update, while it is in one; still_seconds: since it last moved.
         """
-        at, deaf = self._whereabouts, self._deaf_seconds
-        if at.limit is not None and quiet_seconds > (limit := at.limit.seconds):
-            self._speak(f"there was no update for {quiet_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True)
-        elif deaf is not None and still_seconds > deaf and at.under_way:
-            self._speak(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
+        at, deaf = self._progress_tracker, self._stall_seconds
+        if at.hang_limit is not None and quiet_seconds > (limit := at.hang_limit.seconds):
+            self._report_trouble(
+                f"there was no update for {quiet_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True
+            )
+        elif deaf is not None and still_seconds > deaf and at.first_step_done:
+            self._report_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
 
-    def _listen(self, store: Store, still_seconds: float) -> None:
+    def _check_peers(self, store: Store, still_seconds: float) -> None:
         """Speaks up for a main thread that hears nothing of what has become of the others."""
-        deaf = self._deaf_seconds
-        if still_seconds > MISSED_HEARTBEATS * self._seconds:
-            if store.check(HANG_KEY):
-                self._speak(f"rank {store.get([HANG_KEY])[0]} calls it a hang", hang=True)
-            elif deaf is not None and store.check(FAILED_KEY):
+        deaf = self._stall_seconds
+        if still_seconds > MISSED_HEARTBEATS * self._interval_seconds:
+            if store.has(HANG_KEY):
+                self._report_trouble(f"rank {store.get([HANG_KEY])[0]} calls it a hang", hang=True)
+            elif deaf is not None and store.has(FAILED_KEY):
                 self._beats_since_failure += 1
                 if (
                     self._beats_since_failure > MISSED_HEARTBEATS
                 ):  # the main thread may be about to hear of it, and knows more
-                    self._speak(f"rank {store.get([FAILED_KEY])[0]} has failed", hang=False)
-            elif deaf is not None and still_seconds > deaf and not self._looking:  # the network is being compiled?
-                self._looking = True
-                threading.Thread(target=self._look_out, args=(still_seconds,), name="look-out", daemon=True).start()
+                    self._report_trouble(f"rank {store.get([FAILED_KEY])[0]} has failed", hang=False)
+            elif deaf is not None and still_seconds > deaf and not self._is_searching:  # the network is being compiled?
+                self._is_searching = True
+                threading.Thread(
+                    target=self._search_missing, args=(still_seconds,), name="look-out", daemon=True
+                ).start()
 
-    def _look_out(self, still_seconds: float) -> None:
+    def _search_missing(self, still_seconds: float) -> None:
         """Speaks up where another rank is missing; on a thread of its own, because it takes a while."""
         with suppress(StoreError):
-            if self._look().missing:
-                self._speak(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
-        self._looking = False
+            if self._read_peers().missing:
+                self._report_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
+        self._is_searching = False
 
-    def _speak(self, reason: str, *, hang: bool) -> None:
+    def _report_trouble(self, reason: str, *, hang: bool) -> None:
         """Once, and on a thread of its own: this one goes on writing notes, lest others take this rank for missing."""
-        if not self._spoken:
-            self._spoken = True
+        if not self._has_reported:
+            self._has_reported = True
             work = partial(self._on_trouble, reason, hang=hang)
             threading.Thread(target=work, name="trouble", daemon=True).start()
 
-    def _say_hang(self) -> None:
-        store = self._meeting.own_store(self._store_seconds)
-        if not store.check(HANG_KEY):
-            store.set(HANG_KEY, str(self._meeting.rank))
+    def _write_hang(self) -> None:
+        store = self._rank_group.store_for_thread(self._store_seconds)
+        if not store.has(HANG_KEY):
+            store.set(HANG_KEY, str(self._rank_group.rank))
 
-    def _say(self, ended: str, follows: bool, stay: bool) -> None:
-        store = self._meeting.own_store(self._store_seconds)
+    def _write_exit(self, ended: str, follows: bool, stay: bool) -> None:
+        store = self._rank_group.store_for_thread(self._store_seconds)
         self._beat += 1
-        self._write(store, ended or "it is done", follows=follows)
+        self._write_record(store, ended or "it is done", follows=follows)
         if ended and not follows:
-            store.set(FAILED_KEY, str(self._meeting.rank))
-        while stay and self._look().alive:
-            time.sleep(self._seconds / 4)
+            store.set(FAILED_KEY, str(self._rank_group.rank))
+        while stay and self._read_peers().alive:
+            time.sleep(self._interval_seconds / 4)
 
-    def _look(self) -> PeerStatus:
+    def _read_peers(self) -> PeerStatus:
         """Looks at the notes until each has changed, or should have."""
-        store = self._meeting.own_store(self._store_seconds)
-        others = [rank for rank in range(self._meeting.size) if rank != self._meeting.rank]
-        first, deadline = _read_records(store, others), time.monotonic() + MISSED_HEARTBEATS * self._seconds
+        store = self._rank_group.store_for_thread(self._store_seconds)
+        others = [rank for rank in range(self._rank_group.size) if rank != self._rank_group.rank]
+        first, deadline = _read_records(store, others), time.monotonic() + MISSED_HEARTBEATS * self._interval_seconds
         while True:
             now = _read_records(store, others)
             ended = {rank: note for rank, note in now.items() if note.ended}
@@ -200,9 +209,9 @@ class RankHeartbeat:
             if not same or time.monotonic() > deadline:
                 alive = {rank: note for rank, note in now.items() if rank not in ended and rank not in same}
                 return PeerStatus(missing=same, ended=ended, alive=alive)
-            time.sleep(self._seconds / 4)
+            time.sleep(self._interval_seconds / 4)
 
-    def _bounded(self, work: Callable[[], None], seconds: float) -> None:
+    def _run_with_timeout(self, work: Callable[[], None], seconds: float) -> None:
         """The store's host may be the one that hangs, and then no timeout of its client helps."""
 
         def run() -> None:
@@ -213,10 +222,10 @@ class RankHeartbeat:
         thread.start()
         thread.join(seconds)
 
-    def _write(self, store: Store, ended: str = "", *, follows: bool = False) -> None:
-        at = self._whereabouts
+    def _write_record(self, store: Store, ended: str = "", *, follows: bool = False) -> None:
+        at = self._progress_tracker
         note = HeartbeatRecord(self._beat, at.step, at.phase, socket.gethostname(), os.getpid(), ended, follows)
-        store.set(_record_key(self._meeting.rank), json.dumps(asdict(note)))
+        store.set(_record_key(self._rank_group.rank), json.dumps(asdict(note)))
 
 
 class _UnchangedTimer:
@@ -225,7 +234,7 @@ class _UnchangedTimer:
     def __init__(self) -> None:
         self._number, self._seconds = -1, 0.0
 
-    def after(self, passed: float, number: int) -> float:
+    def update(self, passed: float, number: int) -> float:
         """`passed`: seconds since the call before."""
         self._seconds = self._seconds + passed if number == self._number else 0.0
         self._number = number

@@ -19,28 +19,28 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 class RankEnv:
     """Process `rank` of `size`, `local_rank` of `local_size` in its pod, in slice `slice_` of `slices`.
 
-    address, port: of the store by which they meet; empty and 0 for a process alone.
+    address, store_port: of the store by which they meet; empty and 0 for a process alone.
     """
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_size: int = 1
-    address: str = ""
-    port: int = 0
-    slice_: int = 0
-    slices: int = 1
+    local_world_size: int = 1
+    store_address: str = ""
+    store_port: int = 0
+    slice_id: int = 0
+    slice_count: int = 1
 
 
-def read_rank_env(environment: Mapping[str, str] = os.environ) -> RankEnv:
+def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
     """The place that the spawner gave to this process; alone where there is none.
 
     Raises InputError for variables that are half set or make no sense together.
     """
-    if environment.get("WORLD_SIZE", "1") == "1" and env.STORE not in environment:
+    if environ.get("WORLD_SIZE", "1") == "1" and env.STORE not in environ:
         return RankEnv()
-    missing = [name for name in (*RANK_VARIABLES, env.STORE) if not environment.get(name)]
-    if (env.SLICE in environment) != (env.SLICES in environment) and env.SLICES in environment:
+    missing = [name for name in (*RANK_VARIABLES, env.STORE) if not environ.get(name)]
+    if (env.SLICE in environ) != (env.SLICES in environ) and env.SLICES in environ:
         missing.append(env.SLICE)
     if missing:
         raise InputError(
@@ -48,11 +48,11 @@ def read_rank_env(environment: Mapping[str, str] = os.environ) -> RankEnv:
             field=missing[0],
             hint="`podscale train` starts ranks with all of it.",
         )
-    rank, size, local_rank, local_size = (env.number(name, environment[name]) for name in RANK_VARIABLES)
-    address, _, port = environment[env.STORE].rpartition(":")
+    rank, size, local_rank, local_size = (env.number(name, environ[name]) for name in RANK_VARIABLES)
+    address, _, port = environ[env.STORE].rpartition(":")
     slice_, slices = 0, 1
-    if env.SLICES in environment:
-        slice_, slices = env.number(env.SLICE, environment[env.SLICE]), env.number(env.SLICES, environment[env.SLICES])
+    if env.SLICES in environ:
+        slice_, slices = env.number(env.SLICE, environ[env.SLICE]), env.number(env.SLICES, environ[env.SLICES])
     seat = RankEnv(rank, size, local_rank, local_size, address, env.number(env.STORE, port), slice_, slices)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size and 0 <= slice_ < slices):
         raise InputError(f"the numbers of this rank contradict each other: {seat}", field="RANK", got=rank)

@@ -60,16 +60,16 @@ class Trainer(ABC):
     loader: Loader
     evaluation_loader: Loader
     evaluator: Evaluator
-    control: StepSync
-    monitor: TrainingLogger
-    checkpoints: CheckpointStore
-    stop: StopRequest
-    origin: Callable[[], InitialWeights | None]
+    step_sync: StepSync
+    training_logger: TrainingLogger
+    checkpoint_store: CheckpointStore
+    stop_request: StopRequest
+    initial_weights: Callable[[], InitialWeights | None]
     """What the run begins with where it has no checkpoint of its own; rank 0 asks."""
     training_images: int
-    stopping: bool = False
+    stop_agreed: bool = False
     """All ranks have agreed to stop."""
-    _side: int = field(default=0, init=False)
+    _image_size: int = field(default=0, init=False)
     """Of the newest training images, in pixels; 0 before the first."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def updates(self) -> Iterator[list[StepStatus]]:
+    def train_steps(self) -> Iterator[list[StepStatus]]:
         """Carries out updates up to the end of the run, and yields after each, or after several of them.
 
         What it yields are the words that are due. Never are several carried out over a step at which something
@@ -88,14 +88,14 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def measure(self, *, averaged: bool) -> EvaluationResult | None:
+    def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
         """Evaluates the state as it is, the same on all ranks; None where any rank was asked to stop meanwhile.
 
         averaged: the running average of the weights in their place, where the document has one kept.
         """
 
     @abstractmethod
-    def capture(self) -> Snapshot | None:
+    def capture_state(self) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
 
     @abstractmethod
@@ -131,56 +131,56 @@ class Trainer(ABC):
         return schedules.total_steps(self.config.train, self.training_images)
 
     @cached_property
-    def _snapshots(self) -> set[int]:
+    def _snapshot_steps(self) -> set[int]:
         """After how many updates a checkpoint is kept for good."""
         return schedules.snapshot_steps(self.config.checkpoint.snapshots, self.config.train, self.training_images)
 
     @cached_property
-    def rates(self) -> npt.NDArray[np.float64]:
+    def learning_rates(self) -> npt.NDArray[np.float64]:
         """The learning rate of every update, for the log."""
         return schedules.hyperparameters_at(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
 
-    def started(self, resumed: bool) -> None:
+    def log_start(self, resumed: bool) -> None:
         """Reports the beginning."""
         flops = self.spec.training_flops(self.config.input.image_size)
-        self.monitor.measure(
-            Gauges(self.config, self.world, self.loader, flops, self.checkpoint_steps, self.device_memory)
+        self.training_logger.add_gauges(
+            Gauges(self.config, self.world, self.loader, flops, self.steps_between_saves, self.device_memory)
         )
-        self.monitor.started(
+        self.training_logger.started(
             resumed=resumed,
             step=self.progress.step,
-            total_steps=self.end,
+            total_steps=self.end_step,
             ranks=self.world.size,
             global_batch=self.config.train.global_batch,
             steps_per_epoch=round(self.steps_per_epoch, 3),
             device=self.world.device_name,
             train_images=self.training_images,
             validation_images=self.evaluator.count,
-            parameters=self.spec.size,
+            parameters=self.spec.num_parameters,
             training_flops_per_image=flops,
             **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
 
-    def takes_images_of(self, side: int) -> None:
+    def log_image_size(self, image_size: int) -> None:
         """Tells the monitor what images cost that have another side than those before."""
-        if side != self._side:
-            self._side = side
-            self.monitor.image_cost(self.spec.training_flops(side))
+        if image_size != self._image_size:
+            self._image_size = image_size
+            self.training_logger.set_flops_per_image(self.spec.training_flops(image_size))
 
-    def heed(self, words: list[StepStatus]) -> bool:
+    def apply_status(self, statuses: list[StepStatus]) -> bool:
         """Acts on agreed words; whether all ranks are to stop now. Raises after too many non-finite updates in a row.
 
         Every rank gets the same words after the same update, so every rank does the same.
         """
         progress, limit = self.progress, self.config.train.max_nonfinite
-        for word in words:
-            progress.skipped += not word.finite
-            progress.skipped_in_a_row = 0 if word.finite else progress.skipped_in_a_row + 1
-            self.monitor.word(
+        for word in statuses:
+            progress.skipped += not word.is_finite
+            progress.skipped_in_a_row = 0 if word.is_finite else progress.skipped_in_a_row + 1
+            self.training_logger.log_status(
                 word,
                 epoch=word.step / self.steps_per_epoch,
-                learning_rate=float(self.rates[word.step - 1]),
+                learning_rate=float(self.learning_rates[word.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
@@ -190,8 +190,8 @@ class Trainer(ABC):
                     hint="They were masked, so the weights are those from before. Lower train.schedule.learning_rate, "
                     "lengthen the warm-up, or look at the data.",
                 )
-            self.stopping = self.stopping or word.stop
-        return self.stopping
+            self.stop_agreed = self.stop_agreed or word.stop_requested
+        return self.stop_agreed
 
     @property
     def target_reached(self) -> bool:
@@ -200,17 +200,17 @@ class Trainer(ABC):
         return target is not None and top1 is not None and top1 >= target
 
     @property
-    def keeps_average(self) -> bool:
+    def keeps_ema(self) -> bool:
         """Whether a running average of the weights is kept beside those that are trained."""
         return self.config.train.ema.decay is not None
 
     @property
-    def averaged(self) -> bool:
+    def model_is_ema(self) -> bool:
         """Whether that average is the model."""
         return self.config.evaluate.weights == "ema"
 
     @property
-    def end(self) -> int:
+    def end_step(self) -> int:
         """The updates of the whole run, as far as is known: those of the document, or those that were enough."""
         return self.progress.step if self.target_reached else self.steps
 
@@ -224,46 +224,50 @@ class Trainer(ABC):
         settings = self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
         by_epochs = schedules.completes_period(step, settings.every_epochs * self.steps_per_epoch)
-        return step == self.end or step in self._snapshots or by_steps or by_epochs
+        return step == self.end_step or step in self._snapshot_steps or by_steps or by_epochs
 
-    def interrupts(self, step: int) -> bool:
+    def is_due_after(self, step: int) -> bool:
         """Whether something other than an update is to follow so many of them."""
         return self.evaluates_after(step) or self.saves_after(step)
 
-    def evaluation_due(self) -> bool:
+    def is_evaluation_due(self) -> bool:
         """Whether the state is to be measured and was not yet, which a stop may have prevented before."""
         return self.progress.evaluated != self.progress.step and self.evaluates_after(self.progress.step)
 
     def evaluate(self) -> None:
         """Measures accuracy over the validation split and keeps it in the progress; gives up when asked to stop."""
         progress = self.progress
-        if self.heed(self.control.drain()):
+        if self.apply_status(self.step_sync.drain()):
             return
-        self.monitor.evaluating(progress.step)
-        with self.monitor.phase("evaluation"):
-            found = self.measure(averaged=self.averaged)
-            beside = self.measure(averaged=not self.averaged) if found is not None and self.keeps_average else None
-        if found is None or (self.keeps_average and beside is None):
-            self.stopping = True
+        self.training_logger.evaluation_started(progress.step)
+        with self.training_logger.phase("evaluation"):
+            found = self.evaluate_weights(averaged=self.model_is_ema)
+            beside = (
+                self.evaluate_weights(averaged=not self.model_is_ema) if found is not None and self.keeps_ema else None
+            )
+        if found is None or (self.keeps_ema and beside is None):
+            self.stop_agreed = True
             return
         progress.evaluated = progress.step
         progress.evaluation = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         epoch = progress.step / self.steps_per_epoch
         if beside is not None:
-            self.monitor.evaluated_beside(progress.step, "trained" if self.averaged else "ema", beside, epoch=epoch)
-        self.monitor.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
+            self.training_logger.evaluated_other_weights(
+                progress.step, "trained" if self.model_is_ema else "ema", beside, epoch=epoch
+            )
+        self.training_logger.evaluated(progress.step, found, epoch=epoch, target_reached=self.target_reached)
 
     @property
-    def checkpoint_steps(self) -> float:
+    def steps_between_saves(self) -> float:
         """Updates between two checkpoints, by the document; 0 where it asks for none before the end."""
         settings = self.config.checkpoint
         return min(filter(None, (settings.every_steps, settings.every_epochs * self.steps_per_epoch)), default=0.0)
 
-    def settle(self) -> None:
+    def run_due_actions(self) -> None:
         """What is due between two updates. Raises Preempted where all ranks are to stop, once the state is saved."""
-        if not self.stopping and self.evaluation_due():
+        if not self.stop_agreed and self.is_evaluation_due():
             self.evaluate()
-        if self.stopping:
+        if self.stop_agreed:
             self.save(wait=True)
             raise Preempted(
                 f"stopped on request after step {self.progress.step} of {self.steps}, the state is saved",
@@ -274,24 +278,26 @@ class Trainer(ABC):
 
     def save(self, *, wait: bool = False) -> None:
         """Hands a copy of the state to the writer, on rank 0; with `wait` every rank returns once it is on disk."""
-        with self.monitor.phase("checkpoint"):
-            self.heed(self.control.drain())  # what is known of every update so far belongs to the state
-            snapshot = self.capture()
+        with self.training_logger.phase("checkpoint"):
+            self.apply_status(self.step_sync.drain())  # what is known of every update so far belongs to the state
+            snapshot = self.capture_state()
             if snapshot is not None:
                 snapshot.meta[EPOCH_KEY] = round(self.progress.step / self.steps_per_epoch, 6)
-                self.checkpoints.save(snapshot, top1=self.progress.top1)
+                self.checkpoint_store.save(snapshot, top1=self.progress.top1)
                 if wait:
-                    self.checkpoints.wait()
+                    self.checkpoint_store.wait()
             if wait:
                 self.barrier()
 
     def finish(self) -> None:
         """Waits for the last checkpoint and writes the final model."""
-        self.heed(self.control.drain())
-        arrays = self.model_arrays(averaged=self.averaged)
-        beside = self.model_arrays(averaged=not self.averaged) if self.keeps_average else None
-        if self.world.first:
-            self.checkpoints.wait()
+        self.apply_status(self.step_sync.drain())
+        arrays = self.model_arrays(averaged=self.model_is_ema)
+        beside = self.model_arrays(averaged=not self.model_is_ema) if self.keeps_ema else None
+        if self.world.is_rank0:
+            self.checkpoint_store.wait()
             export_model(arrays, TrainedModel(self.config, self.classes, self.progress), self.model_directory, beside)
         self.barrier()
-        self.monitor.finished(self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation)
+        self.training_logger.finished(
+            self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation
+        )

@@ -17,20 +17,27 @@ FlightRecorder = Callable[[Path], str]
 
 
 def dump_stacks(
-    folder: Path, rank: int, why: str, failure: BaseException | None = None, recorder: FlightRecorder | None = None
+    directory: Path,
+    rank: int,
+    reason: str,
+    failure: BaseException | None = None,
+    flight_recorder: FlightRecorder | None = None,
 ) -> None:
     """Adds to <folder>/rank-<k>.txt, and writes the recorder's state to rank-<k>.flight.json. Never raises.
 
     failure: what the main thread has been brought out of its wait by.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"rank-{rank}.txt").open("a", encoding="utf-8") as file:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / f"rank-{rank}.txt").open("a", encoding="utf-8") as file:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-            file.write(f"{when} UTC, rank {rank}, process {os.getpid()} on {socket.gethostname()}: {why}\n")
+            file.write(f"{when} UTC, rank {rank}, process {os.getpid()} on {socket.gethostname()}: {reason}\n")
             file.writelines(traceback.format_exception(failure) if failure is not None else [])
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-            file.write((recorder(folder / f"rank-{rank}.flight.json") if recorder is not None else "") + "\n\n")
+            file.write(
+                (flight_recorder(directory / f"rank-{rank}.flight.json") if flight_recorder is not None else "")
+                + "\n\n"
+            )
     except OSError as error:
-        logger.warning("%s: the stacks of this rank are not kept: %s", folder, error.strerror)
+        logger.warning("%s: the stacks of this rank are not kept: %s", directory, error.strerror)

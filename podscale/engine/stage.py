@@ -20,31 +20,34 @@ TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]
 
 
 def run_worker_stage(
-    place: WorkerEnv, whereabouts: ProgressTracker, training: Callable[[], object], evaluation: Callable[[], object]
+    worker_env: WorkerEnv,
+    progress_tracker: ProgressTracker,
+    training: Callable[[], object],
+    evaluation: Callable[[], object],
 ) -> None:
     """Carries out the stage that the place names. Raises InputError for one that engines do not have."""
-    match place.stage:
+    match worker_env.stage:
         case "train":
             training()
         case "evaluate":
-            whereabouts.enter("evaluation")
+            progress_tracker.enter_phase("evaluation")
             evaluation()
         case _:
-            raise InputError("this engine has the stages train and evaluate", field=env.STAGE, got=place.stage)
+            raise InputError("this engine has the stages train and evaluate", field=env.STAGE, got=worker_env.stage)
 
 
 def run_training_stage(
-    place: WorkerEnv,
+    worker_env: WorkerEnv,
     world: World,
     shard_set: ShardSet,
     run: RunDirectory,
-    whereabouts: ProgressTracker,
+    progress_tracker: ProgressTracker,
     build: TrainerBuilder,
 ) -> TrainResult:
     """Trains; checkpoints and the final model go to the run directory."""
-    config, may_write = place.config, place.fence_of(run)
-    with open_training_logger(config, world, run, place.rank_directory, may_write, whereabouts) as monitor:
-        session = build(open_checkpoint_store(config, run, shard_set, may_write, monitor.checkpoint), monitor)
+    config, may_write = worker_env.config, worker_env.fence(run)
+    with open_training_logger(config, world, run, worker_env.rank_directory, may_write, progress_tracker) as monitor:
+        session = build(open_checkpoint_store(config, run, shard_set, may_write, monitor.checkpoint_reported), monitor)
         try:
             return train(session)
         except Preempted:

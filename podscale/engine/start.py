@@ -11,7 +11,7 @@ from podscale.shards.shardset import ShardSet
 
 
 def open_agreed_shard_set(
-    place: WorkerEnv, meeting: RankGroup, *, device: str, libraries: agreement.StartupFacts
+    worker_env: WorkerEnv, rank_group: RankGroup, *, device: str, libraries: agreement.StartupFacts
 ) -> ShardSet:
     """The shard set, once every rank has opened its own and all agree.
 
@@ -20,15 +20,15 @@ def open_agreed_shard_set(
     """
     opened: list[ShardSet] = []
 
-    def facts() -> agreement.StartupFacts:
-        opened.append(open_shard_set(place.shard_set, place.config))
+    def collect_facts() -> agreement.StartupFacts:
+        opened.append(open_shard_set(worker_env.shard_set, worker_env.config))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         found = agreement.startup_facts(
-            place.config, place.stage, opened[0], device=device, local_size=local_size, libraries=libraries
+            worker_env.config, worker_env.stage, opened[0], device=device, local_size=local_size, libraries=libraries
         )
-        if place.stage == "train":
-            found["hosts of the sample order"] = str(build_sampler(place.config, opened[0].split("train")).hosts)
+        if worker_env.stage == "train":
+            found["hosts of the sample order"] = str(build_sampler(worker_env.config, opened[0].split("train")).hosts)
         return found
 
-    agreement.check_ranks_agree(meeting, facts)
+    agreement.check_ranks_agree(rank_group, collect_facts)
     return opened[0]

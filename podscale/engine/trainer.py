@@ -14,24 +14,24 @@ class TrainResult:
     evaluation: dict[str, float]
 
 
-def train(session: Trainer) -> TrainResult:
+def train(trainer: Trainer) -> TrainResult:
     """Trains from the newest checkpoint, or from the start, to the end of the run; every rank calls it.
 
     Raises Preempted after a stop request, once the state is saved; InputError where the checkpoints belong to another
     run; PodscaleError after too many non-finite updates in a row.
     """
-    session.monitor.restoring()
-    resumed = session.restore()
-    session.started(resumed)
-    if resumed and session.evaluation_due():
-        session.settle()  # the former launch was asked to stop before it had measured this state
+    trainer.training_logger.restore_started()
+    resumed = trainer.restore()
+    trainer.log_start(resumed)
+    if resumed and trainer.is_evaluation_due():
+        trainer.run_due_actions()  # the former launch was asked to stop before it had measured this state
 
-    for words in session.updates():
-        session.heed(words)
-        session.settle()
-        if session.target_reached:
+    for words in trainer.train_steps():
+        trainer.apply_status(words)
+        trainer.run_due_actions()
+        if trainer.target_reached:
             break
 
-    session.finish()
-    progress = session.progress
+    trainer.finish()
+    progress = trainer.progress
     return TrainResult(progress.step, progress.skipped, progress.evaluation)

@@ -21,8 +21,8 @@ class StepStatus:
     """What all ranks agree on about update `step`: the same on each of them."""
 
     step: int
-    stop: bool
-    finite: bool
+    stop_requested: bool
+    is_finite: bool
     loss: float
     slowest_rank: int
     slowest_milliseconds: int
@@ -33,7 +33,7 @@ class StepStatus:
 class StepSync(Protocol):
     """Hands out agreed words, each once, oldest first."""
 
-    def due(self) -> list[StepStatus]:
+    def ready(self) -> list[StepStatus]:
         """Those that were sent long enough ago to have arrived without waiting; the same on all ranks."""
         ...
 
@@ -42,9 +42,9 @@ class StepSync(Protocol):
         ...
 
 
-def pack(rank: int, *, stop: bool, busy: float) -> list[int]:
+def pack(rank: int, *, stop: bool, busy_seconds: float) -> list[int]:
     """What a rank brings to the word: stop, masked (filled in where that is known), slowest, fastest; busy in s."""
-    milliseconds = min(round(busy * 1000), _MAX_MILLISECONDS)
+    milliseconds = min(round(busy_seconds * 1000), _MAX_MILLISECONDS)
     return [int(stop), 0, milliseconds << 16 | rank, -milliseconds]
 
 

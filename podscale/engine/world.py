@@ -18,7 +18,7 @@ class World(Protocol):
         ...
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Rank 0: the one that writes."""
         ...
 

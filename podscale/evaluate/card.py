@@ -52,7 +52,7 @@ def _header_section(data: ReportData) -> str:
 
 def _scores_section(data: ReportData) -> str:
     if data.evaluation is None:
-        reasons = [entry.why for entry in data.missing if entry.what == "the scores"]
+        reasons = [entry.reason for entry in data.missing if entry.part == "the scores"]
         return f"## Figures\n\nNot evaluated: {escape_markdown(reasons[0] if reasons else 'no evaluation was found')}"
     found, speed = data.evaluation.figures, data.evaluation.throughput
     low, high = found.top1_interval
@@ -123,7 +123,7 @@ def _recipe_section(data: ReportData) -> str:
     if data.config is None:
         return ""
     train, schedule, optimizer = data.config.train, data.config.train.schedule, data.config.train.optimizer
-    momentum = f" with momentum {optimizer.momentum:g}," if optimizer.has("momentum") else ","
+    momentum = f" with momentum {optimizer.momentum:g}," if optimizer.has_option("momentum") else ","
     lines = [
         f"- {train.epochs:g} epochs in batches of {train.global_batch}, {train.precision}, seed {data.config.run.seed}",
         f"- {optimizer.name.upper()}{momentum} weight decay {optimizer.weight_decay:g}",

@@ -65,18 +65,18 @@ class EnsembleScores(SchemaBase):
     baseline: SingleModel | None = Field(description="The single model of evaluate.baseline.")
 
     @property
-    def chosen(self) -> Combination:
+    def headline(self) -> Combination:
         return next(one for one in self.combined if one.way == self.combine)
 
 
-def build_ensemble_scores(config: RunConfig, together: EvaluatedModels, directory: Path) -> EnsembleScores:
+def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory: Path) -> EnsembleScores:
     """The figures of what an evaluation left in `directory`."""
     passes = read_passes(directory)
     found = {
         name: predictions.read_predictions(pass_predictions_path(directory, name))
         for name in [*passes, *_derived_methods(directory)]
     }
-    names = [f"member-{number}" for number in range(len(together.members))]
+    names = [f"member-{number}" for number in range(len(models.members))]
     each = [passes[name].seconds for name in names]
     combined = [
         Combination(
@@ -91,18 +91,18 @@ def build_ensemble_scores(config: RunConfig, together: EvaluatedModels, director
         combine=config.evaluate.combine,
         members=[
             _single_model(one, passes, found, name, f"average-{number}")
-            for number, (one, name) in enumerate(zip(together.members, names, strict=True))
+            for number, (one, name) in enumerate(zip(models.members, names, strict=True))
         ],
         combined=combined,
         disagreement=pairwise_disagreement([found[name] for name in names]),
-        epochs=total_epochs(together.members),
-        baseline=_single_model(together.baseline, passes, found, "baseline") if together.baseline else None,
+        epochs=total_epochs(models.members),
+        baseline=_single_model(models.baseline, passes, found, "baseline") if models.baseline else None,
     )
 
 
-def pairwise_disagreement(answers: Sequence[Predictions]) -> list[list[float]]:
+def pairwise_disagreement(predictions: Sequence[Predictions]) -> list[list[float]]:
     """Shares of samples whose most probable classes differ, of every two; all must be of the same samples."""
-    firsts = [one.sorted_by_key().topk[:, 0] for one in answers]
+    firsts = [one.sorted_by_key().topk[:, 0] for one in predictions]
     return [[float(np.mean(a != b)) for b in firsts] for a in firsts]
 
 
@@ -129,7 +129,7 @@ def _single_model(
     return SingleModel(
         name=printable(one.name),
         directory=str(one.directory),
-        model=one.section.name,
+        model=one.model_section.name,
         model_sha256=digest,
         started_from=origin.get("run"),
         started_epoch=origin.get("epoch"),
@@ -140,17 +140,17 @@ def _single_model(
     )
 
 
-def _score_summary(answers: Predictions, seconds: Sequence[float]) -> ScoreSummary:
-    top1, top5 = answers.accuracies()
-    loss = float(answers.losses.mean(dtype=np.float64))
+def _score_summary(predictions: Predictions, seconds: Sequence[float]) -> ScoreSummary:
+    top1, top5 = predictions.top1_top5_accuracy()
+    loss = float(predictions.losses.mean(dtype=np.float64))
     total = sum(seconds)
     return ScoreSummary(
         top1=top1,
-        top1_interval=wilson_interval(round(top1 * len(answers)), len(answers)),
+        top1_interval=wilson_interval(round(top1 * len(predictions)), len(predictions)),
         top5=top5,
         loss=loss if np.isfinite(loss) else None,
         passes=len(seconds),
-        images_per_second=len(answers) / total if total else None,
+        images_per_second=len(predictions) / total if total else None,
     )
 
 

@@ -166,14 +166,16 @@ def build_evaluation(
             top1_interval=scores.top1_interval,
             top5=scores.top5,
             top5_k=scores.top5_k,
-            balanced_accuracy=_finite_or_none(scores.balanced),
+            balanced_accuracy=_finite_or_none(scores.balanced_accuracy),
             loss=_finite_or_none(scores.loss),
             ece=_finite_or_none(scores.calibration.ece),
         ),
         throughput=speed,
         claim=compare_claim(config, scores.top1, speed.training_seconds, speed.training_images_per_second),
         per_class=_per_class(scores, classes),
-        confused=[ConfusedPair(label=t, predicted=p, count=c) for t, p, c in scores.confusion.worst(CONFUSED_PAIRS)],
+        confused=[
+            ConfusedPair(label=t, predicted=p, count=c) for t, p, c in scores.confusion.most_frequent(CONFUSED_PAIRS)
+        ],
         confusion_matrix=scores.confusion.matrix().tolist() if scores.classes <= MATRIX_CLASSES else None,
         calibration=CalibrationFigures(
             source=CALIBRATION_SOURCE,
@@ -248,7 +250,7 @@ def evaluate_run(
     )
     speed = build_throughput(config, read_history(run.metrics))
     if ensemble is not None:
-        rate = ensemble.chosen.answered.images_per_second
+        rate = ensemble.headline.answered.images_per_second
         taken = {"evaluation_seconds": len(found) / rate if rate else None, "evaluation_images_per_second": rate}
         speed = speed.model_copy(update=taken)
     weights = run.model / "model.safetensors"

@@ -56,8 +56,8 @@ def read_history(path: Path) -> RunHistory:
     """The history in metrics.jsonl; empty where there is no such file. Lines that cannot be read are counted."""
     reader = _HistoryReader()
     try:
-        for record in read_records(path, reader.damage):
-            reader.add(record)
+        for record in read_records(path, reader.count_damaged):
+            reader.add_record(record)
     except OSError:
         return RunHistory()
     return reader.history()
@@ -69,9 +69,9 @@ def parse_history(lines: Iterable[bytes]) -> RunHistory:
     for line in lines:
         record = parse_record(line)
         if record is not None:
-            reader.add(record)
+            reader.add_record(record)
         else:
-            reader.damage(line)
+            reader.count_damaged(line)
     return reader.history()
 
 
@@ -86,10 +86,10 @@ class _HistoryReader:
         self._damaged = 0
         self._steps = 0
 
-    def damage(self, line: bytes) -> None:
+    def count_damaged(self, line: bytes) -> None:
         self._damaged += 1
 
-    def add(self, record: EventRecord) -> None:
+    def add_record(self, record: EventRecord) -> None:
         self._clock.add(record)
         for name, value in (record.get("phases") or {}).items():
             self._phases[name] = self._phases.get(name, 0.0) + (finite_number(value) or 0.0)
@@ -98,13 +98,13 @@ class _HistoryReader:
             self._events.append(record)
         self._steps += record["kind"] == "step"
         if self._steps >= 2 * MAX_STEP_RECORDS:
-            self._run.kept = _thin(self._run.kept)
-            self._steps = sum(entry["kind"] == "step" for entry in self._run.kept)
+            self._run.records = _thin(self._run.records)
+            self._steps = sum(entry["kind"] == "step" for entry in self._run.records)
 
     def history(self) -> RunHistory:
         return RunHistory(
-            steps=[entry for entry in self._run.kept if entry["kind"] == "step"],
-            evaluations=[entry for entry in self._run.kept if entry["kind"] == "evaluation"],
+            steps=[entry for entry in self._run.records if entry["kind"] == "step"],
+            evaluations=[entry for entry in self._run.records if entry["kind"] == "evaluation"],
             events=self._events,
             phases=self._phases,
             seconds=self._clock.seconds(),

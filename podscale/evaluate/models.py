@@ -29,12 +29,12 @@ class EvaluatedModel:
         return self.directory / WEIGHTS_FILE
 
     @property
-    def section(self) -> ModelSection:
+    def model_section(self) -> ModelSection:
         """The architecture as a section of a run document."""
         return ModelSection.model_validate(self.description["architecture"])
 
     @property
-    def average(self) -> Path | None:
+    def average_weights(self) -> Path | None:
         """The running average of its weights, where the run kept one and it is not the model itself."""
         beside = self.directory / OTHER_WEIGHTS_FILES["trained"]
         return beside if self.description["training"].get("weights") == "trained" and beside.exists() else None
@@ -48,9 +48,9 @@ class EvaluatedModels:
     baseline: EvaluatedModel | None
 
     @property
-    def alike(self) -> bool:
+    def same_architecture(self) -> bool:
         """Whether all members have one architecture, so that their weights have a mean."""
-        return all(one.section == self.members[0].section for one in self.members)
+        return all(one.model_section == self.members[0].model_section for one in self.members)
 
 
 def preprocessing_of(config: RunConfig) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> Evaluate
     )
     for one in [*members, *([found.baseline] if found.baseline else [])]:
         _check_comparable(one, list(classes), preprocessing_of(config))
-    if config.evaluate.combine == "weights" and not found.alike:
+    if config.evaluate.combine == "weights" and not found.same_architecture:
         raise InputError(
             "the models have different architectures, so their weights have no mean",
             field="evaluate.combine",
@@ -92,7 +92,7 @@ def read_model(directory: Path) -> EvaluatedModel:
     path = directory / MODEL_JSON
     try:
         listed = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
-        _ = listed.section, listed.name, listed.description["classes"], listed.description["training"]
+        _ = listed.model_section, listed.name, listed.description["classes"], listed.description["training"]
     except FileNotFoundError as error:
         raise InputError(
             "there is no model here",

@@ -46,7 +46,7 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def accuracies(self) -> tuple[float, float]:
+    def top1_top5_accuracy(self) -> tuple[float, float]:
         """Shares of samples whose true class is the first guess, and among the first five."""
         hits = self.topk[:, :5] == self.labels[:, None]
         return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())

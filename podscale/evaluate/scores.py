@@ -53,7 +53,7 @@ class ConfusionCounts:
         dense[self.label, self.predicted] = self.count
         return dense
 
-    def worst(self, limit: int) -> list[tuple[int, int, int]]:
+    def most_frequent(self, limit: int) -> list[tuple[int, int, int]]:
         """The most frequent mistakes as (label, predicted, count), most frequent first, ties by class index."""
         wrong = np.flatnonzero(self.label != self.predicted)
         order = wrong[np.argsort(-self.count[wrong], kind="stable")][:limit]
@@ -86,7 +86,7 @@ class Scores:
 
     top1, top5: shares. `top5_k` is the k that top5 was taken at: 5, or the number of classes where that is less.
     top1_interval: 95 % Wilson score interval of top1 (Wilson 1927), the range that sampling noise alone explains.
-    loss: mean cross-entropy in nats. balanced: mean accuracy over classes that have samples.
+    loss: mean cross-entropy in nats. balanced_accuracy: mean accuracy over classes that have samples.
     """
 
     count: int
@@ -96,7 +96,7 @@ class Scores:
     top5: float
     top5_k: int
     loss: float
-    balanced: float
+    balanced_accuracy: float
     per_class: PerClassScores
     confusion: ConfusionCounts
     calibration: Calibration
@@ -126,7 +126,7 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
         top5=float((predictions.topk[:, :k] == labels[:, None]).any(axis=1).mean(dtype=np.float64)),
         top5_k=k,
         loss=float(predictions.losses.mean(dtype=np.float64)),
-        balanced=float(np.nanmean(per_class.accuracy)),
+        balanced_accuracy=float(np.nanmean(per_class.accuracy)),
         per_class=per_class,
         confusion=_count_confusion(labels, predicted, classes),
         calibration=_compute_calibration(predictions.confidences[:, 0].astype(np.float64), right),
@@ -194,7 +194,7 @@ def _compute_calibration(
     return Calibration(count, _ratio_or_nan(mass, count), _ratio_or_nan(hits, count), ece)
 
 
-def _ratio_or_nan(part: npt.NDArray[np.generic], whole: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _ratio_or_nan(part: npt.NDArray[np.generic], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """part / whole, NaN where whole is 0."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(part, dtype=np.float64) / np.where(whole == 0, np.nan, whole)
+        return np.asarray(part, dtype=np.float64) / np.where(total == 0, np.nan, total)

@@ -16,9 +16,9 @@ class GpuChip:
     fp32: float
     fp16: float
     bf16: float
-    memory: float
+    memory_bandwidth: float
 
-    def peak(self, precision: str) -> float:
+    def peak_tflops(self, precision: str) -> float:
         """TFLOP/s of a policy of the run document (`train.precision`); 0 where the chip does not offer it."""
         return {"fp32": self.fp32, "fp16": self.fp16}.get(precision, self.bf16)
 

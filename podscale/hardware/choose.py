@@ -35,16 +35,16 @@ class Hardware:
     topology: str | None = None
     cpus: int = 0
     memory_gib: float = 0.0
-    direct: GpuDirect | None = None
+    gpudirect: GpuDirect | None = None
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def cpus_to_ask(self) -> float:
+    def cpus_to_request(self) -> float:
         """Cores that a pod which fills the machine may ask for."""
         return float(int(self.cpus * POD_SHARE))
 
     @property
-    def memory_to_ask(self) -> float:
+    def memory_gib_to_request(self) -> float:
         """Memory in GiB that a pod which fills the machine may ask for."""
         return float(int(self.memory_gib * POD_SHARE))
 
@@ -58,13 +58,15 @@ def find_hardware(name: str) -> Hardware:
     if text == "cpu":
         return CPU
     if (match := _GPU.match(text)) and (gpu := find_gpu_kind(match["name"])):
-        return _gpu_hardware(gpu, int(match["count"] or gpu.counts[0]))
+        return _gpu_hardware(gpu, int(match["count"] or gpu.gpus_per_machine[0]))
     if match := _TPU.match(text):
         tpu = next((kind for kind in TPU_KINDS if kind.name == match["name"]), None)
         if tpu is not None:
             return _tpu_hardware(tpu, match["topology"])
     if bare := next((kind for kind in TPU_KINDS if kind.name == text), None):
-        raise InputError("needs a topology", field="launch.hardware", got=name, hint=f"{bare.name} has {bare.rule}")
+        raise InputError(
+            "needs a topology", field="launch.hardware", got=name, hint=f"{bare.name} has {bare.topology_rule}"
+        )
     raise InputError(
         "no such hardware",
         field="launch.hardware",
@@ -75,14 +77,14 @@ def find_hardware(name: str) -> Hardware:
 
 def hardware_names() -> list[str]:
     """Every kind of hardware, as it is written: `nvidia-l4 x1|2|4|8`, `tpu-v5e-TOPOLOGY`, `cpu`."""
-    gpus = [f"{kind.name} x{'|'.join(map(str, kind.counts))}" for kind in GPU_KINDS]
+    gpus = [f"{kind.name} x{'|'.join(map(str, kind.gpus_per_machine))}" for kind in GPU_KINDS]
     return ["cpu", *gpus, *(f"{kind.name}-TOPOLOGY" for kind in TPU_KINDS)]
 
 
 def _gpu_hardware(kind: GpuKind, count: int) -> Hardware:
     machine: GpuMachine | None = next((machine for machine in kind.machines if machine.gpus == count), None)
     if machine is None:
-        offered = " or ".join(f"{kind.name} x{number}" for number in kind.counts)
+        offered = " or ".join(f"{kind.name} x{number}" for number in kind.gpus_per_machine)
         raise InputError(
             f"no machine has {count} of them",
             field="launch.hardware",
@@ -96,30 +98,30 @@ def _gpu_hardware(kind: GpuKind, count: int) -> Hardware:
         resource="nvidia.com/gpu",
         accelerators=count,
         cpus=machine.cpus,
-        memory_gib=machine.memory,
-        direct=kind.direct if count == max(kind.counts) else None,
-        node_selector={"cloud.google.com/gke-accelerator": kind.label},
+        memory_gib=machine.memory_gib,
+        gpudirect=kind.gpudirect if count == max(kind.gpus_per_machine) else None,
+        node_selector={"cloud.google.com/gke-accelerator": kind.gke_label},
     )
 
 
 def _tpu_hardware(kind: TpuKind, topology: str) -> Hardware:
-    if not kind.offers(topology):
+    if not kind.has_topology(topology):
         raise InputError(
             f"{kind.name} has no such slice",
             field="launch.hardware",
             got=f"{kind.name}-{topology}",
-            hint=f"It has {kind.rule}",
+            hint=f"It has {kind.topology_rule}",
         )
     return Hardware(
         name=f"{kind.name}-{topology}",
         kind="tpu",
-        machine=kind.machine_of(topology),
+        machine=kind.machine_type(topology),
         resource="google.com/tpu",
         accelerators=kind.chips_per_host(topology),
-        hosts=kind.hosts(topology),
+        hosts=kind.host_count(topology),
         topology=topology,
         node_selector={
-            "cloud.google.com/gke-tpu-accelerator": kind.label,
+            "cloud.google.com/gke-tpu-accelerator": kind.gke_label,
             "cloud.google.com/gke-tpu-topology": topology,
         },
     )

@@ -21,22 +21,22 @@ class GpuMachine:
     name: str
     gpus: int
     cpus: int
-    memory: float
-    local_ssd: int = 0
+    memory_gib: float
+    local_ssd_gib: int = 0
 
 
 @dataclass(frozen=True)
 class GpuKind:
-    """One GPU. label: value of the node label cloud.google.com/gke-accelerator."""
+    """One GPU. gke_label: value of the node label cloud.google.com/gke-accelerator."""
 
     name: str
-    label: str
+    gke_label: str
     machines: tuple[GpuMachine, ...]
-    direct: GpuDirect | None = None
+    gpudirect: GpuDirect | None = None
     """How GPUs of whole machines reach each other past the host's memory; None = over ordinary TCP alone."""
 
     @property
-    def counts(self) -> tuple[int, ...]:
+    def gpus_per_machine(self) -> tuple[int, ...]:
         """GPUs that a machine may have."""
         return tuple(machine.gpus for machine in self.machines)
 
@@ -78,4 +78,4 @@ GPU_KINDS = (
 
 def find_gpu_kind(name: str) -> GpuKind | None:
     """The kind of that name or node label; None where there is none."""
-    return next((kind for kind in GPU_KINDS if name in (kind.name, kind.label)), None)
+    return next((kind for kind in GPU_KINDS if name in (kind.name, kind.gke_label)), None)

@@ -28,10 +28,10 @@ _ERASED_RATIO = (0.3, 3.3)
 class OperationDraws(NamedTuple):
     """The draws of one operation; `strength` is two, of which a normal deviate takes both."""
 
-    carried_out: float
-    which: float
+    applies: float
+    operation: float
     strength: float
-    strength_too: float
+    strength_angle: float
     sign: float
     resample: float
 
@@ -53,7 +53,7 @@ class Augmentation:
 
     def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
         """The image after the changes that its draws name: uint8 [height, width, 3]."""
-        change = self._rand if self._section.policy == "rand_augment" else _trivial_augment
+        change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
         end = self._layers * len(OperationDraws._fields)
         for layer in draws[:end].reshape(-1, len(OperationDraws._fields)).tolist():
             image = change(image, OperationDraws(*layer))
@@ -64,24 +64,24 @@ class Augmentation:
             pixels[rectangle] = self._mean
         return pixels
 
-    def _rand(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
+    def _rand_augment(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
         """One of RandAugment's operations, bilinear or bicubic on the mean colour, as timm trains with it."""
         section = self._section.rand_augment
-        if drawn.carried_out >= section.probability:
+        if drawn.applies >= section.probability:
             return image
-        radius, angle = math.sqrt(-2 * math.log(1 - drawn.strength)), 2 * math.pi * drawn.strength_too
+        radius, angle = math.sqrt(-2 * math.log(1 - drawn.strength)), 2 * math.pi * drawn.strength_angle
         magnitude = section.magnitude + section.deviation * radius * math.cos(angle)  # Box and Muller 1958
         smooth = Image.Resampling.BILINEAR if drawn.resample < 0.5 else Image.Resampling.BICUBIC
-        operation = RAND_AUGMENT[int(drawn.which * len(RAND_AUGMENT))]
+        operation = RAND_AUGMENT[int(drawn.operation * len(RAND_AUGMENT))]
         level = min(max(magnitude, 0.0), 10.0) / 10
-        return operation(image, level, negative=drawn.sign < 0.5, look=FillMode(smooth, self._mean))
+        return operation(image, level, negative=drawn.sign < 0.5, fill_mode=FillMode(smooth, self._mean))
 
 
 def _trivial_augment(image: Image.Image, drawn: OperationDraws) -> Image.Image:
     """One of TrivialAugment's operations, bilinear on black, as torchvision's reference training has it."""
     level = int(drawn.strength * LEVELS) / (LEVELS - 1)
-    operation = TRIVIAL_AUGMENT[int(drawn.which * len(TRIVIAL_AUGMENT))]
-    return operation(image, level, negative=drawn.sign < 0.5, look=FillMode(Image.Resampling.BILINEAR, (0, 0, 0)))
+    operation = TRIVIAL_AUGMENT[int(drawn.operation * len(TRIVIAL_AUGMENT))]
+    return operation(image, level, negative=drawn.sign < 0.5, fill_mode=FillMode(Image.Resampling.BILINEAR, (0, 0, 0)))
 
 
 def _erased_rectangle(height: int, width: int, probability: float, draws: RandomDraws) -> tuple[slice, slice] | None:

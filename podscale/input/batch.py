@@ -39,12 +39,12 @@ class Loader(Protocol):
         ...
 
     @property
-    def ready(self) -> int | None:
+    def queued_batches(self) -> int | None:
         """Batches that wait to be taken, asked from any thread; None where the loader cannot tell."""
         ...
 
     @property
-    def cached(self) -> Mapping[str, int]:
+    def cached_bytes(self) -> Mapping[str, int]:
         """Bytes that this process keeps in memory, by cache: `records` (compressed) and `decoded`."""
         ...
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def build_loader(
     config: RunConfig,
     split: Split,
-    order: Sampler,
+    sampler: Sampler,
     *,
     phases: ImagePhases,
     ranks: range,
-    world: int,
+    world_size: int,
     device: str,
 ) -> Loader:
     """Return the training loader of one process.
@@ -38,27 +38,29 @@ def build_loader(
         ranks: ranks of the sample order that this process computes, of `world`.
         device: torch's name (`cpu`, `cuda:0`) of where a loader may decode.
     """
-    hosts = sorted({order.host_of(rank, world) for rank in ranks})
-    split.prefetch(np.concatenate([order.host_rows(host) for host in hosts]))
+    hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
+    split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
     guard = BadRecordGuard(split, config.input.max_bad_rate)
-    requests = TrainingBatchPlan(config, split, order, guard, phases=phases, ranks=ranks, world=world)
+    requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
     return _make_loader(config, requests, guard, device, decoded_bytes=config.input.decoded_cache_bytes)
 
 
-def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world: int, device: str) -> Loader:
+def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
     """The evaluation loader of one process and its `ranks`; its steps run from 0 to `order.evaluation_steps`."""
     split.prefetch(np.arange(len(split)))
     guard = BadRecordGuard(split, config.input.max_bad_rate)
-    return _make_loader(config, EvaluationBatchPlan(config, split, guard, ranks=ranks, world=world), guard, device)
+    return _make_loader(
+        config, EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size), guard, device
+    )
 
 
-def resolve_loader(name: str, device: str, *, augments: bool = False) -> str:
+def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
     """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py.
 
-    augments: whether images are changed after their crop, which the reference loader alone does.
+    has_augmentation: whether images are changed after their crop, which the reference loader alone does.
     """
     if name == "auto":
-        if augments or not device.startswith("cuda"):
+        if has_augmentation or not device.startswith("cuda"):
             return "torchvision"
         return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else "torchvision"
     if name == "dali" and not is_dali_installed():
@@ -101,10 +103,10 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
 
 
 def _make_loader(
-    config: RunConfig, requests: BatchPlan, guard: BadRecordGuard, device: str, *, decoded_bytes: int = 0
+    config: RunConfig, batch_plan: BatchPlan, guard: BadRecordGuard, device: str, *, decoded_bytes: int = 0
 ) -> Loader:
     settings = config.input
-    name = resolve_loader(settings.loader, device, augments=requests.augment is not None)
+    name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
             f"the loader {name}, which auto takes here, keeps no decoded images",
@@ -115,20 +117,20 @@ def _make_loader(
     if name == "synthetic":
         from podscale.input.loaders.synthetic import SyntheticLoader
 
-        classes = int(requests.split.labels.max()) + 1
-        return SyntheticLoader(requests, classes=classes, seed=config.run.seed, device=device)
+        classes = int(batch_plan.split.labels.max()) + 1
+        return SyntheticLoader(batch_plan, classes=classes, seed=config.run.seed, device=device)
     if name == "dali":
         from podscale.input.loaders.dali import DaliLoader
 
         return DaliLoader(
-            requests, guard, workers=settings.workers, prefetch=settings.prefetch, seed=config.run.seed, device=device
+            batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, seed=config.run.seed, device=device
         )
     if name == "nvjpeg":
         from podscale.input.loaders.nvjpeg import NvjpegLoader
 
-        return NvjpegLoader(requests, guard, prefetch=settings.prefetch, device=device)
+        return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
     from podscale.input.loaders.torchvision import PillowLoader
 
     return PillowLoader(
-        requests, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
+        batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
     )

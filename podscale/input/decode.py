@@ -66,21 +66,21 @@ def _decode_by_pil(data: memoryview) -> Pixels:
         raise BadRecord(str(error)) from error
 
 
-def crop_and_resize(pixels: Pixels, view: CropParams, size: int) -> Image.Image:
+def crop_and_resize(pixels: Pixels, crop: CropParams, size: int) -> Image.Image:
     """The view of a decoded image, a square of `size`; of the image only the rows down to the view's last matter.
 
     Resizing is PIL's, bilinear with antialiasing (a triangle filter as wide as the scale). PIL takes the rectangle out
     of the rows by itself and mirrors whole pixels: NumPy would copy the rectangle once more, and mirror bytewise.
     """
     width = pixels.shape[1]
-    begin = (view.top * width + view.left) * 3
-    end = begin + ((view.height - 1) * width + view.width) * 3
+    begin = (crop.top * width + crop.left) * 3
+    end = begin + ((crop.height - 1) * width + crop.width) * 3
     rectangle = pixels.reshape(-1)[begin:end]
-    image = Image.frombytes("RGB", (view.width, view.height), rectangle, "raw", "RGB", 3 * width, 1)
-    if image.size != (view.out_width, view.out_height):
-        image = image.resize((view.out_width, view.out_height), Image.Resampling.BILINEAR)
+    image = Image.frombytes("RGB", (crop.width, crop.height), rectangle, "raw", "RGB", 3 * width, 1)
+    if image.size != (crop.out_width, crop.out_height):
+        image = image.resize((crop.out_width, crop.out_height), Image.Resampling.BILINEAR)
     if image.size != (size, size):
-        image = image.crop((view.out_left, view.out_top, view.out_left + size, view.out_top + size))
-    if view.flip:
+        image = image.crop((crop.out_left, crop.out_top, crop.out_left + size, crop.out_top + size))
+    if crop.flip:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return image

@@ -32,7 +32,7 @@ class BadRecordGuard:
         self._logged: set[int] = set()
         self._lock = threading.Lock()
 
-    def resolve(self, rows: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def substitute_all(self, rows: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The rows with those known as bad in their epoch replaced."""
         if not self._bad:
             return rows
@@ -55,7 +55,7 @@ class BadRecordGuard:
             hint="Run `podscale shard --inspect` with verification, then shard the source again.",
         )
 
-    def report(self, row: int, epoch: int, reason: str) -> None:
+    def mark_bad(self, row: int, epoch: int, reason: str) -> None:
         """Marks a record as bad in this epoch and logs it, the first time."""
         with self._lock:
             self._bad.add((row, epoch))
@@ -72,7 +72,7 @@ class BadRecordGuard:
             reason,
         )
 
-    def delivered(self, seen: int, bad: int) -> None:
+    def count_delivered(self, seen: int, bad: int) -> None:
         """Counts the samples of a batch; raises PodscaleError where too many so far were bad."""
         self._seen += seen
         self.bad_records += bad

@@ -22,20 +22,20 @@ class FillMode:
 
 @dataclass(frozen=True)
 class Operation:
-    """`name`: of OPERATIONS. `amount`: of a level from 0 to 1. `signed`: the amount is taken with either sign."""
+    """`name`: of OPERATIONS. `amount`: of a level from 0 to 1. `is_signed`: the amount is taken with either sign."""
 
     name: str
     amount: Callable[[float], float] = lambda level: 0.0
-    signed: bool = False
+    is_signed: bool = False
 
-    def __call__(self, image: Image.Image, level: float, *, negative: bool, look: FillMode) -> Image.Image:
+    def __call__(self, image: Image.Image, level: float, *, negative: bool, fill_mode: FillMode) -> Image.Image:
         amount = self.amount(level)
-        return OPERATIONS[self.name](image, -amount if self.signed and negative else amount, look)
+        return OPERATIONS[self.name](image, -amount if self.is_signed and negative else amount, fill_mode)
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...], look: FillMode) -> Image.Image:
+def _affine(image: Image.Image, matrix: tuple[float, ...], fill_mode: FillMode) -> Image.Image:
     """The pixel (x, y) becomes that at (a x + b y + c, d x + e y + f) of before."""
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, look.resample, fillcolor=look.fill)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fill_mode.resample, fillcolor=fill_mode.fill)
 
 
 def _with_bits(image: Image.Image, bits: int) -> Image.Image:
@@ -73,33 +73,33 @@ RAND_AUGMENT: Sequence[Operation] = (
     Operation("autocontrast"),
     Operation("equalize"),
     Operation("invert"),
-    Operation("rotate", lambda level: 30 * level, signed=True),
+    Operation("rotate", lambda level: 30 * level, is_signed=True),
     Operation("posterize", lambda level: 4 - int(4 * level)),
     Operation("solarize", lambda level: 256 - int(256 * level)),
     Operation("solarize_add", lambda level: int(110 * level)),
-    Operation("color", lambda level: 0.9 * level, signed=True),
-    Operation("contrast", lambda level: 0.9 * level, signed=True),
-    Operation("brightness", lambda level: 0.9 * level, signed=True),
-    Operation("sharpness", lambda level: 0.9 * level, signed=True),
-    Operation("shear_x", lambda level: 0.3 * level, signed=True),
-    Operation("shear_y", lambda level: 0.3 * level, signed=True),
-    Operation("translate_x_share", lambda level: 0.45 * level, signed=True),
-    Operation("translate_y_share", lambda level: 0.45 * level, signed=True),
+    Operation("color", lambda level: 0.9 * level, is_signed=True),
+    Operation("contrast", lambda level: 0.9 * level, is_signed=True),
+    Operation("brightness", lambda level: 0.9 * level, is_signed=True),
+    Operation("sharpness", lambda level: 0.9 * level, is_signed=True),
+    Operation("shear_x", lambda level: 0.3 * level, is_signed=True),
+    Operation("shear_y", lambda level: 0.3 * level, is_signed=True),
+    Operation("translate_x_share", lambda level: 0.45 * level, is_signed=True),
+    Operation("translate_y_share", lambda level: 0.45 * level, is_signed=True),
 )
 """Cubuk 2019 in the form of huggingface/pytorch-image-models, timm/data/auto_augment.py, whose operations grow with
 the magnitude ("inc1")."""
 
 TRIVIAL_AUGMENT: Sequence[Operation] = (
     Operation("identity"),
-    Operation("shear_x", lambda level: 0.99 * level, signed=True),
-    Operation("shear_y", lambda level: 0.99 * level, signed=True),
-    Operation("translate_x", lambda level: int(32 * level), signed=True),
-    Operation("translate_y", lambda level: int(32 * level), signed=True),
-    Operation("rotate", lambda level: 135 * level, signed=True),
-    Operation("brightness", lambda level: 0.99 * level, signed=True),
-    Operation("color", lambda level: 0.99 * level, signed=True),
-    Operation("contrast", lambda level: 0.99 * level, signed=True),
-    Operation("sharpness", lambda level: 0.99 * level, signed=True),
+    Operation("shear_x", lambda level: 0.99 * level, is_signed=True),
+    Operation("shear_y", lambda level: 0.99 * level, is_signed=True),
+    Operation("translate_x", lambda level: int(32 * level), is_signed=True),
+    Operation("translate_y", lambda level: int(32 * level), is_signed=True),
+    Operation("rotate", lambda level: 135 * level, is_signed=True),
+    Operation("brightness", lambda level: 0.99 * level, is_signed=True),
+    Operation("color", lambda level: 0.99 * level, is_signed=True),
+    Operation("contrast", lambda level: 0.99 * level, is_signed=True),
+    Operation("sharpness", lambda level: 0.99 * level, is_signed=True),
     Operation("posterize", lambda level: 8 - round(6 * level)),
     Operation("solarize", lambda level: 255 - 255 * level),
     Operation("autocontrast"),

@@ -30,13 +30,13 @@ class BatchRequest:
     """
 
     step: int
-    asked: RowIndices
+    planned_rows: RowIndices
     rows: RowIndices
     epochs: RowIndices
     weights: npt.NDArray[np.float32]
 
     @property
-    def real(self) -> int:
+    def sample_count(self) -> int:
         """Slots that hold a sample; the padding after them is not decoded."""
         return int(np.count_nonzero(self.weights))
 
@@ -51,19 +51,19 @@ class BatchPlan(Protocol):
         """What happens to an image after its crop, where anything does."""
         ...
 
-    def size_at(self, step: int) -> int:
+    def image_size_at(self, step: int) -> int:
         """Side of the images of a step, in pixels."""
         ...
 
-    def stretch(self, start: int, stop: int) -> int:
+    def steps_of_one_size(self, start: int, stop: int) -> int:
         """Where the run of steps from `start` on ends whose images have one size: at `stop` or before."""
         ...
 
-    def at(self, step: int) -> BatchRequest: ...
+    def request_at(self, step: int) -> BatchRequest: ...
 
-    def views(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch: ...
+    def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch: ...
 
-    def answer(self, request: BatchRequest, images: Any) -> Batch: ...
+    def make_batch(self, request: BatchRequest, images: Any) -> Batch: ...
 
 
 class TrainingBatchPlan:
@@ -73,34 +73,34 @@ class TrainingBatchPlan:
         self,
         config: RunConfig,
         split: Split,
-        order: Sampler,
+        sampler: Sampler,
         guard: BadRecordGuard,
         *,
         phases: ImagePhases,
         ranks: range,
-        world: int,
+        world_size: int,
     ) -> None:
         self.split, self._phases = split, phases
         self._seed = config.run.seed
-        self._order, self._guard, self._ranks, self._world = order, guard, ranks, world
-        wanted = config.input.augment.wanted
+        self._sampler, self._guard, self._ranks, self._world_size = sampler, guard, ranks, world_size
+        wanted = config.input.augment.is_enabled
         self.augment = Augmentation(config.input.augment, self._seed, config.input.mean) if wanted else None
 
-    def at(self, step: int) -> BatchRequest:
-        parts = [self._order.rank_batch(step, rank, self._world) for rank in self._ranks]
+    def request_at(self, step: int) -> BatchRequest:
+        parts = [self._sampler.rank_batch(step, rank, self._world_size) for rank in self._ranks]
         asked, epochs = np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts])
-        rows = self._guard.resolve(asked, epochs)
+        rows = self._guard.substitute_all(asked, epochs)
         return BatchRequest(step, asked, rows, epochs, np.ones(len(asked), dtype=np.float32))
 
-    def views(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
+    def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
         keys, sizes = self.split.keys[rows], _image_sizes(self.split, rows)
-        return training_crops(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.size_at(step))
+        return training_crops(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.image_size_at(step))
 
-    def size_at(self, step: int) -> int:
+    def image_size_at(self, step: int) -> int:
         return self._phase_at(step)[1]
 
-    def stretch(self, start: int, stop: int) -> int:
-        size = self.size_at(start)
+    def steps_of_one_size(self, start: int, stop: int) -> int:
+        size = self.image_size_at(start)
         return min((first for first, other, _ in self._phases if start < first < stop and other != size), default=stop)
 
     def crop_at(self, step: int) -> CropSection:
@@ -110,8 +110,8 @@ class TrainingBatchPlan:
     def _phase_at(self, step: int) -> tuple[int, int, CropSection]:
         return next(phase for phase in reversed(self._phases) if step >= phase[0])
 
-    def answer(self, request: BatchRequest, images: Any) -> Batch:
-        self._guard.delivered(request.real, int(np.count_nonzero(request.rows != request.asked)))
+    def make_batch(self, request: BatchRequest, images: Any) -> Batch:
+        self._guard.count_delivered(request.sample_count, int(np.count_nonzero(request.rows != request.planned_rows)))
         return _build_batch(self.split, request, images, request.weights)
 
 
@@ -120,30 +120,36 @@ class EvaluationBatchPlan:
 
     augment = None
 
-    def __init__(self, config: RunConfig, split: Split, guard: BadRecordGuard, *, ranks: range, world: int) -> None:
+    def __init__(
+        self, config: RunConfig, split: Split, guard: BadRecordGuard, *, ranks: range, world_size: int
+    ) -> None:
         self.split, self._size = split, config.eval_image_size
-        self._fraction, self._length = config.evaluate.crop_fraction, config.evaluate.batch
-        self._guard, self._ranks, self._world = guard, ranks, world
+        self._fraction, self._batch_size = config.evaluate.crop_fraction, config.evaluate.batch
+        self._guard, self._ranks, self._world_size = guard, ranks, world_size
 
-    def at(self, step: int) -> BatchRequest:
-        parts = [evaluation_rows(len(self.split), step, rank, self._world, self._length) for rank in self._ranks]
+    def request_at(self, step: int) -> BatchRequest:
+        parts = [
+            evaluation_rows(len(self.split), step, rank, self._world_size, self._batch_size) for rank in self._ranks
+        ]
         # In ascending order over the ranks, so that padding comes last; no result depends on which computes what.
         rows, weights = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*parts, strict=True))
         epochs = np.zeros_like(rows)
-        return BatchRequest(step, rows, self._guard.resolve(rows, epochs), epochs, weights)
+        return BatchRequest(step, rows, self._guard.substitute_all(rows, epochs), epochs, weights)
 
-    def views(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
+    def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
         return evaluation_crops(*_image_sizes(self.split, rows), size=self._size, fraction=self._fraction)
 
-    def size_at(self, step: int) -> int:
+    def image_size_at(self, step: int) -> int:
         return self._size
 
-    def stretch(self, start: int, stop: int) -> int:
+    def steps_of_one_size(self, start: int, stop: int) -> int:
         return stop
 
-    def answer(self, request: BatchRequest, images: Any) -> Batch:
-        good = request.rows == request.asked
-        self._guard.delivered(request.real, request.real - int(np.count_nonzero(good[: request.real])))
+    def make_batch(self, request: BatchRequest, images: Any) -> Batch:
+        good = request.rows == request.planned_rows
+        self._guard.count_delivered(
+            request.sample_count, request.sample_count - int(np.count_nonzero(good[: request.sample_count]))
+        )
         return _build_batch(self.split, request, images, np.where(good, request.weights, np.float32(0)))
 
 

@@ -39,19 +39,19 @@ def build_trainer(
     world: World,
     shard_set: ShardSet,
     model_directory: Path,
-    checkpoints: CheckpointStore,
-    monitor: TrainingLogger,
-    stop: StopRequest,
+    checkpoint_store: CheckpointStore,
+    training_logger: TrainingLogger,
+    stop_request: StopRequest,
 ) -> JaxTrainer:
     """Builds everything that the document asks for. Every process must call this at the same time."""
     train, training_split, classes = config.train, shard_set.split("train"), len(shard_set.classes)
     validate_world(config, len(world.devices), len(training_split))
     mesh = mesh_for_config(config, world.devices)
     step = build_train_step(config, mesh, classes)
-    step = replace(step, updates=synchronize_first_call(step.updates, world, "the first update"))
+    step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first update"))
     feed = DevicePrefetcher(mesh, train.steps_per_call)
     evaluation_loader, evaluator = build_evaluator(
-        config, world, mesh, step.layout, shard_set, monitor.evaluated_images
+        config, world, mesh, step.layout, shard_set, training_logger.count_evaluated_images
     )
     return JaxTrainer(
         config=config,
@@ -62,15 +62,15 @@ def build_trainer(
         state=TrainState(config, classes, step, world),
         step=step,
         schedule=put_replicated(schedules.step_table(train, len(training_split)), mesh),
-        feed=feed,
+        prefetcher=feed,
         loader=build_training_loader(config, world, mesh, training_split),
         evaluation_loader=evaluation_loader,
         evaluator=evaluator,
-        control=StepSync(mesh, world.rank, feed.held),
-        monitor=monitor,
-        checkpoints=checkpoints,
-        stop=stop,
-        origin=partial(load_initial_weights, config, shard_set),
+        step_sync=StepSync(mesh, world.rank, feed.local_ranks),
+        training_logger=training_logger,
+        checkpoint_store=checkpoint_store,
+        stop_request=stop_request,
+        initial_weights=partial(load_initial_weights, config, shard_set),
         training_images=len(training_split),
     )
 
@@ -81,14 +81,14 @@ def build_evaluator(
     mesh: Mesh,
     layout: ParamLayout,
     shard_set: ShardSet,
-    counted: Callable[[int], None] = lambda images: None,
+    count_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
     """The evaluator over the validation split, and its loader, which the caller closes."""
     split = shard_set.split("validation")
     loader = build_evaluation_loader(
-        config, split, ranks=loader_ranks(world, mesh), world=axis_size(mesh, RANKS), device=HOST
+        config, split, ranks=loader_ranks(world, mesh), world_size=axis_size(mesh, RANKS), device=HOST
     )
-    return loader, Evaluator(config, mesh, layout, loader, len(split), world, counted)
+    return loader, Evaluator(config, mesh, layout, loader, len(split), world, count_images)
 
 
 def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:
@@ -100,7 +100,7 @@ def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Sp
         order,
         phases=schedules.image_phases(config, len(split)),
         ranks=loader_ranks(world, mesh),
-        world=axis_size(mesh, RANKS),
+        world_size=axis_size(mesh, RANKS),
         device=HOST,
     )
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Version and devices by kind; `trouble`: why JAX cannot use them, empty where it can."""
+    """Version and devices by kind; `problem`: why JAX cannot use them, empty where it can."""
 
     version: str
     platform: str = ""
     devices: list[str] = field(default_factory=list)
-    trouble: str = ""
+    problem: str = ""
 
 
 def probe() -> Capabilities:
@@ -20,5 +20,5 @@ def probe() -> Capabilities:
     try:
         found = jax.local_devices()
     except RuntimeError as error:
-        return Capabilities(jax.__version__, trouble=str(error).strip().splitlines()[0])
+        return Capabilities(jax.__version__, problem=str(error).strip().splitlines()[0])
     return Capabilities(jax.__version__, found[0].platform, [device.device_kind for device in found])

@@ -38,30 +38,30 @@ class TrainState:
     step: TrainStep
     world: World
     progress: RunProgress = field(default_factory=RunProgress)
-    _on_devices: OnDevices | None = None
+    _device_state: OnDevices | None = None
 
     @property
-    def on_devices(self) -> OnDevices:
+    def device_state(self) -> OnDevices:
         """What an update changes; whoever carries one out puts the new in the place of the old."""
-        assert self._on_devices is not None, "begin or restore first"
-        return self._on_devices
+        assert self._device_state is not None, "begin or restore first"
+        return self._device_state
 
-    @on_devices.setter
-    def on_devices(self, state: OnDevices) -> None:
-        self._on_devices = state
+    @device_state.setter
+    def device_state(self, state: OnDevices) -> None:
+        self._device_state = state
 
     @property
     def optimizer_bytes(self) -> int:
         """What a device keeps for its updates beside the weights that the model computes with."""
-        moments: list[Array] = jax.tree.leaves(self.on_devices.kept.moments)
+        moments: list[Array] = jax.tree.leaves(self.device_state.opt_state.moments)
         return sum(array.addressable_shards[0].data.nbytes for array in moments)
 
-    def check(self, snapshot: Snapshot) -> None:
+    def check_arrays(self, snapshot: Snapshot) -> None:
         """Raises InputError where a checkpoint does not hold the arrays of this model and its optimizer."""
         spec = models.model_spec(self.config.model, self.classes)
         wanted = {f"model/{parameter.name}" for parameter in spec.parameters}
         wanted |= {f"model/{buffer.name}" for buffer in spec.buffers}
-        different = sorted((wanted | self._fresh().keys()) ^ snapshot.arrays.keys())
+        different = sorted((wanted | self._initial_optimizer_state().keys()) ^ snapshot.arrays.keys())
         if different:
             raise InputError(
                 f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
@@ -70,47 +70,56 @@ class TrainState:
                 hint="Start a new run.",
             )
 
-    def first_of(self, origin: InitialWeights) -> Snapshot:
+    def initial_snapshot(self, initial_weights: InitialWeights) -> Snapshot:
         """The state of a new run that begins with the weights and statistics of another one."""
-        arrays = {f"model/{name}": values for name, values in origin.arrays.items()}
-        return Snapshot(0, arrays | self._fresh(), {"progress": asdict(RunProgress(origin=origin.told))})
+        arrays = {f"model/{name}": values for name, values in initial_weights.arrays.items()}
+        return Snapshot(
+            0,
+            arrays | self._initial_optimizer_state(),
+            {"progress": asdict(RunProgress(origin=initial_weights.provenance))},
+        )
 
-    def begin(self, snapshot: Snapshot | None) -> None:
+    def load_from_rank0(self, snapshot: Snapshot | None) -> None:
         """The state of `snapshot`, which process 0 alone has, on all devices; without one that of a new run."""
         parameters, statistics = initialise(self.config.model, self.classes, self.config.run.seed)
         meta = self.world.broadcast(None if snapshot is None else snapshot.meta)
         if meta is None:
-            self.on_devices = self.step.begin(parameters, statistics)
+            self.device_state = self.step.init_state(parameters, statistics)
             return
-        arrays = {f"model/{name}": value for name, value in {**parameters, **statistics}.items()} | self._fresh()
+        arrays = {
+            f"model/{name}": value for name, value in {**parameters, **statistics}.items()
+        } | self._initial_optimizer_state()
         if snapshot is not None:
             arrays = {name: np.asarray(snapshot.arrays[name], np.float32) for name in arrays}
         if self.world.size > 1:
-            arrays = multihost_utils.broadcast_one_to_all(arrays, is_source=self.world.first)
+            arrays = multihost_utils.broadcast_one_to_all(arrays, is_source=self.world.is_rank0)
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
-        self.on_devices = self.step.begin(
+        self.device_state = self.step.init_state(
             {name: arrays[f"model/{name}"] for name in parameters},
             {name: arrays[f"model/{name}"] for name in statistics},
             self.progress.step,
-            {slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters} for slot in self.step.slots},
+            {
+                slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
+                for slot in self.step.initial_moments
+            },
             {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
         )
 
     @waiting_for(CHECKPOINT)
     def model_arrays(self) -> dict[str, Values]:
         """The fp32 weights and running statistics by the catalogue's names, on process 0; all processes call it."""
-        return self._of_model(self.weights())
+        return self._model_arrays_of(self.unshard_weights())
 
     @waiting_for(CHECKPOINT)
     def capture(self) -> Snapshot | None:
         """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
-        weights = self.weights()
-        kept = self.on_devices.kept
-        moments = {slot: self._whole(buckets) for slot, buckets in kept.moments.items()}
-        if not self.world.first:
+        weights = self.unshard_weights()
+        kept = self.device_state.opt_state
+        moments = {slot: self._unshard(buckets) for slot, buckets in kept.moments.items()}
+        if not self.world.is_rank0:
             return None
-        arrays = {f"model/{name}": value for name, value in self._of_model(weights).items()}
+        arrays = {f"model/{name}": value for name, value in self._model_arrays_of(weights).items()}
         for slot, buckets in moments.items():
             named = self.step.layout.unpack([np.array(bucket) for bucket in buckets])
             arrays |= {f"optimizer/{slot}/{name}": value for name, value in named.items()}
@@ -120,54 +129,54 @@ class TrainState:
         return Snapshot(self.progress.step, arrays, meta)
 
     @waiting_for(CHECKPOINT)
-    def weights(self) -> Buckets:
+    def unshard_weights(self) -> Buckets:
         """The weights' buckets, whole on every device; all processes call it."""
-        return self._whole(self.on_devices.weights)
+        return self._unshard(self.device_state.weights)
 
-    def _fresh(self) -> dict[str, Values]:
+    def _initial_optimizer_state(self) -> dict[str, Values]:
         """What the optimizer has kept before the first update, by its names in a checkpoint."""
-        moments, scalars = self.step.fresh()
+        moments, scalars = self.step.initial_optimizer_state()
         arrays = {f"optimizer/{slot}/{name}": array for slot, named in moments.items() for name, array in named.items()}
         return arrays | {f"optimizer/{name}": array for name, array in scalars.items()}
 
-    def _of_model(self, weights: Buckets) -> dict[str, Values]:
-        if not self.world.first:
+    def _model_arrays_of(self, weights: Buckets) -> dict[str, Values]:
+        if not self.world.is_rank0:
             return {}
-        statistics = {name: np.array(array) for name, array in self.on_devices.statistics.items()}
+        statistics = {name: np.array(array) for name, array in self.device_state.statistics.items()}
         return self.step.layout.unpack([np.array(bucket) for bucket in weights]) | statistics
 
-    def _whole(self, buckets: Buckets) -> Buckets:
+    def _unshard(self, buckets: Buckets) -> Buckets:
         """Gathered on every device where they are scattered."""
-        return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._gathered(buckets)
+        return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._unsharded_spec(buckets)
 
     @cached_property
-    def _gathered(self) -> Callable[[Buckets], Buckets]:
+    def _unsharded_spec(self) -> Callable[[Buckets], Buckets]:
         return jax.jit(lambda buckets: buckets, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
 
 @waiting_for(CHECKPOINT)
 def restore_or_start(
-    checkpoints: CheckpointStore,
+    checkpoint_store: CheckpointStore,
     resume: str,
     state: TrainState,
-    origin: Callable[[], InitialWeights | None] = lambda: None,
+    initial_weights: Callable[[], InitialWeights | None] = lambda: None,
 ) -> bool:
     """Continues from the newest whole checkpoint, read and verified by process 0; whether there was one.
 
-    origin: what a new run begins with. Raises InputError on every process where process 0's checkpoints, or that
-    origin, conflict with the run.
+    initial_weights: what a new run begins with. Raises InputError on every process where process 0's checkpoints, or
+    that origin, conflict with the run.
     """
     snapshot: Snapshot | None = None
     first: Snapshot | None = None
     answer: Any = None
-    if state.world.first:
+    if state.world.is_rank0:
         refusal = None
         try:
-            snapshot = checkpoints.restore(resume)
+            snapshot = checkpoint_store.restore(resume)
             if snapshot is not None:
-                state.check(snapshot)
-            elif (begun := origin()) is not None:
-                first = state.first_of(begun)
+                state.check_arrays(snapshot)
+            elif (begun := initial_weights()) is not None:
+                first = state.initial_snapshot(begun)
         except InputError as error:
             refusal = fields_of(error)
         answer = {"found": snapshot is not None, "refusal": refusal}
@@ -175,5 +184,5 @@ def restore_or_start(
     answer = state.world.broadcast(answer)
     if answer["refusal"]:
         raise InputError(**answer["refusal"])
-    state.begin(snapshot)
+    state.load_from_rank0(snapshot)
     return bool(answer["found"])

@@ -76,7 +76,7 @@ def _can_read_cache(world: World) -> bool:
     """Whether this process finds what process 0 keeps, which is the only one that JAX lets write."""
     kept: Any = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     places = world.gather(kept if jax.default_backend() == "cpu" else None)
-    return not world.first and places[0] is not None and places[world.rank] == places[0]
+    return not world.is_rank0 and places[0] is not None and places[world.rank] == places[0]
 
 
 def _machine_key() -> str:

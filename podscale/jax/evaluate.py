@@ -64,21 +64,21 @@ class Evaluator:
         loader: Loader,
         count: int,
         world: World,
-        counted: Callable[[int], None] = lambda images: None,
+        count_images: Callable[[int], None] = lambda images: None,
     ) -> None:
-        """layout: of the weights' buckets. count: of the split. counted: hears how many samples of this process each
-        batch held."""
-        self._counted, self._loader, self._world = counted, loader, world
-        self._feed = DevicePrefetcher(mesh, lies=EVALUATION_BATCH_SPECS)
-        self._answers = synchronize_first_call(build_eval_step(config, mesh, layout), world, "the first evaluation")
+        """layout: of the weights' buckets. count: of the split. count_images: hears how many samples of this process
+        each batch held."""
+        self._count_images, self._loader, self._world = count_images, loader, world
+        self._prefetcher = DevicePrefetcher(mesh, specs=EVALUATION_BATCH_SPECS)
+        self._eval_step = synchronize_first_call(build_eval_step(config, mesh, layout), world, "the first evaluation")
         ranks = axis_size(mesh, RANKS)
-        self._quiet, self._asked = (_stop_flags(mesh, self._feed.held, value) for value in (0, 1))
+        self._no_stop, self._stop_asked = (_stop_flags(mesh, self._prefetcher.local_ranks, value) for value in (0, 1))
         self._steps, self._images = evaluation_steps(count, ranks, config.evaluate.batch), config.evaluate.batch * ranks
         self.count = count
-        self._report = progress.progress_from_env() if world.first else progress.ignore_progress
+        self._report = progress.progress_from_env() if world.is_rank0 else progress.ignore_progress
 
     @waiting_for(EVALUATION)
-    def measure(
+    def evaluate(
         self,
         buckets: Buckets,
         statistics: NamedArrays,
@@ -91,7 +91,7 @@ class Evaluator:
         """
         started = time.perf_counter()
         sums = np.zeros(4)  # top-1, top-5, loss, images
-        for batch, answers in self._all(buckets, statistics, phase, stop_requested):
+        for batch, answers in self._iter_batches(buckets, statistics, phase, stop_requested):
             if answers is None:
                 return None
             weights = batch.weights.astype(np.float64)
@@ -104,7 +104,7 @@ class Evaluator:
     def predict(self, buckets: Buckets, statistics: NamedArrays, phase: PhaseTimer) -> Predictions | None:
         """The predictions of the whole split on process 0, None elsewhere."""
         parts: list[dict[str, Values]] = []
-        for batch, answers in self._all(buckets, statistics, phase, lambda: False):
+        for batch, answers in self._iter_batches(buckets, statistics, phase, lambda: False):
             assert answers is not None, "nobody asked to stop"
             parts.append({"keys": batch.keys, "labels": batch.labels, "weights": batch.weights, **answers})
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -114,9 +114,9 @@ class Evaluator:
             gathered = multihost_utils.process_allgather(as_words, tiled=True)
             columns = {name: np.asarray(gathered[name]).view(column.dtype) for name, column in columns.items()}
         real = columns.pop("weights") > 0
-        return Predictions(**{name: column[real] for name, column in columns.items()}) if self._world.first else None
+        return Predictions(**{name: column[real] for name, column in columns.items()}) if self._world.is_rank0 else None
 
-    def _all(
+    def _iter_batches(
         self, buckets: Buckets, statistics: NamedArrays, phase: PhaseTimer, stop_requested: Callable[[], bool]
     ) -> Iterator[tuple[Batch, dict[str, Values] | None]]:
         """Each batch with what the model says about it, read when the next one is on its way; None: all stop."""
@@ -127,18 +127,18 @@ class Evaluator:
         def read() -> Iterator[tuple[Batch, dict[str, Values] | None]]:
             nonlocal step
             batches, answers = waiting.pop(0)
-            batch, step = batches.sources[0], step + 1
+            batch, step = batches.host_batches[0], step + 1
             if np.asarray(answers.stop)[0]:
                 yield batch, None
                 return
             yield batch, {name: local_rows(getattr(answers, name)) for name in ("topk", "confidences", "losses")}
-            self._counted(int(np.count_nonzero(batch.weights)))
+            self._count_images(int(np.count_nonzero(batch.weights)))
             ticker.set(min(self.count, step * self._images), 0, 0)
 
-        for number, batches in enumerate(self._feed(self._loader.batches(0, self._steps), phase)):
-            stops = self._asked if number % BATCHES_PER_STOP_CHECK == 0 and stop_requested() else self._quiet
+        for number, batches in enumerate(self._prefetcher(self._loader.batches(0, self._steps), phase)):
+            stops = self._stop_asked if number % BATCHES_PER_STOP_CHECK == 0 and stop_requested() else self._no_stop
             with explain_evaluation_memory():
-                waiting.append((batches, self._answers(buckets, statistics, *batches.on_devices, stops)))
+                waiting.append((batches, self._eval_step(buckets, statistics, *batches.device_batches, stops)))
             if len(waiting) > 1:
                 yield from read()
         yield from read()

@@ -24,16 +24,22 @@ _PEER_LOST = (
 
 
 def watch_jax_peers(
-    meeting: RankGroup,
-    end: Callable[[PodscaleError], None],
+    rank_group: RankGroup,
+    exit_process: Callable[[PodscaleError], None],
     *,
-    seconds: float | None = None,
+    interval_seconds: float | None = None,
     hang_seconds: float | None = None,
-    stacks: Path | None = None,
+    stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
     """`engine.failure.watched` for JAX's collectives, which wait on the device, on a CPU without end."""
     return failure.watch_peers(
-        meeting, end, kind_of=classify_error, deaf=True, seconds=seconds, hang_seconds=hang_seconds, stacks=stacks
+        rank_group,
+        exit_process,
+        classify_error=classify_error,
+        silent_collectives=True,
+        interval_seconds=interval_seconds,
+        hang_seconds=hang_seconds,
+        stack_directory=stack_directory,
     )
 
 

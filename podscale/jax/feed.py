@@ -34,13 +34,13 @@ BATCH_SPECS: Any = GlobalBatches(PartitionSpec(None, RANKS, *SPATIAL), Partition
 class DeviceBatches:
     """Batches on the devices, `Feed.length` of them; those behind the ones that were read are zeros."""
 
-    on_devices: GlobalBatches
-    sources: tuple[Batch, ...]
+    device_batches: GlobalBatches
+    host_batches: tuple[Batch, ...]
 
     @property
     def images(self) -> int:
         """Images of this process, over all these batches."""
-        return sum(len(source.labels) for source in self.sources)
+        return sum(len(source.labels) for source in self.host_batches)
 
 
 class DevicePrefetcher:
@@ -49,14 +49,14 @@ class DevicePrefetcher:
     A program is only put on its way by calling it. So the next batches are read and copied while the devices compute.
     """
 
-    def __init__(self, mesh: Mesh, length: int = 1, lies: GlobalBatches = BATCH_SPECS) -> None:
-        """length: batches that a program takes, whether it uses all of them or not. lies: how, as partition specs."""
-        self._lies = lies
+    def __init__(self, mesh: Mesh, length: int = 1, specs: GlobalBatches = BATCH_SPECS) -> None:
+        """length: batches that a program takes, whether it uses all of them or not. specs: how, as partition specs."""
+        self._specs = specs
         self._mesh, self._ranks, self.length = mesh, axis_size(mesh, RANKS), length
         places: dict[Any, Any] = dict(
             NamedSharding(mesh, PartitionSpec(RANKS)).addressable_devices_indices_map((self._ranks,))
         )
-        self.held = len({index[0].start for index in places.values()})
+        self.local_ranks = len({index[0].start for index in places.values()})
         """Ranks of the mesh that this process's devices are."""
 
     def __call__(
@@ -77,17 +77,17 @@ class DevicePrefetcher:
 
     def _move(self, batches: tuple[Batch, ...]) -> GlobalBatches:
         assert len(batches) <= self.length, f"{len(batches)} batches for a program of {self.length}"
-        total = len(batches[0].labels) // self.held * self._ranks
+        total = len(batches[0].labels) // self.local_ranks * self._ranks
 
         def place(parts: list[npt.NDArray[Any]], spec: Any) -> Array:
-            return assemble_array(self._stacked(parts), NamedSharding(self._mesh, spec), dim=1, length=total)
+            return assemble_array(self._stack(parts), NamedSharding(self._mesh, spec), dim=1, length=total)
 
         labels = [batch.labels.astype(np.int32) for batch in batches]
         return GlobalBatches(
-            place([batch.images for batch in batches], self._lies.images), place(labels, self._lies.labels)
+            place([batch.images for batch in batches], self._specs.images), place(labels, self._specs.labels)
         )
 
-    def _stacked(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def _stack(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """[length, ...]; a single batch is not copied."""
         if self.length == 1:
             return parts[0][None]

@@ -41,14 +41,14 @@ class ParamLayout:
         sizes = [prod(self.shapes[name]) for name in backwards]
         plan = plan_buckets(sizes, bucket_elements, shards * ROW_ELEMENTS, alignment=ROW_ELEMENTS)
         self.lengths = tuple(stop - start for start, stop in plan.bounds)
-        self._places = dict(zip(backwards, zip(plan.buckets, plan.starts, sizes, strict=True), strict=True))
+        self._offsets = dict(zip(backwards, zip(plan.buckets, plan.starts, sizes, strict=True), strict=True))
         self._bounds = plan.bounds
 
     def pack(self, arrays: Mapping[str, ArrayLike]) -> Buckets:
         """The arrays as buckets, fp32, with zeros between and behind."""
         parts: list[list[Array]] = [[] for _ in self._bounds]
         ends = [start for start, _ in self._bounds]
-        for name, (bucket, start, size) in self._places.items():
+        for name, (bucket, start, size) in self._offsets.items():
             gap = start - ends[bucket]
             parts[bucket] += [jnp.zeros(gap)] * (gap > 0) + [
                 to_bucket_order(jnp.asarray(arrays[name], jnp.float32)).ravel()
@@ -58,11 +58,11 @@ class ParamLayout:
             part += [jnp.zeros(stop - end)] * (stop > end)
         return tuple(jnp.concatenate(part) for part in parts)
 
-    def lay_out(self, arrays: Mapping[str, ArrayLike]) -> tuple[Values, ...]:
+    def pack_on_host(self, arrays: Mapping[str, ArrayLike]) -> tuple[Values, ...]:
         """The arrays as buckets in memory of the host; zeros for those that are missing."""
         buckets = [np.zeros(length, np.float32) for length in self.lengths]
         for name in arrays:
-            bucket, start, size = self._places[name]
+            bucket, start, size = self._offsets[name]
             at = start - self._bounds[bucket][0]
             buckets[bucket][at : at + size] = to_bucket_order(np.asarray(arrays[name], np.float32)).ravel()
         return tuple(buckets)
@@ -71,12 +71,12 @@ class ParamLayout:
         """The arrays of whole buckets, in the order of the shapes; of the host's, views or copies."""
         found = {}
         for name, shape in self.shapes.items():
-            bucket, start, size = self._places[name]
+            bucket, start, size = self._offsets[name]
             at = start - self._bounds[bucket][0]
             found[name] = from_bucket_order(buckets[bucket][at : at + size], shape)
         return found
 
-    def rows(self) -> list[npt.NDArray[np.int32]]:
+    def array_of_rows(self) -> list[npt.NDArray[np.int32]]:
         """The array, by its number in the order of the shapes, that each row of each bucket belongs to.
 
         Rows of zeros count as the array's before them.
@@ -84,7 +84,7 @@ class ParamLayout:
         numbers = {name: number for number, name in enumerate(self.shapes)}
         found = []
         for bucket, (low, high) in enumerate(self._bounds):
-            inside = [(start - low, numbers[name]) for name, (b, start, _) in self._places.items() if b == bucket]
+            inside = [(start - low, numbers[name]) for name, (b, start, _) in self._offsets.items() if b == bucket]
             stops = [*inside, (high - low, -1)]
             found.append(
                 np.concatenate(

@@ -69,7 +69,7 @@ def device_position(device: Any, number: int) -> DevicePosition:
     return DevicePosition(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
 
 
-def plan_grid(places: Sequence[DevicePosition], row: int | None = None) -> Grid:
+def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Grid:
     """Devices by slice, column and row: rows along x with the cores of a chip side by side, columns along y and z.
 
     The order along z turns back at every other y, so that neighbours in a column are neighbours on the torus too.
@@ -77,12 +77,12 @@ def plan_grid(places: Sequence[DevicePosition], row: int | None = None) -> Grid:
     """
 
     def along(number: int) -> tuple[int, ...]:
-        place = places[number]
+        place = positions[number]
         return place.slice, place.y, place.z if place.y % 2 == 0 else -place.z, place.x, place.core
 
-    line = sorted(range(len(places)), key=along)
-    slices = _key_counts(place.slice for place in places)
-    lines = _key_counts((place.slice, place.y, place.z) for place in places)
+    line = sorted(range(len(positions)), key=along)
+    slices = _key_counts(place.slice for place in positions)
+    lines = _key_counts((place.slice, place.y, place.z) for place in positions)
     if len(set(slices)) > 1:
         raise InputError(
             f"the slices of this job have unequal numbers of devices ({_format_sizes(slices)}), so they make no mesh",

@@ -25,36 +25,36 @@ from podscale.rundir import RunDirectory
 def main() -> None:
     """Carries out the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    place = WorkerEnv.of()
+    place = WorkerEnv.read()
     launch = place.config.launch
     meeting = join_rank_group(read_rank_env(), launch.timeout_seconds)
-    stacks = RunDirectory.of(place.config).hang
-    with watch_jax_peers(meeting, place.end, hang_seconds=launch.hang_seconds, stacks=stacks) as whereabouts:
+    stacks = RunDirectory.for_config(place.config).hang_stacks
+    with watch_jax_peers(meeting, place.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks) as whereabouts:
         run_stage(place, meeting, whereabouts)
 
 
-def run_stage(place: WorkerEnv, meeting: RankGroup, whereabouts: ProgressTracker) -> None:
+def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
     """Opens the shard set, joins the others and carries out the stage.
 
     A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save. JAX is
     imported once all agree: what is wrong with the document is known before.
     """
     stop = StopRequest()
-    if place.stage == "train":
+    if worker_env.stage == "train":
         stop.install()
-    shard_set = open_agreed_shard_set(place, meeting, device=device_kind(), libraries=library_versions())
+    shard_set = open_agreed_shard_set(worker_env, rank_group, device=device_kind(), libraries=library_versions())
 
     from podscale.jax.stage import run_evaluation, run_training
     from podscale.jax.world import join_world, leave_world
 
-    world = join_world(meeting)
-    run = RunDirectory.of(place.config)
+    world = join_world(rank_group)
+    run = RunDirectory.for_config(worker_env.config)
     try:
         run_worker_stage(
-            place,
-            whereabouts,
-            training=lambda: run_training(place, world, shard_set, run, stop, whereabouts),
-            evaluation=lambda: run_evaluation(place, world, shard_set, run),
+            worker_env,
+            progress_tracker,
+            training=lambda: run_training(worker_env, world, shard_set, run, stop, progress_tracker),
+            evaluation=lambda: run_evaluation(worker_env, world, shard_set, run),
         )
     except Preempted:
         leave_world(world)

@@ -36,46 +36,48 @@ class JaxTrainer(SharedSession):
     world: World
     state: TrainState
     evaluator: Evaluator
-    control: StepSync
+    step_sync: StepSync
     step: TrainStep
     schedule: Array
     """Every update's hyperparameters, on the devices."""
-    feed: DevicePrefetcher
+    prefetcher: DevicePrefetcher
 
     def restore(self) -> bool:
-        return restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.origin)
+        return restore_or_start(self.checkpoint_store, self.config.checkpoint.resume, self.state, self.initial_weights)
 
-    def updates(self) -> Iterator[list[StepStatus]]:
-        monitor, progress, state = self.monitor, self.progress, self.state
-        batches = self.loader.batches(progress.step, self.end)
-        for batch in self.feed(batches, monitor.phase, self.next_count):
-            count = len(batch.sources)
+    def train_steps(self) -> Iterator[list[StepStatus]]:
+        monitor, progress, state = self.training_logger, self.progress, self.state
+        batches = self.loader.batches(progress.step, self.end_step)
+        for batch in self.prefetcher(batches, monitor.phase, self.next_step_count):
+            count = len(batch.host_batches)
             with monitor.phase("forward_backward"):
-                call = self.control.call(count, stop=self.stop.requested, busy=monitor.busy)
+                call = self.step_sync.step_inputs(
+                    count, stop=self.stop_request.requested, busy_seconds=monitor.busy_seconds
+                )
                 with explain_training_memory(self.config, len(self.world.devices)):
-                    given = state.on_devices, batch.on_devices, self.schedule, call
-                    state.on_devices, figures = self.step.updates(*given)
-                self.control.sent(progress.step, count, figures)
-            monitor.waiting()
+                    given = state.device_state, batch.device_batches, self.schedule, call
+                    state.device_state, figures = self.step.run_steps(*given)
+                self.step_sync.send(progress.step, count, figures)
+            monitor.wait_started()
             with monitor.phase("forward_backward"):
-                words = self.control.due()
+                words = self.step_sync.ready()
             progress.step += count
-            monitor.updated(progress.step, batch.images // count, self.loader.bad_records, updates=count)
+            monitor.step_done(progress.step, batch.images // count, self.loader.bad_records, steps=count)
             yield words
 
-    def next_count(self) -> int:
+    def next_step_count(self) -> int:
         """Updates that the next call carries out: up to the first after which something else is due."""
         log_every, step = self.config.telemetry.log_every, self.progress.step
-        longest = range(step + 1, step + self.feed.length)
-        return 1 + sum(1 for _ in takewhile(lambda n: n % log_every and not self.interrupts(n), longest))
+        longest = range(step + 1, step + self.prefetcher.length)
+        return 1 + sum(1 for _ in takewhile(lambda n: n % log_every and not self.is_due_after(n), longest))
 
-    def measure(self, *, averaged: bool) -> EvaluationResult | None:
-        statistics = self.state.on_devices.statistics
-        return self.evaluator.measure(
-            self.state.weights(), statistics, self.monitor.inside, lambda: self.stop.requested
+    def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
+        statistics = self.state.device_state.statistics
+        return self.evaluator.evaluate(
+            self.state.unshard_weights(), statistics, self.training_logger.subphase, lambda: self.stop_request.requested
         )
 
-    def capture(self) -> Snapshot | None:
+    def capture_state(self) -> Snapshot | None:
         return self.state.capture()
 
     def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
@@ -97,4 +99,4 @@ class JaxTrainer(SharedSession):
     def close(self) -> None:
         self.loader.close()
         self.evaluation_loader.close()
-        self.checkpoints.close()
+        self.checkpoint_store.close()

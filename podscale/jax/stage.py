@@ -29,25 +29,25 @@ from podscale.shards.shardset import ShardSet
 
 
 def run_training(
-    place: WorkerEnv,
+    worker_env: WorkerEnv,
     world: World,
     shard_set: ShardSet,
     run: RunDirectory,
     stop: StopRequest,
-    whereabouts: ProgressTracker,
+    progress_tracker: ProgressTracker,
 ) -> TrainResult:
     """Trains; checkpoints and the final model go to the run directory."""
-    enable_program_cache(programs_directory(place.config.run.workspace))
+    enable_program_cache(programs_directory(worker_env.config.run.workspace))
 
     def build(checkpoints: CheckpointStore, monitor: TrainingLogger) -> JaxTrainer:
-        return build_trainer(place.config, world, shard_set, run.model, checkpoints, monitor, stop)
+        return build_trainer(worker_env.config, world, shard_set, run.model, checkpoints, monitor, stop)
 
-    return run_training_stage(place, world, shard_set, run, whereabouts, build)
+    return run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)
 
 
-def run_evaluation(place: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
     """Evaluates the final model; process 0 writes the predictions of every sample to the run directory."""
-    config = place.config
+    config = worker_env.config
     if combined_model_directories(config):
         raise InputError(
             "the JAX engine evaluates one model, and this document has several evaluated together",
@@ -60,10 +60,10 @@ def run_evaluation(place: WorkerEnv, world: World, shard_set: ShardSet, run: Run
     spec = models.model_spec(config.model, len(shard_set.classes))
     parameters, statistics = load_weights_file(spec, run.model / WEIGHTS_FILE)
     layout = build_layout(config, mesh, spec)
-    buckets, statistics = put_replicated((layout.lay_out(parameters), statistics), mesh)
+    buckets, statistics = put_replicated((layout.pack_on_host(parameters), statistics), mesh)
 
     def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
         loader, evaluator = build_evaluator(config, world, mesh, layout, shard_set, counted)
         return loader, lambda: evaluator.predict(buckets, statistics, untimed)
 
-    run_evaluation_stage(place, world, run, prepare, lambda: world.barrier("the evaluation"))
+    run_evaluation_stage(worker_env, world, run, prepare, lambda: world.barrier("the evaluation"))

@@ -60,7 +60,7 @@ class DeviceState(NamedTuple):
     """
 
     weights: Buckets
-    kept: OptState
+    opt_state: OptState
     statistics: dict[str, Array]
     number: Array
 
@@ -69,23 +69,24 @@ class StepResults(NamedTuple):
     """What is known of k updates, equal on all devices.
 
     loss: fp32 [k], the mean over the global batch. finite: bool [k], whether carried out. grad_norm: fp32 [k], of the
-    averaged gradient; None where the update is sharded and no device has all of it. word: see `Call`, under MAX.
+    averaged gradient; None where the update is sharded and no device has all of it. status: see `Call`, under MAX.
     """
 
     loss: Array
     finite: Array
     grad_norm: Array | None
-    word: Array | None = None
+    status: Array | None = None
 
 
 class StepInputs(NamedTuple):
     """What the host says with a call.
 
-    updates: how many to carry out, int32. word: of each rank, int32 [ranks, 4]; all learn it under MAX (see `control`).
+    step_count: how many to carry out, int32. status: of each rank, int32 [ranks, 4]; all learn it under MAX (see
+    `control`).
     """
 
-    updates: Any
-    word: Any
+    step_count: Any
+    status: Any
 
 
 STATUS_SPEC = PartitionSpec(RANKS)
@@ -101,13 +102,13 @@ class TrainStep:
     layout: ParamLayout
     specs: Any
     """How the state lies on the mesh: a State with partition specs in the place of arrays."""
-    slots: Mapping[str, float]
+    initial_moments: Mapping[str, float]
     """What the update rule keeps of every weight, and the value that it begins with."""
-    updates: Callable[..., tuple[DeviceState, StepResults]]
+    run_steps: Callable[..., tuple[DeviceState, StepResults]]
     """(state, batches, schedule, call): carries out updates; schedule: fp32 [updates, 3], replicated. The state given
     is used up. Without a call: one update for each batch, and nothing to say."""
 
-    def begin(
+    def init_state(
         self,
         parameters: NamedArrays,
         statistics: NamedArrays,
@@ -119,36 +120,36 @@ class TrainStep:
 
         moments: arrays by the weights' names for every slot of the optimizer; scalars: its others. Default: new ones.
         """
-        fresh_moments, fresh_scalars = self.fresh()
-        laid = {slot: self.layout.lay_out(named) for slot, named in (moments or fresh_moments).items()}
+        fresh_moments, fresh_scalars = self.initial_optimizer_state()
+        laid = {slot: self.layout.pack_on_host(named) for slot, named in (moments or fresh_moments).items()}
         packed: Any = DeviceState(
-            self.layout.lay_out(parameters),  # type: ignore[arg-type]
+            self.layout.pack_on_host(parameters),  # type: ignore[arg-type]
             OptState(laid, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
             dict(statistics),
             np.asarray(number, np.int32),  # type: ignore[arg-type]
         )
-        return self._placed(packed)
+        return self._put_on_mesh(packed)
 
-    def fresh(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
+    def initial_optimizer_state(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
         """What the update rule has kept before the first update: moments by slot and name, and scalars."""
-        shapes, names = self.layout.shapes.items(), self.specs.kept.scalars
+        shapes, names = self.layout.shapes.items(), self.specs.opt_state.scalars
         moments = {
             slot: {name: np.broadcast_to(np.float32(value), shape) for name, shape in shapes}
-            for slot, value in self.slots.items()
+            for slot, value in self.initial_moments.items()
         }
         return moments, {name: np.zeros((), np.float32) for name in names}
 
-    def batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
+    def put_batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
         """Batches of the host on the devices."""
         given = GlobalBatches(images, labels.astype(np.int32))  # type: ignore[arg-type]
         lies = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
         return jax.device_put(given, lies)  # type: ignore[no-any-return]
 
-    def named(self, buckets: Buckets) -> dict[str, Array]:
+    def named_arrays(self, buckets: Buckets) -> dict[str, Array]:
         """Weights or moments of a state by the catalogue's names, whole, whatever the sharding."""
         return self.layout.unpack(buckets)
 
-    def _placed(self, state: DeviceState) -> DeviceState:
+    def _put_on_mesh(self, state: DeviceState) -> DeviceState:
         def place(value: Array, spec: PartitionSpec) -> Array:
             placed = put_sharded(np.asarray(value), NamedSharding(self.mesh, spec))
             return placed.copy()  # the caller's arrays must outlive the state, whose memory is given away
@@ -171,7 +172,7 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     of_specs: Any = DeviceState
     specs = of_specs(
         weights=buckets,
-        kept=OptState(moments, others),
+        opt_state=OptState(moments, others),
         statistics={buffer.name: REPLICATED for buffer in spec.buffers},
         number=REPLICATED,
     )
@@ -269,7 +270,7 @@ def _build_device_steps(
         share = build_param_shard(train.optimizer, layout, spec, scattered)
         hyper = HyperParams(*schedule[state.number])
         finite = all_finite([*averages, extra])
-        weights, kept, finite = rule(share, state.weights, averages, state.kept, hyper, finite)
+        weights, kept, finite = rule(share, state.weights, averages, state.opt_state, hyper, finite)
         statistics = apply_statistics_change(state.statistics, extra[1:], finite)
         norm = None if scattered else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
         return DeviceState(weights, kept, statistics, state.number + 1), StepResults(extra[0], finite, norm)
@@ -277,7 +278,7 @@ def _build_device_steps(
     def updates(
         state: DeviceState, batches: GlobalBatches, schedule: Array, call: StepInputs
     ) -> tuple[DeviceState, StepResults]:
-        word = lax.pmax(jnp.asarray(call.word)[0], RANKS)
+        word = lax.pmax(jnp.asarray(call.status)[0], RANKS)
         longest = len(batches.labels)
 
         def carry_out(number: Any, state: DeviceState) -> tuple[DeviceState, StepResults]:
@@ -294,8 +295,8 @@ def _build_device_steps(
             else:
                 _, shapes = jax.eval_shape(carry_out, 0, state)
                 nothing = jax.tree.map(lambda one: jnp.zeros((longest, *one.shape), one.dtype), shapes)
-                state, figures = lax.fori_loop(0, call.updates, add, (state, nothing))
-        return state, figures._replace(word=word)
+                state, figures = lax.fori_loop(0, call.step_count, add, (state, nothing))
+        return state, figures._replace(status=word)
 
     return updates
 

@@ -42,12 +42,12 @@ class World:
     devices: tuple[jax.Device, ...]
     local_devices: tuple[jax.Device, ...]
     timeout_seconds: float
-    meeting: RankGroup
+    rank_group: RankGroup
     """Where all processes are, or this one alone."""
     _calls: Callable[[], int] = field(default_factory=lambda: count().__next__, repr=False, compare=False)
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Process 0: the one that writes."""
         return self.rank == 0
 
@@ -69,10 +69,10 @@ class World:
     def broadcast(self, value: Any = None) -> Any:
         """What process 0 gave here, on every process; anything that JSON can hold."""
         key = f"world/{self._calls()}"
-        if self.first:
-            self.meeting.store.set(key, json.dumps(value))
+        if self.is_rank0:
+            self.rank_group.store.set(key, json.dumps(value))
             return value
-        return json.loads(self._awaited([key], "what process 0 has to say")[0])
+        return json.loads(self._wait_for_keys([key], "what process 0 has to say")[0])
 
     def gather(self, value: Any) -> list[Any]:
         """What every process gave here, by process, on every process; anything that JSON can hold."""
@@ -84,44 +84,44 @@ class World:
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         """Process 0 collects and answers: as many messages as processes, not their square."""
-        number, store = self._calls(), self.meeting.store
+        number, store = self._calls(), self.rank_group.store
         keys = [f"world/{number}/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], json.dumps(value))
-        if not self.first:
-            found: list[Any] = json.loads(self._awaited([f"world/{number}"], name, ANSWER_SECONDS)[0])
+        if not self.is_rank0:
+            found: list[Any] = json.loads(self._wait_for_keys([f"world/{number}"], name, ANSWER_SECONDS)[0])
             return found
-        found = [json.loads(text) for text in self._awaited(keys, name)]
+        found = [json.loads(text) for text in self._wait_for_keys(keys, name)]
         store.set(f"world/{number}", json.dumps(found))
         return found
 
     @waiting_for(BARRIER)
-    def _awaited(self, keys: list[str], name: str, more: float = 0.0) -> list[str]:
-        store = self.meeting.store
+    def _wait_for_keys(self, keys: list[str], name: str, more: float = 0.0) -> list[str]:
+        store = self.rank_group.store
         try:
             store.wait(keys, self.timeout_seconds + more)
         except StoreTimeout as error:
-            waited = [rank for rank, key in enumerate(keys) if not store.check(key)]  # of one key: for process 0
+            waited = [rank for rank, key in enumerate(keys) if not store.has(key)]  # of one key: for process 0
             raise StoreTimeout(f"timed out: {format_ranks(waited)} did not come to {name}") from error
         return store.get(keys)
 
 
-def join_world(meeting: RankGroup, environment: Mapping[str, str] = os.environ) -> World:
+def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> World:
     """Joins the other processes, which have all come to the meeting, and finds the devices of all.
 
     Raises HangDetected where one of them is lost now.
     """
-    seat = read_rank_env(environment)
-    if threads := environment.get("OMP_NUM_THREADS"):
+    seat = read_rank_env(environ)
+    if threads := environ.get("OMP_NUM_THREADS"):
         os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
-    if seat.size > 1:
+    if seat.world_size > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from our StopRequest
         delay_abort()
-        _join_jax(meeting, seat)
+        _join_jax(rank_group, seat)
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     mine = tuple(device for device in devices if device.process_index == seat.rank)
     _check_slice(seat, mine)
-    return World(seat.rank, seat.size, tuple(devices), mine, meeting.timeout_seconds, meeting)
+    return World(seat.rank, seat.world_size, tuple(devices), mine, rank_group.timeout_seconds, rank_group)
 
 
 def single_process_world() -> World:
@@ -134,36 +134,36 @@ def leave_world(world: World) -> None:
 
     JAX's own farewell is left out: it ends a process whose peer does not say it in time.
     """
-    leave_rank_group(world.meeting)
+    leave_rank_group(world.rank_group)
 
 
-def _join_jax(meeting: RankGroup, seat: RankEnv) -> None:
+def _join_jax(rank_group: RankGroup, rank_env: RankEnv) -> None:
     """On a thread of its own, because JAX ends the one by SIGABRT in which it waits in vain."""
-    seconds = meeting.timeout_seconds
+    seconds = rank_group.timeout_seconds
     try:
-        call_with_timeout(seconds, lambda: _initialize(meeting, seat))
+        call_with_timeout(seconds, lambda: _initialize(rank_group, rank_env))
     except TimeoutError as error:
         raise HangDetected(
             "JAX's processes did not find each other", field="launch.timeout_seconds", got=seconds
         ) from error
 
 
-def _initialize(meeting: RankGroup, seat: RankEnv) -> None:
-    """JAX's own meeting: its service is process 0's, where others find this pod, at a port that is free there."""
-    if seat.rank == 0:
+def _initialize(rank_group: RankGroup, rank_env: RankEnv) -> None:
+    """JAX's own rank_group: its service is process 0's, where others find this pod, at a port that is free there."""
+    if rank_env.rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))
-            meeting.store.set(COORDINATOR_KEY, f"{seat.address}:{probe.getsockname()[1]}")
-    coordinator = meeting.own_store(meeting.timeout_seconds).get([COORDINATOR_KEY])[0]
-    if seat.rank > 0:
-        _wait_for_service(coordinator, meeting.timeout_seconds)
+            rank_group.store.set(COORDINATOR_KEY, f"{rank_env.store_address}:{probe.getsockname()[1]}")
+    coordinator = rank_group.store_for_thread(rank_group.timeout_seconds).get([COORDINATOR_KEY])[0]
+    if rank_env.rank > 0:
+        _wait_for_service(coordinator, rank_group.timeout_seconds)
     jax.distributed.initialize(
         coordinator,
-        seat.size,
-        seat.rank,
+        rank_env.world_size,
+        rank_env.rank,
         cluster_detection_method="deactivate",
-        local_device_ids=[seat.local_rank] if seat.local_size > 1 else None,
-        initialization_timeout=round(meeting.timeout_seconds),
+        local_device_ids=[rank_env.local_rank] if rank_env.local_world_size > 1 else None,
+        initialization_timeout=round(rank_group.timeout_seconds),
         heartbeat_timeout_seconds=NO_TIMEOUT_SECONDS,
     )
 
@@ -178,12 +178,12 @@ def _wait_for_service(address: str, seconds: float) -> None:
         time.sleep(RETRY_SECONDS)
 
 
-def _check_slice(seat: RankEnv, mine: tuple[jax.Device, ...]) -> None:
+def _check_slice(rank_env: RankEnv, mine: tuple[jax.Device, ...]) -> None:
     """The TPU library counts slices by variables of its own; where they are missing, each slice trains by itself."""
     found = getattr(mine[0], "slice_index", None) or 0
-    if mine[0].platform == "tpu" and seat.slices > 1 and found != seat.slice_:
+    if mine[0].platform == "tpu" and rank_env.slice_count > 1 and found != rank_env.slice_id:
         raise InputError(
-            f"this pod is in slice {seat.slice_} of {seat.slices}, but its TPUs are in slice {found}: "
+            f"this pod is in slice {rank_env.slice_id} of {rank_env.slice_count}, but its TPUs are in slice {found}: "
             "MEGASCALE_SLICE_ID and MEGASCALE_NUM_SLICES, which GKE sets in the pods of a JobSet, did not reach it",
             field="MEGASCALE_SLICE_ID",
             got=found,

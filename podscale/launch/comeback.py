@@ -23,26 +23,26 @@ OLD_RENDEZVOUS_SECONDS = 20.0
 REJOIN_POLL_SECONDS = 0.5
 
 
-def wait_to_rejoin(task: WorkerSpec, stopped: Callable[[], bool], environment: Mapping[str, str] = os.environ) -> None:
+def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
     """Returns when this pod may join the others: at once, unless its container has been started again.
 
     The mark of a first start is in the temporary directory, which in a pod lives as long as the pod, not the container;
     outside of pods there is no such thing, and nothing is done.
     """
-    if "KUBERNETES_SERVICE_HOST" not in environment or not task.rendezvous.node_rank or task.engine == "jax":
+    if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.engine == "jax":
         return
-    mark = Path(tempfile.gettempdir()) / f".podscale-{task.run}-{task.stage}-began"
+    mark = Path(tempfile.gettempdir()) / f".podscale-{spec.run}-{spec.stage}-began"
     if mark.exists():
-        wait_until_unreachable(task.rendezvous.address, task.rendezvous.port, stopped)
+        wait_until_unreachable(spec.rendezvous.address, spec.rendezvous.port, is_stopping)
     mark.touch()
 
 
 def wait_until_unreachable(
-    address: str, port: int, stopped: Callable[[], bool], seconds: float = OLD_RENDEZVOUS_SECONDS
+    address: str, port: int, is_stopping: Callable[[], bool], timeout_seconds: float = OLD_RENDEZVOUS_SECONDS
 ) -> None:
     """Returns when nobody answers at that address, after so many seconds, or on a request to stop."""
-    deadline = time.monotonic() + seconds
-    while _is_reachable(address, port) and time.monotonic() < deadline and not stopped():
+    deadline = time.monotonic() + timeout_seconds
+    while _is_reachable(address, port) and time.monotonic() < deadline and not is_stopping():
         time.sleep(REJOIN_POLL_SECONDS)
 
 

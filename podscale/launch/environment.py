@@ -29,12 +29,12 @@ RECORDED_PACKAGES = (
 )
 
 
-def write_environment_file(path: Path, task: WorkerSpec) -> None:
+def write_environment_file(path: Path, spec: WorkerSpec) -> None:
     """Records versions, devices, command line and commit of this launch."""
-    write_json(path, describe_environment(task))
+    write_json(path, describe_environment(spec))
 
 
-def describe_environment(task: WorkerSpec) -> dict[str, Any]:
+def describe_environment(spec: WorkerSpec) -> dict[str, Any]:
     return {
         "podscale": VERSION,
         "commit": _source_commit(),
@@ -48,9 +48,9 @@ def describe_environment(task: WorkerSpec) -> dict[str, Any]:
         "cores": devices.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": devices.gpu_names(),
-        "nodes": task.rendezvous.nodes,
-        "processes": task.processes,
-        "threads": task.threads,
+        "nodes": spec.rendezvous.nodes,
+        "processes": spec.processes_per_node,
+        "threads": spec.threads_per_process,
     }
 
 

@@ -23,7 +23,7 @@ def validate_job(
     hardware: Hardware,
     nodes: int,
     processes: int,
-    demand: PodResources,
+    resources: PodResources,
     shard_set: str | None,
 ) -> None:
     """Raise InputError with everything that does not fit: InputErrors if it is more than one thing.
@@ -31,7 +31,7 @@ def validate_job(
     Args:
         shard_set: location of the shard set; None leaves out the checks of volumes.
     """
-    found = [*_check_machine(config, stage, hardware, demand)]
+    found = [*_check_machine(config, stage, hardware, resources)]
     if shard_set is not None:
         found += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
     if stage in ("train", "evaluate"):
@@ -39,7 +39,7 @@ def validate_job(
     if stage == "train":
         drives_all = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
         devices = max(hardware.accelerators, 1) if drives_all else processes
-        found += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, demand)]
+        found += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, resources)]
     if len(found) == 1:
         raise found[0]
     if found:
@@ -105,38 +105,38 @@ def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterato
         yield InputError(problem, field="shard set", got=shard_set, hint="Name one with launch.cluster.volumes.")
 
 
-def _check_machine(config: RunConfig, stage: str, hardware: Hardware, demand: PodResources) -> Iterator[InputError]:
-    if hardware.cpus and demand.cpus >= hardware.cpus:
+def _check_machine(config: RunConfig, stage: str, hardware: Hardware, resources: PodResources) -> Iterator[InputError]:
+    if hardware.cpus and resources.cpus >= hardware.cpus:
         yield InputError(
             f"a {hardware.machine} has {hardware.cpus} and needs some itself",
             field="launch.resources.cpus",
-            got=demand.cpus,
-            hint=f"Lower it, or set it to 0 for {hardware.cpus_to_ask:g}.",
+            got=resources.cpus,
+            hint=f"Lower it, or set it to 0 for {hardware.cpus_to_request:g}.",
         )
-    if hardware.memory_gib and demand.memory >= hardware.memory_gib:
+    if hardware.memory_gib and resources.memory_gib >= hardware.memory_gib:
         yield InputError(
             f"a {hardware.machine} has {hardware.memory_gib:g} GiB and needs some itself",
             field="launch.resources.memory_gib",
-            got=demand.memory,
-            hint=f"Lower it, or set it to 0 for {hardware.memory_to_ask:g}.",
+            got=resources.memory_gib,
+            hint=f"Lower it, or set it to 0 for {hardware.memory_gib_to_request:g}.",
         )
-    if demand.memory and demand.shm >= demand.memory:
+    if resources.memory_gib and resources.shm_gib >= resources.memory_gib:
         yield InputError(
-            f"shared memory for the batches in flight is part of it and takes {demand.shm:g}",
+            f"shared memory for the batches in flight is part of it and takes {resources.shm_gib:g}",
             field="launch.resources.memory_gib",
-            got=demand.memory,
+            got=resources.memory_gib,
             hint="Raise it, or lower input.prefetch, input.workers or launch.processes.",
         )
 
 
-def _check_caches(config: RunConfig, processes: int, demand: PodResources) -> Iterator[InputError]:
+def _check_caches(config: RunConfig, processes: int, resources: PodResources) -> Iterator[InputError]:
     caches = input_cache_bytes(config, processes) / GIB
-    if caches and demand.memory and caches + demand.shm >= demand.memory:
+    if caches and resources.memory_gib and caches + resources.shm_gib >= resources.memory_gib:
         yield InputError(
             f"input.record_cache_bytes and input.decoded_cache_bytes of {format_count(processes, 'process')} take "
             f"{caches:.3g} of it",
             field="launch.resources.memory_gib",
-            got=demand.memory,
+            got=resources.memory_gib,
             hint="Raise it, or lower them.",
         )
 
@@ -166,7 +166,7 @@ def _check_accelerators(config: RunConfig, hardware: Hardware, nodes: int, proce
 
 def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputError]:
     cluster = config.launch.cluster
-    if cluster.network == "gpudirect" and hardware.direct is None:
+    if cluster.network == "gpudirect" and hardware.gpudirect is None:
         yield InputError(
             f"{hardware.name} has none: it comes with whole machines of eight H100, H200 or B200",
             field="launch.cluster.network",

@@ -28,14 +28,14 @@ class LogDisplay:
     def update(self) -> None:
         """Shows what is new; a reader that hung up (a closed pipe) costs the display, not the run."""
         with suppress(BrokenPipeError):
-            self._update()
+            self._print_new_lines()
 
-    def _update(self) -> None:
-        for line in self._rank_log.lines() if self._rank_log is not None else ():
+    def _print_new_lines(self) -> None:
+        for line in self._rank_log.read_lines() if self._rank_log is not None else ():
             self._bar.clear()
             self._err.write(printable(line.rstrip(b"\r")) + "\n")
             self._err.flush()
-        for line in self._metrics.lines() if self._metrics is not None else ():
+        for line in self._metrics.read_lines() if self._metrics is not None else ():
             record = parse_record(line)
             if record is not None:
                 self._bar.clear()
@@ -43,7 +43,7 @@ class LogDisplay:
         if (update := progress.read_progress(self._progress_file)) is not None:
             self._bar(update)
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Shows a line about the run itself."""
         with suppress(BrokenPipeError):
             self._bar.clear()

@@ -28,67 +28,70 @@ class BarrierTimeout(Exception):
 
 
 def pod_barrier(
-    meeting: Rendezvous,
+    rendezvous: Rendezvous,
     connect: Callable[[], Store],
     rank: int,
     *,
-    leaving: float,
-    seconds: float = BARRIER_TIMEOUT_SECONDS,
+    exit_grace_seconds: float,
+    timeout_seconds: float = BARRIER_TIMEOUT_SECONDS,
 ) -> None:
     """Returns when every pod has come to a meeting that has not begun without this one. Raises NotGathered.
 
-    connect: a new connection to the meeting place, whichever store is there. rank: the first of this pod. leaving: for
-    so long the others, and what is left of this pod's predecessor, may go on, because they may be about to save; after
-    that they are told that this rank is lost. seconds: the longest wait for another pod, and for the old meeting's end.
+    connect: a new connection to the meeting place, whichever store is there. rank: the first of this pod.
+    exit_grace_seconds: for so long the others, and what is left of this pod's predecessor, may go on, because they may
+    be about to save; after that they are told that this rank is lost. timeout_seconds: the longest wait for another
+    pod, and for the old meeting's end.
     """
-    assert meeting.node_rank is not None
-    pods = [f"pod/{number}" for number in range(meeting.nodes)]
-    me = pods[meeting.node_rank]
-    deadline = time.monotonic() + seconds
+    assert rendezvous.node_rank is not None
+    pods = [f"pod/{number}" for number in range(rendezvous.nodes)]
+    me = pods[rendezvous.node_rank]
+    deadline = time.monotonic() + timeout_seconds
     while True:
         store = connect()
         try:
             if (coming := store.add(f"came/{me}", 1)) > 1 and _is_rendezvous_complete(store, pods):
-                _wait_for_store_end(store, rank, leaving, seconds)
-                deadline = time.monotonic() + seconds
+                _wait_for_store_end(store, rank, exit_grace_seconds, timeout_seconds)
+                deadline = time.monotonic() + timeout_seconds
                 continue
             store.set(me, str(coming))
-            return store.wait(pods, seconds)
+            return store.wait(pods, timeout_seconds)
         except StoreTimeout:
-            absent = [number for number, pod in enumerate(pods) if not store.check(pod)]
+            absent = [number for number, pod in enumerate(pods) if not store.has(pod)]
             told = format_ranks(absent).replace("rank", "pod", 1)
             raise BarrierTimeout(
-                f"{told} of {meeting.nodes} did not come within {seconds:.0f} s; its own log or its events say why",
+                f"{told} of {rendezvous.nodes} did not come within {timeout_seconds:.0f} s; its own log or its events say why",
                 missing=absent,
             ) from None
         except StoreError as error:  # it may have ended in the middle of a question, and the next one be about to begin
             if time.monotonic() >= deadline:
-                raise BarrierTimeout(f"the first pod of {meeting.nodes} cannot be reached: {error}") from error
+                raise BarrierTimeout(f"the first pod of {rendezvous.nodes} cannot be reached: {error}") from error
             time.sleep(RETRY_SECONDS)
 
 
 def mark_rank_lost(store: Store, rank: int) -> None:
     """Lets the other ranks know of one that cannot say it itself, unless somebody has failed before."""
-    if not store.check(FAILED_KEY):
+    if not store.has(FAILED_KEY):
         store.set(FAILED_KEY, str(rank))
 
 
 def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
     """Whether all have come to this meeting; one that has ended in the meantime is not to be joined either."""
     try:
-        return all(map(store.check, pods))
+        return all(map(store.has, pods))
     except StoreError:
         return True
 
 
-def _wait_for_store_end(store: Store, rank: int, leaving: float, seconds: float) -> None:
+def _wait_for_store_end(store: Store, rank: int, exit_grace_seconds: float, timeout_seconds: float) -> None:
     """Returns when the store has ended, with the meeting that this pod was lost from."""
     try:
-        for patience in (leaving, seconds):
+        for patience in (exit_grace_seconds, timeout_seconds):
             try:
                 store.wait([NEVER_SET_KEY], patience)
             except StoreTimeout:
                 mark_rank_lost(store, rank)
     except StoreError:
         return
-    raise BarrierTimeout(f"the other pods did not end the training that this pod was lost from within {seconds:.0f} s")
+    raise BarrierTimeout(
+        f"the other pods did not end the training that this pod was lost from within {timeout_seconds:.0f} s"
+    )

@@ -47,7 +47,7 @@ class JobSpec:
     """One stage of one run on `nodes` pods with `processes` ranks each.
 
     identity: the same for jobs that produce the same, sha256 in hex. document: what the pods are given, as YAML.
-    min_nodes: where the job may go on with fewer pods. direct: how GPUs reach each other past the host's memory.
+    min_nodes: where the job may go on with fewer pods. gpudirect: how GPUs reach each other past the host's memory.
     cache_path: where the pods keep remote shards, None where there are none. grace_seconds: from the request to stop
     to the kill.
     """
@@ -60,16 +60,16 @@ class JobSpec:
     command: tuple[str, ...]
     image: str
     nodes: int
-    processes: int
+    processes_per_node: int
     hardware: Hardware
-    demand: PodResources
-    security: SecurityMode
+    resources: PodResources
+    security_mode: SecurityMode
     workspace: str
     cluster: ClusterSection
     engine: str = "pytorch"
     min_nodes: int | None = None
     slices: int = 1
-    direct: str | None = None
+    gpudirect: str | None = None
     cache_path: str | None = None
     max_restarts: int = 0
     grace_seconds: float = 60.0
@@ -82,10 +82,10 @@ class JobSpec:
 
     @property
     def world_size(self) -> int:
-        return self.nodes * self.processes
+        return self.nodes * self.processes_per_node
 
     @property
-    def accelerated(self) -> bool:
+    def needs_accelerators(self) -> bool:
         """Whether its pods go to the machines that the document names, and not to any of the cluster."""
         return self.stage in ("train", "evaluate")
 
@@ -130,7 +130,7 @@ def build_job_spec(
         cluster, named
     )  # of every stage: no other user could replace what root has written
     direct = _resolve_gpudirect(cluster, hardware, security, nodes) if stage == "train" else None
-    asked = pod_resources(config, stage, hardware, processes, cached=cached, direct=direct is not None)
+    asked = pod_resources(config, stage, hardware, processes, cached=cached, gpudirect=direct is not None)
     validate_job(config, stage, hardware, nodes, processes, asked, location if mounted else None)
     cache_path = (config.input.cache_dir or CACHE_PATH) if cached else None
     return JobSpec(
@@ -142,16 +142,16 @@ def build_job_spec(
         command=_stage_command(stage, location, nodes),
         image=launch.image,
         nodes=nodes,
-        processes=processes,
+        processes_per_node=processes,
         hardware=hardware,
-        demand=asked,
-        security=security,
+        resources=asked,
+        security_mode=security,
         workspace=str(local_path(config.run.workspace)),
         cluster=cluster,
         engine=config.train.engine,
         min_nodes=cluster.min_nodes if stage == "train" else None,
         slices=cluster.slices if stage == "train" else 1,
-        direct=direct,
+        gpudirect=direct,
         cache_path=cache_path,
         max_restarts=launch.max_restarts,
         grace_seconds=launch.grace_seconds,
@@ -195,9 +195,9 @@ def _resolve_security_mode(cluster: ClusterSection, hardware: Hardware) -> Secur
 def _resolve_gpudirect(cluster: ClusterSection, hardware: Hardware, security: SecurityMode, nodes: int) -> str | None:
     """GPUDirect where it is asked for, or allowed and of use."""
     if cluster.network == "gpudirect":
-        return hardware.direct
+        return hardware.gpudirect
     wanted = cluster.network == "auto" and cluster.security == "privileged" and nodes > 1
-    return hardware.direct if wanted else None
+    return hardware.gpudirect if wanted else None
 
 
 def _stage_command(stage: StageName, location: str, nodes: int) -> tuple[str, ...]:
@@ -211,10 +211,10 @@ def _stage_command(stage: StageName, location: str, nodes: int) -> tuple[str, ..
     )
 
 
-def _pod_document(config: RunConfig, nodes: int, processes: int, cache_path: str | None) -> str:
+def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_path: str | None) -> str:
     """The document of the pods: started by none but their job, on so many nodes, with metrics for the cluster."""
     values: dict[str, Any] = config.model_dump(mode="json")
-    values["launch"].update(backend="local", nodes=nodes, processes=processes)
+    values["launch"].update(backend="local", nodes=nodes, processes=processes_per_node)
     values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
     if cache_path is not None:
         values["input"]["cache_dir"] = cache_path

@@ -24,25 +24,25 @@ def _print_stderr(text: str) -> None:
 
 @contextmanager
 def log_rendezvous_progress(
-    meeting: Rendezvous,
-    met: Callable[[], bool],
-    tell: Callable[[str], None] = _print_stderr,
+    rendezvous: Rendezvous,
+    has_joined: Callable[[], bool],
+    log_line: Callable[[str], None] = _print_stderr,
     *,
-    first: float = FIRST_LOG_SECONDS,
-    again: float = LOG_EVERY_SECONDS,
+    first_seconds: float = FIRST_LOG_SECONDS,
+    every_seconds: float = LOG_EVERY_SECONDS,
 ) -> Iterator[None]:
     """Tells what the pod waits for, after `first` seconds and every `again` seconds, until it has met the others."""
     over = threading.Event()
 
     def narrate() -> None:
-        seconds = first
-        while not over.wait(seconds) and not met():
-            text = describe_missing_pods(meeting)  # may take a while: name servers that do not answer
-            if not over.is_set() and not met():
-                tell(text)
-            seconds = again
+        seconds = first_seconds
+        while not over.wait(seconds) and not has_joined():
+            text = describe_missing_pods(rendezvous)  # may take a while: name servers that do not answer
+            if not over.is_set() and not has_joined():
+                log_line(text)
+            seconds = every_seconds
 
-    if meeting.nodes > 1:
+    if rendezvous.nodes > 1:
         threading.Thread(target=narrate, name="joining", daemon=True).start()
     try:
         yield
@@ -50,22 +50,22 @@ def log_rendezvous_progress(
         over.set()
 
 
-def describe_missing_pods(meeting: Rendezvous) -> str:
+def describe_missing_pods(rendezvous: Rendezvous) -> str:
     """Why the pods have not met, as far as it can be seen from here."""
-    others = f"the other {meeting.nodes - 1} pods" if meeting.nodes > 2 else "the other pod"
-    if meeting.leads or not meeting.address:
+    others = f"the other {rendezvous.nodes - 1} pods" if rendezvous.nodes > 2 else "the other pod"
+    if rendezvous.is_leader or not rendezvous.address:
         return f"waiting for {others} of this job"
-    place = f"{meeting.address}:{meeting.port}"
+    place = f"{rendezvous.address}:{rendezvous.port}"
     try:
-        found = socket.getaddrinfo(meeting.address, meeting.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM)
     except OSError as error:
         return (
-            f"waiting: the name of the first pod, {meeting.address}, does not resolve ({error.strerror or error}). It "
+            f"waiting: the name of the first pod, {rendezvous.address}, does not resolve ({error.strerror or error}). It "
             "does once that pod runs; if it runs, look at the job's headless service and at the cluster's DNS"
         )
     address = found[0][4]
     try:
-        socket.create_connection((str(address[0]), meeting.port), timeout=CONNECT_TIMEOUT_SECONDS).close()
+        socket.create_connection((str(address[0]), rendezvous.port), timeout=CONNECT_TIMEOUT_SECONDS).close()
     except OSError as error:
         return (
             f"waiting: nobody answers for the first pod at {place} ({error.strerror or error}). It has not started yet "

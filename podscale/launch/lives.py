@@ -29,34 +29,34 @@ class LaunchHistory:
     of them leads, rank 0 counts its life by itself.
     """
 
-    def __init__(self, task: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
-        self._path, self._lease = run.heartbeat, lease if task.stage == "train" else None
-        self._began = (
+    def __init__(self, spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
+        self._path, self._lease = run.goodput, lease if spec.stage == "train" else None
+        self._started_at = (
             time.monotonic() - processes.process_age()
         )  # the first life begins with this process: imports count
         self.launches: int | None = None
         """Of the training, over all lives, with the one that has begun; None where nothing is written."""
 
-    def begin(self) -> dict[str, str]:
+    def started(self) -> dict[str, str]:
         """A life begins; what its ranks are to find in their environment."""
         if self._lease is not None:
-            book = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._began)
+            book = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._started_at)
             self.launches = book.life
-            self._write(book)
-        return {env.LIFE_BEGAN: repr(self._began)}
+            self._write_state(book)
+        return {env.LIFE_BEGAN: repr(self._started_at)}
 
-    def end(self, exit_code: int) -> None:
+    def ended(self, exit_code: int) -> None:
         """The life has ended with the stage's exit code. The time of the last heartbeat stays as it is."""
         book = read_goodput_state(self._path)
         if book is not None and self._lease is not None:
-            self._write(replace(book, ended=EXIT_CAUSES.get(exit_code, "failed")))
-        self._began = time.monotonic()
+            self._write_state(replace(book, ended=EXIT_CAUSES.get(exit_code, "failed")))
+        self._started_at = time.monotonic()
 
-    def _write(self, book: GoodputState) -> None:
+    def _write_state(self, state: GoodputState) -> None:
         """A full disk costs the ledger accuracy, never the training."""
         assert self._lease is not None
         try:
-            write_goodput_state(self._path, book, self._lease.check)
+            write_goodput_state(self._path, state, self._lease.check)
         except LeaseLost:
             return  # its life is of no interest any more
         except OSError as error:

@@ -13,41 +13,41 @@ from podscale.launch.podtask import WorkerSpec
 from podscale.rundir.lease import lease_wait_seconds
 
 
-def launch_command(task: WorkerSpec, rank_dir: Path) -> list[str]:
+def launch_command(spec: WorkerSpec, rank_dir: Path) -> list[str]:
     """The command line of this pod's child; torchrun keeps its own files in `rank_dir`, which is temporary."""
-    rank = ["-m", "podscale.launch.rankprocess", task.entry]
-    if task.alone:
+    rank = ["-m", "podscale.launch.rankprocess", spec.entry_module]
+    if spec.single_process:
         return [sys.executable, *rank]
-    if task.by_torchrun:
-        return [sys.executable, "-m", "podscale.pytorch.torchrun", *_torchrun_options(task, rank_dir), *rank]
-    return [sys.executable, "-m", "podscale.launch.spawner", *_fork_launcher_options(task), task.entry]
+    if spec.uses_torchrun:
+        return [sys.executable, "-m", "podscale.pytorch.torchrun", *_torchrun_options(spec, rank_dir), *rank]
+    return [sys.executable, "-m", "podscale.launch.spawner", *_fork_launcher_options(spec), spec.entry_module]
 
 
 def launch_environment(
-    task: WorkerSpec, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
+    spec: WorkerSpec, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
 ) -> dict[str, str]:
     """The child's environment: the contract of a rank (see rankprocess) on top of `base`."""
     variables = {
         **base,
-        env.CONFIG: task.document,
-        env.STAGE: task.stage,
-        env.SHARD_SET: task.shard_set,
+        env.CONFIG: spec.document,
+        env.STAGE: spec.stage,
+        env.SHARD_SET: spec.shard_set,
         env.RANK_DIR: str(rank_dir),
         env.LOG_DIR: str(log_dir),
         env.LEASE: str(lease),
         env.SUPERVISOR: str(os.getpid()),
-        "OMP_NUM_THREADS": str(task.threads),
+        "OMP_NUM_THREADS": str(spec.threads_per_process),
         # Versions of torchrun that know the setting wait this long before they kill; the supervisor itself kills
         # after the grace time, so this is longer.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(task.grace_seconds) + 5),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(spec.grace_seconds) + 5),
         "PYTHONUNBUFFERED": "1",
         env.PROGRESS_FILE: str(progress_path(rank_dir, base)),
     }
     if fence is not None:
         variables[env.FENCE] = str(fence)
     else:
-        variables[env.LEASE_PATIENCE] = str(lease_wait_seconds(task.grace_seconds, base))
-    if task.alone:
+        variables[env.LEASE_PATIENCE] = str(lease_wait_seconds(spec.grace_seconds, base))
+    if spec.single_process:
         variables.update(_single_process_environment())
     return variables
 
@@ -73,29 +73,29 @@ def start_launcher(arguments: list[str], variables: dict[str, str], log: Path) -
         )
 
 
-def _fork_launcher_options(task: WorkerSpec) -> list[str]:
-    meeting = task.rendezvous
+def _fork_launcher_options(spec: WorkerSpec) -> list[str]:
+    meeting = spec.rendezvous
     options: dict[str, object] = {
-        "processes": task.processes,
+        "processes": spec.processes_per_node,
         "nodes": meeting.nodes,
         "node-rank": meeting.node_rank,
         "slices": meeting.slices,
         "address": meeting.address if meeting.nodes > 1 else "127.0.0.1",
         "port": meeting.port if meeting.nodes > 1 else 0,
-        "leaving": task.grace_seconds,
+        "leaving": spec.grace_seconds,
     }
-    if not task.rank_module:
-        options["preload"] = task.entry
+    if not spec.worker_module:
+        options["preload"] = spec.entry_module
     return [f"--{name}={value}" for name, value in options.items()]
 
 
-def _torchrun_options(task: WorkerSpec, rank_dir: Path) -> list[str]:
+def _torchrun_options(spec: WorkerSpec, rank_dir: Path) -> list[str]:
     """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
-    meeting = task.rendezvous
+    meeting = spec.rendezvous
     options = [
-        f"--nproc-per-node={task.processes}",
+        f"--nproc-per-node={spec.processes_per_node}",
         f"--log-dir={rank_dir / 'torchrun'}",
-        f"--max-restarts={task.max_restarts}",
+        f"--max-restarts={spec.max_restarts}",
     ]
     if meeting.node_rank is not None:
         options += [

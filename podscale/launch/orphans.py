@@ -57,10 +57,10 @@ def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
     return found
 
 
-def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, seconds: float = 10.0) -> list[int]:
+def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_seconds: float = 10.0) -> list[int]:
     """Kills these processes of a launch, again until none is left (they may be starting others); returns the pids."""
     ended: set[int] = set()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_seconds
     while (pids := launch_processes(rank_dir, variable)) and time.monotonic() < deadline:
         for pid in pids:
             ended.add(pid)

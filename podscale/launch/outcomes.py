@@ -34,51 +34,58 @@ class LostWorker:
 class GroupExit:
     """Everything known when the child of a supervisor has ended.
 
-    reports: the ranks' own; lost: the first rank that ended without one; stopped: a stop was requested;
-    killed: ranks that had to be killed when the grace time was over; launcher: the last lines of the launcher's log.
+    reports: the ranks' own; lost_worker: the first rank that ended without one; stop_requested: a stop was requested;
+    killed: ranks that had to be killed when the grace time was over; launcher_output: the last lines of the launcher's
+    log.
     """
 
     reports: Mapping[int, WorkerReport]
-    lost: LostWorker | None = None
-    stopped: bool = False
+    lost_worker: LostWorker | None = None
+    stop_requested: bool = False
     killed: bool = False
     status: int = 0
-    launcher: str = ""
+    launcher_output: str = ""
     grace_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """How a stage ended in this pod; `leads`: rank 0 was here, so this is the run's own ending."""
+    """How a stage ended in this pod; `is_leader`: rank 0 was here, so this is the run's own ending."""
 
     exit_code: int
     error: str
-    leads: bool = True
+    is_leader: bool = True
 
 
-def stage_result(ending: GroupExit) -> StageResult:
+def stage_result(group_exit: GroupExit) -> StageResult:
     """The exit code of the stage and the culprit's own words.
 
     A rank's own error explains more than the loss of a peer that follows from it, so the order is: bad input, other
     errors, a requested stop, a lost rank, a hang, `peer lost`.
     """
-    culprit = _first_with_code(ending.reports, ExitCode.BAD_INPUT) or _first_failure(ending.reports)
+    culprit = _first_with_code(group_exit.reports, ExitCode.BAD_INPUT) or _first_failure(group_exit.reports)
     if culprit:
         return culprit
-    if ending.killed:
-        return StageResult(int(ExitCode.FAILED), _grace_exceeded_message(ending))
-    stopped = _first_with_code(ending.reports, ExitCode.PREEMPTED)
-    if stopped and (ending.stopped or ending.lost is None):  # torchrun asks the peers of a lost rank to stop
+    if group_exit.killed:
+        return StageResult(int(ExitCode.FAILED), _grace_exceeded_message(group_exit))
+    stopped = _first_with_code(group_exit.reports, ExitCode.PREEMPTED)
+    if stopped and (
+        group_exit.stop_requested or group_exit.lost_worker is None
+    ):  # torchrun asks the peers of a lost rank to stop
         return stopped
-    witness = _first_with_code(ending.reports, ExitCode.HANG) or _first_with_code(ending.reports, ExitCode.PEER_LOST)
-    if ending.lost is not None:
-        return _lost_worker_result(ending.lost, witness)
+    witness = _first_with_code(group_exit.reports, ExitCode.HANG) or _first_with_code(
+        group_exit.reports, ExitCode.PEER_LOST
+    )
+    if group_exit.lost_worker is not None:
+        return _lost_worker_result(group_exit.lost_worker, witness)
     if witness:
         return witness
-    if ending.stopped and not ending.reports:
+    if group_exit.stop_requested and not group_exit.reports:
         return StageResult(int(ExitCode.PREEMPTED), "stopped on request before any rank had started")
-    if ending.status != 0 and not ending.reports:
-        return StageResult(int(ExitCode.FAILED), f"the ranks could not be started:\n{ending.launcher}".rstrip())
+    if group_exit.status != 0 and not group_exit.reports:
+        return StageResult(
+            int(ExitCode.FAILED), f"the ranks could not be started:\n{group_exit.launcher_output}".rstrip()
+        )
     return StageResult(int(ExitCode.DONE), "")
 
 
@@ -97,19 +104,19 @@ def _first_failure(reports: Mapping[int, WorkerReport]) -> StageResult | None:
     return None
 
 
-def _lost_worker_result(lost: LostWorker, noticed: StageResult | None) -> StageResult:
+def _lost_worker_result(lost: LostWorker, witness_result: StageResult | None) -> StageResult:
     """A crash of the rank itself is a failure; one that was taken from outside is worth a restart.
 
-    noticed: how a peer that waited for it put it; the first line says in which collective.
+    witness_result: how a peer that waited for it put it; the first line says in which collective.
     """
     crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASH_SIGNALS)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST
-    witness = f" ({noticed.error.splitlines()[0]})" if noticed is not None else ""
+    witness = f" ({witness_result.error.splitlines()[0]})" if witness_result is not None else ""
     return StageResult(int(code), f"{lost}{witness}; the same command continues from the newest checkpoint")
 
 
-def _grace_exceeded_message(ending: GroupExit) -> str:
+def _grace_exceeded_message(group_exit: GroupExit) -> str:
     return (
-        f"a stop was requested, but not every rank ended within launch.grace_seconds={ending.grace_seconds:g}: they "
+        f"a stop was requested, but not every rank ended within launch.grace_seconds={group_exit.grace_seconds:g}: they "
         "were killed; the same command continues from the newest checkpoint"
     )

@@ -23,47 +23,47 @@ class WorkerSpec:
     document: str
     """The resolved run document as JSON."""
     rendezvous: Rendezvous
-    processes: int
-    threads: int
+    processes_per_node: int
+    threads_per_process: int
     grace_seconds: float
     max_restarts: int
     engine: EngineName = "pytorch"
-    rank_module: str = ""
+    worker_module: str = ""
     """What each rank runs; empty: the entry of its engine."""
 
     @property
     def world_size(self) -> int:
-        return self.rendezvous.nodes * self.processes
+        return self.rendezvous.nodes * self.processes_per_node
 
     @property
-    def entry(self) -> str:
+    def entry_module(self) -> str:
         """The module that each rank runs."""
-        return self.rank_module or f"podscale.{self.engine}.rank"
+        return self.worker_module or f"podscale.{self.engine}.rank"
 
     @property
-    def alone(self) -> bool:
+    def single_process(self) -> bool:
         """One process on one node: nobody to meet."""
         return self.world_size == 1
 
     @property
-    def by_torchrun(self) -> bool:
+    def uses_torchrun(self) -> bool:
         """Whether torchrun starts the ranks: PyTorch's on several pods, of which it may make a new world."""
         return self.engine == "pytorch" and self.rendezvous.nodes > 1
 
     @property
-    def leads(self) -> bool | None:
+    def is_leader(self) -> bool | None:
         """As the rendezvous' own."""
-        return self.rendezvous.leads
+        return self.rendezvous.is_leader
 
 
 def build_worker_spec(
-    config: RunConfig, stage: WorkerStage, shard_set: str, environment: Mapping[str, str], *, gpus: int, cores: int
+    config: RunConfig, stage: WorkerStage, shard_set: str, environ: Mapping[str, str], *, gpus: int, cores: int
 ) -> WorkerSpec:
     """The job of this pod: the document, overruled by what the launcher says in the environment.
 
     Raises InputError where a torchrun variable is no usable value or contradicts the document's node count.
     """
-    rendezvous = read_rendezvous_env(environment)
+    rendezvous = read_rendezvous_env(environ)
     if rendezvous is None:
         if config.launch.nodes > 1:
             raise InputError(
@@ -74,30 +74,30 @@ def build_worker_spec(
                 hint="On one machine use launch.nodes=1",
             )
         rendezvous = Rendezvous()
-    processes = _process_count(config, environment, gpus)
+    processes = _process_count(config, environ, gpus)
     return WorkerSpec(
         run=config.run.id,
         stage=stage,
         shard_set=shard_set,
         document=config.model_dump_json(),
         rendezvous=rendezvous,
-        processes=processes,
-        threads=config.launch.threads or max(1, cores // processes),
+        processes_per_node=processes,
+        threads_per_process=config.launch.threads or max(1, cores // processes),
         grace_seconds=config.launch.grace_seconds,
         max_restarts=config.launch.max_restarts,
         engine=config.train.engine,
     )
 
 
-def is_leader_pod(environment: Mapping[str, str]) -> bool | None:
+def is_leader_pod(environ: Mapping[str, str]) -> bool | None:
     """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
-    rendezvous = read_rendezvous_env(environment) or Rendezvous()
-    return rendezvous.leads
+    rendezvous = read_rendezvous_env(environ) or Rendezvous()
+    return rendezvous.is_leader
 
 
-def _process_count(config: RunConfig, environment: Mapping[str, str], gpus: int) -> int:
+def _process_count(config: RunConfig, environ: Mapping[str, str], gpus: int) -> int:
     """The launcher's count, else the document's, else one per GPU, else one: a process has all TPUs of its machine."""
-    given = environment.get("PET_NPROC_PER_NODE", "auto")
+    given = environ.get("PET_NPROC_PER_NODE", "auto")
     if given not in ("auto", "gpu", "cpu"):
         return max(1, env.number("PET_NPROC_PER_NODE", given))
     return config.launch.processes or max(1, gpus)

@@ -34,7 +34,7 @@ class ForkServer:
 
     def __init__(self, entry: str, count: int) -> None:
         """Forks them: from the main thread, to which their lives are bound, and while there is no other."""
-        self._running: dict[int, int] = {}
+        self._workers: dict[int, int] = {}
         self._pipes: list[int] = []
         sys.stdout.flush()
         sys.stderr.flush()
@@ -46,42 +46,42 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 _run_worker(entry, reader, self._pipes)
-            self._running[pid] = number
+            self._workers[pid] = number
             os.close(reader)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
-    def begin(self, variables: Sequence[Mapping[str, str]]) -> None:
+    def start_workers(self, variables: Sequence[Mapping[str, str]]) -> None:
         """Gives each its variables; from here on a request to stop is theirs, and before, the end of all."""
         for number in FORWARDED_SIGNALS:
-            signal.signal(number, self._pass_on)
+            signal.signal(number, self._forward_stop)
         for pipe, own in zip(self._pipes, variables, strict=True):
             with os.fdopen(pipe, "w") as writer:
                 json.dump(dict(own), writer)
 
-    def wait(self, killed: Callable[[int], None]) -> int:
+    def wait(self, on_killed: Callable[[int], None]) -> int:
         """Wait for all ranks; record the exit status of each that failed.
 
         Args:
-            killed: Called with the number, within this pod, of each rank that a signal ended: it has no report.
+            on_killed: Called with the number, within this pod, of each rank that a signal ended: it has no report.
 
         Returns:
             The first exit code that is not 0, else 0; 128 + n for signal n.
         """
         first = 0
-        while self._running:
+        while self._workers:
             pid = _wait_for_exit()
-            number = self._running.pop(pid)  # while it is a zombie: nobody else can have its pid
+            number = self._workers.pop(pid)  # while it is a zombie: nobody else can have its pid
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
                 write_exit_status(Path(os.environ[RANK_DIR]), pid, code)
                 print(f"rank process {pid} ended with exit code {code}", file=sys.stderr, flush=True)
             if code < 0:
-                killed(number)
+                on_killed(number)
             first = first or code
         return first if first >= 0 else 128 - first
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        for pid in list(self._running):
+    def _forward_stop(self, number: int, frame: FrameType | None) -> None:
+        for pid in list(self._workers):
             os.kill(pid, signal.SIGTERM)
 
 

@@ -32,7 +32,7 @@ class Rendezvous:
     slices: int = 1
 
     @property
-    def leads(self) -> bool | None:
+    def is_leader(self) -> bool | None:
         """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
         return None if self.node_rank is None else self.node_rank == 0
 
@@ -42,7 +42,7 @@ class Rendezvous:
         return (self.node_rank or 0) // (self.nodes // self.slices)
 
 
-def read_rendezvous_env(environment: Environ) -> Rendezvous | None:
+def read_rendezvous_env(environ: Environ) -> Rendezvous | None:
     """The meeting place of the pods; None if this one is alone.
 
     From torchrun's PET_* variables, as the training operator and our manifests set them for either engine; else from
@@ -56,12 +56,12 @@ def read_rendezvous_env(environment: Environ) -> Rendezvous | None:
         "TPU_WORKER_ID TPU_WORKER_HOSTNAMES TPU_PROCESS_ADDRESSES MEGASCALE_COORDINATOR_ADDRESS": _tpu,
     }
     for names, read in readers.items():
-        if any(name in environment for name in names.split()):
-            found = _check_rendezvous(read(environment))
-            _check_against_tpu(found, environment)
+        if any(name in environ for name in names.split()):
+            found = _check_rendezvous(read(environ))
+            _check_against_tpu(found, environ)
             return found
-    if "WORLD_SIZE" in environment and "RANK" in environment and "LOCAL_RANK" not in environment:
-        return _check_rendezvous(_read_legacy_jaxjob(environment))
+    if "WORLD_SIZE" in environ and "RANK" in environ and "LOCAL_RANK" not in environ:
+        return _check_rendezvous(_read_legacy_jaxjob(environ))
     return None
 
 

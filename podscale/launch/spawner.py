@@ -22,19 +22,19 @@ from podscale.store.server import StoreServer
 REPORT_LOST_SECONDS = 5.0
 
 
-def worker_variables(meeting: Rendezvous, count: int, local_rank: int, port: int) -> dict[str, str]:
+def worker_variables(rendezvous: Rendezvous, count: int, local_rank: int, port: int) -> dict[str, str]:
     """What the rank number `local_rank` of the `count` in this pod is given; `port`: of the store."""
-    assert meeting.node_rank is not None
+    assert rendezvous.node_rank is not None
     numbers = {
-        "RANK": meeting.node_rank * count + local_rank,
-        "WORLD_SIZE": meeting.nodes * count,
+        "RANK": rendezvous.node_rank * count + local_rank,
+        "WORLD_SIZE": rendezvous.nodes * count,
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": count,
-        "GROUP_RANK": meeting.node_rank,
+        "GROUP_RANK": rendezvous.node_rank,
     }
-    if meeting.slices > 1:
-        numbers |= {env.SLICE: meeting.slice, env.SLICES: meeting.slices}
-    return {name: str(number) for name, number in numbers.items()} | {env.STORE: f"{meeting.address}:{port}"}
+    if rendezvous.slices > 1:
+        numbers |= {env.SLICE: rendezvous.slice, env.SLICES: rendezvous.slices}
+    return {name: str(number) for name, number in numbers.items()} | {env.STORE: f"{rendezvous.address}:{port}"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         preload_module(options.preload)
     ranks = ForkServer(options.module, options.processes)  # before there is another thread
     try:
-        server = StoreServer("127.0.0.1" if meeting.nodes == 1 else "", meeting.port) if meeting.leads else None
+        server = StoreServer("127.0.0.1" if meeting.nodes == 1 else "", meeting.port) if meeting.is_leader else None
     except OSError as error:
         print(f"the ranks cannot meet at port {meeting.port}: {error.strerror}", file=sys.stderr)
         return 1
@@ -62,19 +62,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if meeting.nodes > 1:
             pod_barrier(
-                meeting, lambda: StoreClient(address, port, BARRIER_TIMEOUT_SECONDS), first, leaving=options.leaving
+                meeting,
+                lambda: StoreClient(address, port, BARRIER_TIMEOUT_SECONDS),
+                first,
+                exit_grace_seconds=options.leaving,
             )
     except BarrierTimeout as absent:
         print(absent, file=sys.stderr)
         return 1
-    ranks.begin(
+    ranks.start_workers(
         [worker_variables(meeting, options.processes, local_rank, port) for local_rank in range(options.processes)]
     )
     code = ranks.wait(
         lambda local_rank: _report_lost(StoreClient(address, port, REPORT_LOST_SECONDS), first + local_rank)
     )
     if server is not None:
-        server.linger()
+        server.wait_for_clients()
     return code
 
 

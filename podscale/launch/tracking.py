@@ -27,31 +27,31 @@ POLL_SECONDS = 0.05
 class TrackerProcesses:
     """Those that the document names, and Kubeflow Trainer where it listens; none for other stages.
 
-    rank_dir: marks the launch. tell: is handed what they say, line by line; failed: a tracker's name and what became
-    of it. Call all of it from the main thread.
+    rank_dir: marks the launch. print_line: is handed what they say, line by line; on_failure: a tracker's name and what
+    became of it. Call all of it from the main thread.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        task: WorkerSpec,
+        spec: WorkerSpec,
         logs: Path,
         rank_dir: Path,
-        tell: Callable[[str], None],
-        failed: Callable[[str, str], None],
+        print_line: Callable[[str], None],
+        on_failure: Callable[[str, str], None],
     ) -> None:
-        self._names: list[str] = [*config.telemetry.trackers] if task.stage == "train" else []
-        if task.stage == "train" and trainjob.is_enabled(os.environ):
+        self._names: list[str] = [*config.telemetry.trackers] if spec.stage == "train" else []
+        if spec.stage == "train" and trainjob.is_enabled(os.environ):
             self._names.append("trainjob")
         self._required = config.telemetry.trackers if config.telemetry.required else ()
-        self._document, self._logs, self._rank_dir = task.document, logs, rank_dir
-        self._tell, self._failed = tell, failed
+        self._document, self._logs, self._rank_dir = spec.document, logs, rank_dir
+        self._print_line, self._on_failure = print_line, on_failure
         self._running: dict[str, _TrackerProcess] | None = None
-        self._released = 0.0
+        self._stopped_at = 0.0
         self.failure = ""
         """Of a tracker without which the document wants no training."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Starts them, the first time."""
         if self._running is None:
             variables = {
@@ -65,33 +65,33 @@ class TrackerProcesses:
                 name: _TrackerProcess(name, variables, self._logs / f"tracker-{name}.log") for name in self._names
             }
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Passes on what they say, and finds those that have failed."""
         running = self._running or {}
         for name, process in list(running.items()):
-            ended = process.ended  # before what it said is read: the last words are among it
-            for line in process.said():
-                self._tell(line)
+            ended = process.has_exited  # before what it said is read: the last words are among it
+            for line in process.read_lines():
+                self._print_line(line)
             if ended:
                 running.pop(name).close()
-                if process.code:
-                    self._note_failure(name, process.why or f"it ended with code {process.code}")
+                if process.exit_code:
+                    self._record_failure(name, process.reason or f"it ended with code {process.exit_code}")
 
-    def release(self, verdict: StageResult) -> None:
+    def stop(self, result: StageResult) -> None:
         """The training has ended: tells them so."""
-        self._released = time.monotonic()
+        self._stopped_at = time.monotonic()
         for process in (self._running or {}).values():
-            process.release(LaunchExit(verdict.exit_code, verdict.error))
+            process.stop(LaunchExit(result.exit_code, result.error))
 
-    def wait(self, hurried: Callable[[], bool]) -> None:
+    def wait(self, is_hurried: Callable[[], bool]) -> None:
         """Until they have ended; those that take too long are killed."""
         while self._running:
-            self.look()
-            if time.monotonic() - self._released > (PREEMPTED_FINISH_SECONDS if hurried() else FINISH_SECONDS):
+            self.poll()
+            if time.monotonic() - self._stopped_at > (PREEMPTED_FINISH_SECONDS if is_hurried() else FINISH_SECONDS):
                 break
             time.sleep(POLL_SECONDS)
         for name in self._running or ():
-            self._failed(name, "it was not done in time; its last figures may be missing")
+            self._on_failure(name, "it was not done in time; its last figures may be missing")
         self.close()
 
     def close(self) -> None:
@@ -102,12 +102,12 @@ class TrackerProcesses:
                 process.close()
             self._running.clear()
 
-    def _note_failure(self, name: str, why: str) -> None:
+    def _record_failure(self, name: str, reason: str) -> None:
         log = self._logs / f"tracker-{name}.log"
-        self._failed(name, f"{why} ({log} says more)")
+        self._on_failure(name, f"{reason} ({log} says more)")
         if name in self._required and not self.failure:
             self.failure = (
-                f"telemetry.trackers: {name} failed: {why} ({log} says more); set telemetry.required=false to train "
+                f"telemetry.trackers: {name} failed: {reason} ({log} says more); set telemetry.required=false to train "
                 "without it, or leave it out"
             )
 
@@ -128,32 +128,32 @@ class _TrackerProcess:
             )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._half = b""
-        self.why = ""
+        self._partial_line = b""
+        self.reason = ""
         """As it says itself, where it has failed."""
 
     @property
-    def ended(self) -> bool:
+    def has_exited(self) -> bool:
         return self._process.poll() is not None
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         return int(self._process.returncode)
 
-    def said(self) -> list[str]:
+    def read_lines(self) -> list[str]:
         """Lines for people since the last call."""
         assert self._process.stdout is not None
-        *whole, self._half = (self._half + (self._process.stdout.read() or b"")).split(b"\n")
+        *whole, self._partial_line = (self._partial_line + (self._process.stdout.read() or b"")).split(b"\n")
         lines = [one_line(line) for line in whole]
-        self.why = next(
-            (line.removeprefix(FAILURE_PREFIX) for line in lines if line.startswith(FAILURE_PREFIX)), self.why
+        self.reason = next(
+            (line.removeprefix(FAILURE_PREFIX) for line in lines if line.startswith(FAILURE_PREFIX)), self.reason
         )
         return [line for line in lines if not line.startswith(FAILURE_PREFIX)]
 
-    def release(self, ended: LaunchExit) -> None:
+    def stop(self, launch_exit: LaunchExit) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):  # it has ended before
-            self._process.stdin.write(ended.line())
+            self._process.stdin.write(launch_exit.to_line())
         with suppress(OSError):
             self._process.stdin.close()
 

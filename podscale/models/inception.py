@@ -39,13 +39,13 @@ class ConvBuilder:
         """rows x columns (default: square), stride 1, padded so that the side stays."""
         return ConvNode(name, outputs * self._width // 64, (rows, columns or rows))
 
-    def valid(self, name: str, outputs: int, kernel: int, stride: int = 1) -> ConvNode:
+    def valid_conv(self, name: str, outputs: int, kernel: int, stride: int = 1) -> ConvNode:
         """kernel x kernel, not padded."""
-        return ConvNode(name, outputs * self._width // 64, (kernel, kernel), stride, same=False)
+        return ConvNode(name, outputs * self._width // 64, (kernel, kernel), stride, same_padding=False)
 
 
 def _v3(write: ConvBuilder, auxiliary: bool) -> BranchTable:
-    conv, valid = write.conv, write.valid
+    conv, valid = write.conv, write.valid_conv
     stem: Nodes = (
         valid("Conv2d_1a_3x3", 32, 3, stride=2),
         valid("Conv2d_2a_3x3", 32, 3),
@@ -96,7 +96,7 @@ def _factorised_5(write: ConvBuilder, name: str, pooled: int) -> Node:
 
 
 def _reduction_6(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid, "Mixed_6a"
+    conv, valid, name = write.conv, write.valid_conv, "Mixed_6a"
     return BranchNode(
         (
             (valid(f"{name}.branch3x3", 384, 3, stride=2),),
@@ -134,7 +134,7 @@ def _factorised_7(write: ConvBuilder, name: str, inner: int) -> Node:
 
 
 def _reduction_7(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid, "Mixed_7a"
+    conv, valid, name = write.conv, write.valid_conv, "Mixed_7a"
     return BranchNode(
         (
             (conv(f"{name}.branch3x3_1", 192), valid(f"{name}.branch3x3_2", 320, 3, stride=2)),
@@ -167,7 +167,7 @@ def _expanded_8(write: ConvBuilder, name: str) -> Node:
 
 
 def _resnet_v2(write: ConvBuilder) -> BranchTable:
-    conv, valid = write.conv, write.valid
+    conv, valid = write.conv, write.valid_conv
     stem: Nodes = (
         valid("conv2d_1a", 32, 3, stride=2),
         valid("conv2d_2a", 32, 3),
@@ -199,7 +199,7 @@ def _mixed_5b(write: ConvBuilder) -> Node:
                 conv(f"{name}.branch2.1", 96, 3),
                 conv(f"{name}.branch2.2", 96, 3),
             ),
-            (PoolNode("average", Window(3, 1, 1), padded=False), conv(f"{name}.branch3.1", 64)),
+            (PoolNode("average", Window(3, 1, 1), count_padding=False), conv(f"{name}.branch3.1", 64)),
         )
     )
 
@@ -222,7 +222,7 @@ def _block_35(write: ConvBuilder, name: str) -> Node:
 
 
 def _reduction_a(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid, "mixed_6a"
+    conv, valid, name = write.conv, write.valid_conv, "mixed_6a"
     return BranchNode(
         (
             (valid(f"{name}.branch0", 384, 3, stride=2),),
@@ -253,7 +253,7 @@ def _block_17(write: ConvBuilder, name: str) -> Node:
 
 
 def _reduction_b(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid, "mixed_7a"
+    conv, valid, name = write.conv, write.valid_conv, "mixed_7a"
     return BranchNode(
         (
             (conv(f"{name}.branch0.0", 256), valid(f"{name}.branch0.1", 384, 3, stride=2)),
@@ -281,4 +281,4 @@ def _block_8(write: ConvBuilder, name: str, *, last: bool = False) -> Node:
             ),
         )
     )
-    return ResidualNode(f"{name}.conv2d", branches, 1.0 if last else 0.20, linear=last)
+    return ResidualNode(f"{name}.conv2d", branches, 1.0 if last else 0.20, is_linear=last)

@@ -38,7 +38,7 @@ class Window(NamedTuple):
     stride: int
     padding: int
 
-    def side(self, before: int) -> int:
+    def output_size(self, before: int) -> int:
         return (before + 2 * self.padding - self.kernel) // self.stride + 1
 
 
@@ -50,7 +50,7 @@ WindowPath = tuple[Window, ...]
 
 def output_size(path: WindowPath, image_size: int) -> int:
     """The side of what an image of this side has become behind the windows, in pixels."""
-    return reduce(lambda before, window: window.side(before), path, image_size)
+    return reduce(lambda before, window: window.output_size(before), path, image_size)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class LayerSpec:
 
     name: str
     kind: Literal["convolution", "linear", "norm", "blur"]
-    inputs: int
-    outputs: int
+    in_channels: int
+    out_channels: int
     kernel: tuple[int, int] = (1, 1)
     stride: int = 1
     padding: tuple[int, int] = (0, 0)
@@ -75,36 +75,38 @@ class LayerSpec:
     path: WindowPath = ()
     auxiliary: bool = False
 
-    def pixels(self, image_size: int) -> int:
+    def output_pixels(self, image_size: int) -> int:
         """Positions of the output for an image of this side; 1 for a linear layer."""
         return 1 if self.kind == "linear" else output_size(self.path, image_size) ** 2
 
-    def multiplications(self, image_size: int) -> int:
+    def multiply_adds(self, image_size: int) -> int:
         """Multiply-adds of one image's forward pass; batch norm is not counted, as the field does not."""
         if self.kind == "norm":
             return 0
-        return self.inputs // self.groups * self.outputs * prod(self.kernel) * self.pixels(image_size)
+        return self.in_channels // self.groups * self.out_channels * prod(self.kernel) * self.output_pixels(image_size)
 
     @property
     def parameters(self) -> Iterator[ParamSpec]:
         if self.kind == "linear":
-            yield ParamSpec(f"{self.name}.weight", (self.outputs, self.inputs), "weight")
+            yield ParamSpec(f"{self.name}.weight", (self.out_channels, self.in_channels), "weight")
         elif self.kind == "convolution":
-            yield ParamSpec(f"{self.name}.weight", (self.outputs, self.inputs // self.groups, *self.kernel), "weight")
+            yield ParamSpec(
+                f"{self.name}.weight", (self.out_channels, self.in_channels // self.groups, *self.kernel), "weight"
+            )
         if self.bias:
-            yield ParamSpec(f"{self.name}.bias", (self.outputs,), "bias")
-        if norm := self.batch_norm:
-            yield ParamSpec(f"{norm}.weight", (self.outputs,), "norm")
-            yield ParamSpec(f"{norm}.bias", (self.outputs,), "norm")
+            yield ParamSpec(f"{self.name}.bias", (self.out_channels,), "bias")
+        if norm := self.norm_name:
+            yield ParamSpec(f"{norm}.weight", (self.out_channels,), "norm")
+            yield ParamSpec(f"{norm}.bias", (self.out_channels,), "norm")
 
     @property
     def buffers(self) -> Iterator[BufferSpec]:
-        if norm := self.batch_norm:
-            yield BufferSpec(f"{norm}.running_mean", (self.outputs,))
-            yield BufferSpec(f"{norm}.running_var", (self.outputs,))
+        if norm := self.norm_name:
+            yield BufferSpec(f"{norm}.running_mean", (self.out_channels,))
+            yield BufferSpec(f"{norm}.running_var", (self.out_channels,))
 
     @property
-    def batch_norm(self) -> str:
+    def norm_name(self) -> str:
         """Name of the batch norm that this layer is or has; "" where there is none."""
         return self.name if self.kind == "norm" else self.norm
 
@@ -125,7 +127,7 @@ class ModelSpec:
         return tuple(buffer for layer in self.layers for buffer in layer.buffers)
 
     @property
-    def size(self) -> int:
+    def num_parameters(self) -> int:
         """Number of trained scalars."""
         return sum(parameter.size for parameter in self.parameters)
 
@@ -134,7 +136,7 @@ class ModelSpec:
 
         Counts convolutions and linear layers, as the field does; `image_size` is the side in pixels.
         """
-        return 2 * sum(layer.multiplications(image_size) for layer in self.layers if not layer.auxiliary)
+        return 2 * sum(layer.multiply_adds(image_size) for layer in self.layers if not layer.auxiliary)
 
     def training_flops(self, image_size: int) -> int:
         """Those of forward and backward, auxiliary layers included.
@@ -142,10 +144,12 @@ class ModelSpec:
         Backward is two more passes, one for the weights and one for the inputs; a blur has no weights, and nobody
         needs the gradient of the pixels.
         """
-        once = [layer.multiplications(image_size) for layer in self.layers]
+        once = [layer.multiply_adds(image_size) for layer in self.layers]
         blurs = sum(cost for layer, cost in zip(self.layers, once, strict=True) if layer.kind == "blur")
         return 2 * (3 * sum(once) - once[0] - blurs)
 
-    def activations(self, image_size: int) -> int:
+    def activation_elements(self, image_size: int) -> int:
         """Elements of all layers' outputs of one image: what sets the memory and the traffic of training."""
-        return sum(layer.outputs * layer.pixels(image_size) for layer in self.layers if layer.kind != "norm")
+        return sum(
+            layer.out_channels * layer.output_pixels(image_size) for layer in self.layers if layer.kind != "norm"
+        )

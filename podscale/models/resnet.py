@@ -49,7 +49,7 @@ class ResNetSpec:
         """The first convolution."""
         return Window(3, 1, 1) if self.small_stem else Window(7, 2, 3)
 
-    def blurs(self, inputs: int, stride: int) -> bool:
+    def uses_blur(self, inputs: int, stride: int) -> bool:
         """Whether a convolution of so many input channels and this stride sees blurred images."""
         return self.blurpool and stride > 1 and inputs >= MIN_BLURRED_CHANNELS
 
@@ -86,7 +86,7 @@ def _block(
     def convolution(
         part: str, inputs: int, outputs: int, kernel: int, path: WindowPath, norm: str, stride: int = 1
     ) -> Iterator[LayerSpec]:
-        if network.blurs(inputs, stride):
+        if network.uses_blur(inputs, stride):
             yield LayerSpec(f"{name}.{part}.blur", "blur", inputs, inputs, (3, 3), 1, (1, 1), inputs, path=path)
         window, after = Window(kernel, stride, kernel // 2), _strided(path, stride)
         yield _convolution(f"{name}.{part}", inputs, outputs, window, f"{name}.{norm}", after)

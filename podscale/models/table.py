@@ -14,24 +14,24 @@ from podscale.models.layers import LayerSpec, Window, WindowPath
 class ConvNode:
     """A convolution without bias, batch norm and ReLU: parameters <name>.conv.* and <name>.bn.*.
 
-    kernel: rows and columns; `same`: padded so that a stride of 1 keeps the side, else not padded at all.
+    kernel: rows and columns; `same_padding`: padded so that a stride of 1 keeps the side, else not padded at all.
     """
 
     name: str
-    outputs: int
+    out_channels: int
     kernel: tuple[int, int] = (1, 1)
     stride: int = 1
-    same: bool = True
+    same_padding: bool = True
 
     @property
     def padding(self) -> tuple[int, int]:
         rows, columns = self.kernel
-        return (rows // 2, columns // 2) if self.same else (0, 0)
+        return (rows // 2, columns // 2) if self.same_padding else (0, 0)
 
     @property
     def path(self) -> WindowPath:
         """What it does to the side of an image: nothing where it is padded and strides by 1."""
-        if self.same and self.stride == 1:
+        if self.same_padding and self.stride == 1:
             return ()
         assert self.kernel[0] == self.kernel[1], "a long kernel keeps both sides"
         return (Window(self.kernel[0], self.stride, self.padding[0]),)
@@ -39,11 +39,11 @@ class ConvNode:
 
 @dataclass(frozen=True)
 class PoolNode:
-    """The largest value or the mean of each window. padded: whether a mean counts the zeros outside the image."""
+    """The largest value or the mean of each window. count_padding: whether a mean counts the zeros outside the image."""
 
     kind: Literal["max", "average"]
     window: Window
-    padded: bool = True
+    count_padding: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ResidualNode:
     projection: str
     branches: BranchNode
     scale: float
-    linear: bool = False
+    is_linear: bool = False
 
 
 Node = ConvNode | PoolNode | BranchNode | ResidualNode
@@ -88,11 +88,11 @@ def table_layers(table: BranchTable, classes: int) -> Iterator[LayerSpec]:
     path: WindowPath = ()
     for number, stage in enumerate(table.stages):
         walked = LayerWalker(inputs, path)
-        yield from walked.through(stage)
+        yield from walked.walk(stage)
         inputs, path = walked.channels, walked.path
         if table.auxiliary and number == table.auxiliary_after:
             aside = LayerWalker(inputs, path, auxiliary=True)
-            yield from aside.through(table.auxiliary)
+            yield from aside.walk(table.auxiliary)
             yield LayerSpec(table.auxiliary_classifier, "linear", aside.channels, classes, bias=True, auxiliary=True)
     yield LayerSpec(table.classifier, "linear", inputs, classes, bias=True)
 
@@ -103,7 +103,7 @@ class LayerWalker:
     def __init__(self, channels: int, path: WindowPath, *, auxiliary: bool = False) -> None:
         self.channels, self.path, self._auxiliary = channels, path, auxiliary
 
-    def through(self, nodes: Sequence[Node]) -> Iterator[LayerSpec]:
+    def walk(self, nodes: Sequence[Node]) -> Iterator[LayerSpec]:
         for node in nodes:
             match node:
                 case ConvNode():
@@ -116,13 +116,13 @@ class LayerWalker:
                     yield from self._residual(node)
 
     def _convolution(self, node: ConvNode) -> LayerSpec:
-        inputs, self.channels = self.channels, node.outputs
+        inputs, self.channels = self.channels, node.out_channels
         self.path += node.path
         return LayerSpec(
             f"{node.name}.conv",
             "convolution",
             inputs,
-            node.outputs,
+            node.out_channels,
             node.kernel,
             node.stride,
             node.padding,
@@ -135,7 +135,7 @@ class LayerWalker:
         ends = []
         for branch in node.branches:
             walk = LayerWalker(self.channels, self.path, auxiliary=self._auxiliary)
-            yield from walk.through(branch)
+            yield from walk.walk(branch)
             ends.append(walk)
         self.channels, self.path = sum(end.channels for end in ends), ends[0].path
 

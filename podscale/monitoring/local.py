@@ -60,50 +60,50 @@ class LocalPrometheus:
         cadence: ScrapeIntervals,
     ) -> None:
         self.url = url
-        self._runs, self._child, self._client, self._cadence = runs, child, client, cadence
+        self._runs, self._child, self._client, self._intervals = runs, child, client, cadence
         self._targets: list[ScrapeTarget] = []
 
-    def follow(self) -> list[str]:
+    def update_targets(self) -> list[str]:
         """Looks for endpoints of runs and has them scraped; the addresses there are now."""
         found = build_targets(find_endpoints(self._runs), self._targets, self._client)
         if found != self._targets:
-            write_configuration(self._runs, found, self._cadence, self._client)
+            write_configuration(self._runs, found, self._intervals, self._client)
             self._child.send_signal(signal.SIGHUP)  # it reads its configuration again
             self._targets = found
         return [target.endpoint.address for target in found]
 
-    def alerts(self) -> list[FiringAlert]:
+    def firing_alerts(self) -> list[FiringAlert]:
         """The alerts that fire now. Raises OSError where Prometheus does not answer."""
-        firing = [alert for alert in self._ask("alerts")["alerts"] if alert["state"] == "firing"]
+        firing = [alert for alert in self._query("alerts")["alerts"] if alert["state"] == "firing"]
         return [FiringAlert(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
 
-    def troubles(self) -> dict[str, str]:
+    def scrape_errors(self) -> dict[str, str]:
         """Why the last scrape failed, by address. Raises OSError where Prometheus does not answer."""
-        down = [target for target in self._ask("targets?state=active")["activeTargets"] if target["health"] == "down"]
+        down = [target for target in self._query("targets?state=active")["activeTargets"] if target["health"] == "down"]
         return {target["labels"]["instance"]: target["lastError"] for target in down}
 
-    def _ask(self, path: str) -> Any:
+    def _query(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=QUERY_TIMEOUT_SECONDS) as answer:
             return json.load(answer)["data"]
 
-    def check(self) -> None:
+    def raise_if_exited(self) -> None:
         """Raises PodscaleError with Prometheus' own words where it has ended."""
         if self._child.poll() is not None:
             code = self._child.returncode
             raise PodscaleError(f"exited: {_last_log_error(self._runs)}", field=PROGRAM, got=code)
 
-    def _ready(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=QUERY_TIMEOUT_SECONDS):
                 return True
         except OSError:
             return False
 
-    def wait(self) -> None:
+    def wait_until_ready(self) -> None:
         """Returns once it answers."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not self._ready():
-            self.check()
+        while not self._is_ready():
+            self.raise_if_exited()
             if time.monotonic() > deadline:
                 raise PodscaleError(
                     f"does not answer after {START_TIMEOUT_SECONDS:.0f} s", field=f"{PROGRAM} at {self.url}"
@@ -118,7 +118,7 @@ def run_prometheus(
     client: ClientCertFiles | None = None,
     *,
     settings: RuleSettings = DEFAULT_SETTINGS,
-    cadence: ScrapeIntervals = DEFAULT_INTERVALS,
+    intervals: ScrapeIntervals = DEFAULT_INTERVALS,
 ) -> Iterator[LocalPrometheus]:
     """Starts Prometheus for the runs below `runs`, and ends it; what it has collected stays.
 
@@ -136,7 +136,7 @@ def run_prometheus(
         )
     port = free_port(port)
     folder = runs / DIRECTORY_NAME
-    lock = write_prometheus_files(runs, settings, cadence)
+    lock = write_prometheus_files(runs, settings, intervals)
     command = [
         program,
         f"--config.file={folder / 'prometheus.yml'}",
@@ -154,8 +154,8 @@ def run_prometheus(
             start_new_session=True,
         )
     try:
-        prometheus = LocalPrometheus(runs, f"http://127.0.0.1:{port}", child, client, cadence)
-        prometheus.wait()
+        prometheus = LocalPrometheus(runs, f"http://127.0.0.1:{port}", child, client, intervals)
+        prometheus.wait_until_ready()
         yield prometheus
     finally:
         child.terminate()
@@ -164,7 +164,7 @@ def run_prometheus(
 
 
 def write_prometheus_files(
-    runs: Path, settings: RuleSettings = DEFAULT_SETTINGS, cadence: ScrapeIntervals = DEFAULT_INTERVALS
+    runs: Path, settings: RuleSettings = DEFAULT_SETTINGS, intervals: ScrapeIntervals = DEFAULT_INTERVALS
 ) -> int:
     """Writes configuration and rules for the runs below a folder; returns the open file whose lock says whose it is.
 
@@ -175,7 +175,7 @@ def write_prometheus_files(
         folder.mkdir(parents=True, exist_ok=True)
         lock = _open_lock(folder / "lock")
         write_atomically(folder / "rules.yml", yaml.safe_dump(rule_file(settings), sort_keys=False))
-        write_configuration(runs, [], cadence)
+        write_configuration(runs, [], intervals)
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise InputError(problem, field=str(folder), hint="Choose another folder of runs.") from error
@@ -194,11 +194,11 @@ def _open_lock(path: Path) -> int:
 
 
 def write_configuration(
-    runs: Path, found: list[ScrapeTarget], cadence: ScrapeIntervals, client: ClientCertFiles | None = None
+    runs: Path, found: list[ScrapeTarget], intervals: ScrapeIntervals, client: ClientCertFiles | None = None
 ) -> None:
     """Says what to scrape from the next reading on."""
     folder = runs.absolute() / DIRECTORY_NAME
-    text = yaml.safe_dump(prometheus_configuration(folder, found, cadence, client), sort_keys=False)
+    text = yaml.safe_dump(prometheus_configuration(folder, found, intervals, client), sort_keys=False)
     write_atomically(folder / "prometheus.yml", text)
 
 

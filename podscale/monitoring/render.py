@@ -22,7 +22,7 @@ class RuleSettings:
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
     runbooks: str = RUNBOOKS_DIRECTORY
-    without: frozenset[str] = frozenset()
+    excluded_alerts: frozenset[str] = frozenset()
     """Names of alerts that are left out."""
     shorten: float = 1
     """What every range, offset and wait is divided by: for drills. Texts go on telling the shipped times."""
@@ -31,7 +31,7 @@ class RuleSettings:
         if not 1 <= self.shorten < math.inf:
             raise InputError("not a number of 1 or more", field="shorten", got=self.shorten)
         _check_known("threshold", self.thresholds.keys(), DEFAULT_THRESHOLDS)
-        _check_known("alert", self.without, [alert.name for alert in ALERT_RULES])
+        _check_known("alert", self.excluded_alerts, [alert.name for alert in ALERT_RULES])
 
     def values(self) -> dict[str, str]:
         """What is filled in, by the name between `@`."""
@@ -43,7 +43,7 @@ def rule_file(settings: RuleSettings) -> dict[str, Any]:
     """What Prometheus reads from a file of `rule_files`."""
     values = settings.values()
     groups = [
-        _render_group(group, settings.without, lambda text: fill_tokens(text, values), settings.shorten)
+        _render_group(group, settings.excluded_alerts, lambda text: fill_tokens(text, values), settings.shorten)
         for group in RULE_GROUPS
     ]
     return {"groups": [group for group in groups if group["rules"]]}
@@ -93,7 +93,7 @@ def _render_rule(rule: RecordingRule | AlertRule, fill: FillTokens, shorten: flo
     return {
         "alert": rule.name,
         "expr": expr,
-        "for": shorten_duration(rule.wait, shorten),
+        "for": shorten_duration(rule.hold_for, shorten),
         "labels": {"severity": rule.severity},
         "annotations": {
             "summary": fill(rule.summary),

@@ -30,7 +30,7 @@ class AlertRule:
 
     name: str
     expr: str
-    wait: str
+    hold_for: str
     severity: AlertSeverity
     summary: str
     description: str

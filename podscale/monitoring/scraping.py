@@ -17,8 +17,8 @@ NAME_TIMEOUT_SECONDS = 2.0
 class ScrapeIntervals:
     """Whole seconds between two scrapes, and between two looks at the rules."""
 
-    scrape: int = 2
-    evaluation: int = 5
+    scrape_seconds: int = 2
+    evaluation_seconds: int = 5
 
 
 DEFAULT_INTERVALS = ScrapeIntervals()
@@ -26,10 +26,12 @@ DEFAULT_INTERVALS = ScrapeIntervals()
 
 @dataclass(frozen=True)
 class ScrapeTarget:
-    """One endpoint. name: by which Prometheus, which compares names, knows its certificate; None: by its address."""
+    """One endpoint. certificate_name: by which Prometheus, which compares names, knows its certificate; None: by its
+    address.
+    """
 
     endpoint: Endpoint
-    name: str | None = None
+    certificate_name: str | None = None
 
 
 def find_endpoints(runs: Path) -> list[Endpoint]:
@@ -48,7 +50,7 @@ def build_targets(
     for endpoint in found:
         if endpoint not in before:
             try:
-                before[endpoint] = ScrapeTarget(endpoint, endpoint.name(NAME_TIMEOUT_SECONDS, client))
+                before[endpoint] = ScrapeTarget(endpoint, endpoint.certificate_name(NAME_TIMEOUT_SECONDS, client))
             except EndpointError:
                 before[endpoint] = ScrapeTarget(endpoint)  # Prometheus will say why
             except OSError:
@@ -58,11 +60,14 @@ def build_targets(
 
 
 def prometheus_configuration(
-    folder: Path, found: Iterable[ScrapeTarget], cadence: ScrapeIntervals, client: ClientCertFiles | None = None
+    folder: Path, found: Iterable[ScrapeTarget], intervals: ScrapeIntervals, client: ClientCertFiles | None = None
 ) -> dict[str, Any]:
     """What Prometheus reads at its start, and again whenever the targets change."""
     return {
-        "global": {"scrape_interval": f"{cadence.scrape}s", "evaluation_interval": f"{cadence.evaluation}s"},
+        "global": {
+            "scrape_interval": f"{intervals.scrape_seconds}s",
+            "evaluation_interval": f"{intervals.evaluation_seconds}s",
+        },
         "rule_files": [str(folder / "rules.yml")],
         "scrape_configs": [_scrape_config(target, client) for target in found],
     }
@@ -77,7 +82,7 @@ def _scrape_config(target: ScrapeTarget, client: ClientCertFiles | None) -> dict
     }
     if endpoint.certificate is not None:
         tls = {"ca_file": str(endpoint.certificate)}
-        tls |= {"server_name": target.name} if target.name else {}
+        tls |= {"server_name": target.certificate_name} if target.certificate_name else {}
         tls |= {"cert_file": str(client.certificate), "key_file": str(client.key)} if client else {}
         scraping |= {"scheme": "https", "tls_config": tls}
     if endpoint.token_file is not None:

@@ -28,9 +28,9 @@ class AffineCost(NamedTuple):
         assert isinstance(other, AffineCost)
         return AffineCost(self.fixed + other.fixed, self.per_byte + other.per_byte)
 
-    def of_share(self, share: float) -> "AffineCost":
+    def for_fraction(self, fraction: float) -> "AffineCost":
         """The same on a share of the bytes."""
-        return AffineCost(self.fixed, self.per_byte * share)
+        return AffineCost(self.fixed, self.per_byte * fraction)
 
 
 class LinkAxis(NamedTuple):
@@ -44,13 +44,13 @@ class LinkAxis(NamedTuple):
     latency: float
     per_byte: float
 
-    def steps(self, steps: float, share: float) -> AffineCost:
+    def message_cost(self, steps: float, fraction: float) -> AffineCost:
         """`steps` messages one after the other that carry `share` of the bytes together."""
-        return AffineCost(steps * self.latency, share * self.per_byte)
+        return AffineCost(steps * self.latency, fraction * self.per_byte)
 
     def reduce_scatter(self) -> AffineCost:
         """A ring: each rank passes on all parts but its own. An all-gather costs the same."""
-        return self.steps(self.ranks - 1, (self.ranks - 1) / self.ranks)
+        return self.message_cost(self.ranks - 1, (self.ranks - 1) / self.ranks)
 
     def all_reduce(self) -> AffineCost:
         """Reduce-scatter and all-gather, in a ring."""
@@ -72,7 +72,7 @@ class Fabric:
     """Of a bucket whose phases go one behind the other; and how many slices at most."""
     most_slices: int = 8
 
-    def carrying(self, row: float, column: float) -> "Fabric":
+    def with_wire_formats(self, row: float, column: float) -> "Fabric":
         """The same links for shorter messages: shares of fp32 along rows, and along columns and through all ranks."""
         shares = {"row": row, "column": column, "world": column}
         axes = {name: getattr(self, name) for name in shares}
@@ -80,7 +80,7 @@ class Fabric:
         return replace(self, **lighter)
 
     @property
-    def alone(self) -> LinkAxis:
+    def uncontended_column(self) -> LinkAxis:
         """Between nodes, one rank of each at a time: the ring through all ranks crosses the same links like that."""
         column = self.column
         return column._replace(per_byte=min(column.per_byte, max(self.row.per_byte, self.world.per_byte)))
@@ -95,7 +95,7 @@ def tree(fabric: Fabric, size: float) -> float:
     """Two binary trees with half of the data each: 2 log2 n hops, 2 log2 N of them between nodes; up to 2 S a link."""
     inside, across = (ceil(log2(axis.ranks)) for axis in (fabric.row, fabric.column))
     fixed = 2 * (inside * fabric.row.latency + across * fabric.column.latency)
-    return fixed + 2 * size * (fabric.alone.per_byte if across else fabric.row.per_byte)
+    return fixed + 2 * size * (fabric.uncontended_column.per_byte if across else fabric.row.per_byte)
 
 
 def hierarchical(fabric: Fabric, size: float) -> float:
@@ -104,8 +104,8 @@ def hierarchical(fabric: Fabric, size: float) -> float:
     Segments go along a chain in a row, so a row's links carry S one way and S the other. (Jia 2018 counts 4(p-1) steps,
     for rows that scatter and gather.)
     """
-    row, across = fabric.row, fabric.alone.all_reduce()
-    way = row.steps(row.ranks - 1, 1.0 if row.ranks > 1 else 0.0)
+    row, across = fabric.row, fabric.uncontended_column.all_reduce()
+    way = row.message_cost(row.ranks - 1, 1.0 if row.ranks > 1 else 0.0)
     own = way + AffineCost(0.0, _crossing_fraction(fabric) * row.per_byte)
     return _pipelined_slices(fabric, size, [way, across, way], busiest=max(own, across, key=_per_byte))
 
@@ -113,7 +113,7 @@ def hierarchical(fabric: Fabric, size: float) -> float:
 def torus2d(fabric: Fabric, size: float) -> float:
     """Reduce-scatter in the row, all-reduce of 1/p of the bytes in the column, all-gather in the row."""
     row = fabric.row.reduce_scatter()
-    across = fabric.column.all_reduce().of_share(1 / fabric.row.ranks)
+    across = fabric.column.all_reduce().for_fraction(1 / fabric.row.ranks)
     own = row + row + AffineCost(0.0, _crossing_fraction(fabric) / fabric.row.ranks * fabric.row.per_byte)
     return _pipelined_slices(fabric, size, [row, across, row], busiest=max(own, across, key=_per_byte))
 

@@ -33,19 +33,19 @@ WIRE_EFFICIENCY = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 
 
 class NcclCluster(NamedTuple):
-    """Nodes of GPUs. inside: kind of link in a node. node_rate: GB/s of a node's network cards together;
-    inside_rate: GB/s of a ring inside a node; low_latency_cap: GB/s that LL reaches at most."""
+    """Nodes of GPUs. intra_node_link: kind of link in a node. node_rate: GB/s of a node's network cards together;
+    intra_node_rate: GB/s of a ring inside a node; low_latency_cap: GB/s that LL reaches at most."""
 
     nodes: int
     gpus: int
-    inside: Literal["nvlink", "pci"]
-    inside_rate: float
+    intra_node_link: Literal["nvlink", "pci"]
+    intra_node_rate: float
     node_rate: float
     low_latency_cap: float
     compute_capability: int
 
     @property
-    def wide(self) -> bool:
+    def supports_ll128(self) -> bool:
         """Whether LL128 works: from Volta on."""
         return self.compute_capability >= 70
 
@@ -62,7 +62,9 @@ def nccl_ring_cost(cluster: NcclCluster, protocol: NcclProtocol, size: float) ->
     n, nodes, which = cluster.ranks, cluster.nodes, NCCL_PROTOCOLS.index(protocol)
     hop = HOP_LATENCY_US["ring"]
     inside, across = (2 * (n - 1) - 2 * (nodes - 1)), 2 * (nodes - 1)
-    fixed = BASE_LATENCY_US["ring"][which] + inside * hop[cluster.inside][which] + across * hop["network"][which]
+    fixed = (
+        BASE_LATENCY_US["ring"][which] + inside * hop[cluster.intra_node_link][which] + across * hop["network"][which]
+    )
     if protocol == "Simple" and nodes > 1 and size >= n * 4096:
         fixed *= RING_PLATEAU_FACTOR[cluster.compute_capability >= 80]
     return AffineCost(fixed * 1e-6, 2 * (n - 1) / n / (_bus_rate(cluster, protocol) * 1e9))
@@ -72,7 +74,7 @@ def nccl_tree_cost(cluster: NcclCluster, protocol: NcclProtocol, size: float) ->
     """A chain inside each node, double binary trees across: 2((p-1) + log2 N) hops; each byte goes up and down."""
     which, hop = NCCL_PROTOCOLS.index(protocol), HOP_LATENCY_US["tree"]
     across = log2(cluster.nodes) * hop["network"][which]
-    fixed = BASE_LATENCY_US["tree"][which] + 2 * ((cluster.gpus - 1) * hop[cluster.inside][which] + across)
+    fixed = BASE_LATENCY_US["tree"][which] + 2 * ((cluster.gpus - 1) * hop[cluster.intra_node_link][which] + across)
     corrections = TREE_CORRECTION[protocol]
     rate = TREE_EFFICIENCY * _bus_rate(cluster, protocol) * corrections[min(max(int(log2(size / 64)), 0), 21)]
     return AffineCost(fixed * 1e-6, 2 / (rate * 1e9))
@@ -81,10 +83,10 @@ def nccl_tree_cost(cluster: NcclCluster, protocol: NcclProtocol, size: float) ->
 def nccl_best_seconds(cluster: NcclCluster, algorithm: Literal["ring", "tree"], size: float) -> float:
     """Seconds of an all-reduce of `size` bytes with the protocol that NCCL would take."""
     model = nccl_ring_cost if algorithm == "ring" else nccl_tree_cost
-    usable = [protocol for protocol in NCCL_PROTOCOLS if cluster.wide or protocol != "LL128"]
+    usable = [protocol for protocol in NCCL_PROTOCOLS if cluster.supports_ll128 or protocol != "LL128"]
     return min(model(cluster, protocol, size)(size) for protocol in usable)
 
 
 def _bus_rate(cluster: NcclCluster, protocol: NcclProtocol) -> float:
-    rate = WIRE_EFFICIENCY[protocol] * (cluster.node_rate if cluster.nodes > 1 else cluster.inside_rate)
+    rate = WIRE_EFFICIENCY[protocol] * (cluster.node_rate if cluster.nodes > 1 else cluster.intra_node_rate)
     return min(rate, cluster.low_latency_cap) if protocol == "LL" else rate

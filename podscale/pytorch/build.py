@@ -53,9 +53,9 @@ def build_trainer(
     world: World,
     shard_set: ShardSet,
     model_directory: Path,
-    checkpoints: CheckpointStore,
-    monitor: TrainingLogger,
-    stop: StopRequest,
+    checkpoint_store: CheckpointStore,
+    training_logger: TrainingLogger,
+    stop_request: StopRequest,
 ) -> PyTorchTrainer:
     """Builds everything that the document asks for. Every rank must call this at the same time."""
     train, training_split = config.train, shard_set.split("train")
@@ -64,9 +64,11 @@ def build_trainer(
     spec = models.model_spec(config.model, len(shard_set.classes))
     model = build_model_on_device(config, world, len(shard_set.classes))
     parts = build_train_step(config, world, model, spec, len(training_split))
-    log_wire_error(train.all_reduce, parts.reducer, world, monitor)
+    log_wire_error(train.all_reduce, parts.reducer, world, training_logger)
     feed, precision = DevicePrefetcher(world), parts.precision
-    evaluation_loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, monitor.evaluated_images)
+    evaluation_loader, evaluator = build_evaluator(
+        config, world, shard_set, feed, precision, training_logger.count_evaluated_images
+    )
     return PyTorchTrainer(
         config=config,
         world=world,
@@ -81,25 +83,27 @@ def build_trainer(
             RunProgress(),
             build_ema(train.ema, model, partial(evaluation_weights, parts.optimizer, parts.weights)),
         ),
-        step=CudaGraphStep(parts.step, world, sampled=monitor.sampled) if train.cuda_graph else parts.step,
+        step=CudaGraphStep(parts.step, world, on_sampled=training_logger.phases_sampled)
+        if train.cuda_graph
+        else parts.step,
         reducer=parts.reducer,
-        feed=feed,
+        prefetcher=feed,
         loader=build_loader(
             config,
             training_split,
             build_sampler(config, training_split),
             phases=schedules.image_phases(config, len(training_split)),
             ranks=world.ranks,
-            world=world.size,
+            world_size=world.size,
             device=str(world.device),
         ),
         evaluation_loader=evaluation_loader,
         evaluator=evaluator,
-        control=StepSync(world),
-        monitor=monitor,
-        checkpoints=checkpoints,
-        stop=stop,
-        origin=partial(load_initial_weights, config, shard_set),
+        step_sync=StepSync(world),
+        training_logger=training_logger,
+        checkpoint_store=checkpoint_store,
+        stop_request=stop_request,
+        initial_weights=partial(load_initial_weights, config, shard_set),
         training_images=len(training_split),
     )
 
@@ -124,7 +128,7 @@ def build_train_step(
     """The update of a document, over a model whose values it takes over. samples: training images."""
     train = config.train
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
-    statistics = RunningStatistics(model, share=running_statistics_weight(config.model.batch_norm, world))
+    statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
     precision = build_precision(train, world)
     per_epoch = schedules.steps_per_epoch(train, samples)
     extra = 1 + len(statistics)
@@ -132,8 +136,8 @@ def build_train_step(
         train, model, spec, precision, world, per_epoch, extra=extra
     )
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
-    mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.wanted else None
-    prepare = normalise if mixing is None else lambda images: mixing.images(normalise(images))
+    mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.is_enabled else None
+    prepare = normalise if mixing is None else lambda images: mixing.mix_images(normalise(images))
     step = TrainStep(
         reducer,
         optimizer,
@@ -145,7 +149,7 @@ def build_train_step(
         accumulation=train.accumulation,
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
-        randomness=DropoutRng(model, config.run.seed, world),
+        dropout_rng=DropoutRng(model, config.run.seed, world),
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
     )
     return StepParts(step, reducer, weights, optimizer, precision)
@@ -153,15 +157,19 @@ def build_train_step(
 
 def evaluation_weights(optimizer: Optimizer, weights: FlatWeights) -> list[Tensor]:
     """The weights that updates have reached, this rank's, fp32, in the order of `Weights.own`."""
-    return [optimizer.reached()] if isinstance(optimizer, LookaheadOptimizer) else weights.updated()
+    return [optimizer.evaluation_weights()] if isinstance(optimizer, LookaheadOptimizer) else weights.local_masters()
 
 
-def log_wire_error(section: AllReduceSection, reducer: GradientReducer, world: World, monitor: TrainingLogger) -> None:
+def log_wire_error(
+    section: AllReduceSection, reducer: GradientReducer, world: World, training_logger: TrainingLogger
+) -> None:
     """Measures what short messages cost in accuracy, where the document asks for them, and says so in the log."""
     wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
     if set(wires.values()) != {"fp32"} and isinstance(reducer, BucketedReducer):
         error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))
-        monitor.event("all_reduce_error", relative=error, algorithm=section.algorithm, ranks=world.size, **wires)
+        training_logger.log_event(
+            "all_reduce_error", relative=error, algorithm=section.algorithm, ranks=world.size, **wires
+        )
 
 
 def build_reducer_and_optimizer(
@@ -170,17 +178,20 @@ def build_reducer_and_optimizer(
     spec: models.ModelSpec,
     precision: Precision,
     world: World,
-    per_epoch: float,
+    steps_per_epoch: float,
     *,
     extra: int,
 ) -> tuple[GradientReducer, FlatWeights, Optimizer]:
-    """What averages gradients and updates the weights, over one flat layout. per_epoch: updates of an epoch."""
+    """What averages gradients and updates the weights, over one flat layout. steps_per_epoch: updates of an epoch."""
     reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
     weights = FlatWeights(
-        reducer.buffer, reducer.gather, dtype=GATHER_DTYPES[train.weight_gather], cast=lambda: precision.cast(model)
+        reducer.buffer,
+        reducer.sharded_all_reduce,
+        dtype=GATHER_DTYPES[train.weight_gather],
+        cast=lambda: precision.cast_parameters(model),
     )
-    share = build_param_shard(train.optimizer, reducer.buffer, weights.masters, spec, reducer.gather)
-    return reducer, weights, build_optimizer(train.optimizer, share, per_epoch, build_replica_group(world))
+    share = build_param_shard(train.optimizer, reducer.buffer, weights.masters, spec, reducer.sharded_all_reduce)
+    return reducer, weights, build_optimizer(train.optimizer, share, steps_per_epoch, build_replica_group(world))
 
 
 def build_model_on_device(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
@@ -197,23 +208,23 @@ def build_evaluator(
     config: RunConfig,
     world: World,
     shard_set: ShardSet,
-    feed: DevicePrefetcher,
+    prefetcher: DevicePrefetcher,
     precision: Precision,
-    counted: Callable[[int], None] = lambda images: None,
+    count_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
     """The evaluator over the validation split, and its loader, which the caller closes."""
     split = shard_set.split("validation")
-    loader = build_evaluation_loader(config, split, ranks=world.ranks, world=world.size, device=str(world.device))
+    loader = build_evaluation_loader(config, split, ranks=world.ranks, world_size=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     evaluator = Evaluator(
         loader,
         len(split),
         config.evaluate.batch,
-        feed,
+        prefetcher,
         normalise,
         precision,
         world,
-        counted,
+        count_images,
         flip=config.evaluate.flip,
     )
     return loader, evaluator

@@ -38,11 +38,11 @@ class TrainState:
     def optimizer_bytes(self) -> int:
         """What this rank keeps for its updates beside the weights that the model computes with."""
         kept = [*self.optimizer.moments.values()]
-        if self.weights.masters is not self.weights.published:
+        if self.weights.masters is not self.weights.model_weights:
             kept.append(self.weights.masters)
         if self.ema is not None:
             kept.append(self.ema.values)
-        shaped = self.optimizer.shaped_bytes if isinstance(self.optimizer, ExtraStateOptimizer) else 0
+        shaped = self.optimizer.extra_state_bytes if isinstance(self.optimizer, ExtraStateOptimizer) else 0
         return shaped + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -50,18 +50,18 @@ class TrainState:
 
         None depends on how the update is sharded or on the format in which the model computes.
         """
-        return self._named(self._flat(), self._arrays())
+        return self._named_tensors(self._flat_tensors(), self._extra_state())
 
     @contextmanager
-    def evaluated(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+    def with_weights(self, *, averaged: bool = False) -> Iterator[nn.Module]:
         """The model with the weights that updates have reached, or with averages; all ranks enter it together.
 
         Afterwards it holds the values that updates go on from, to the bit.
         """
-        flat, values = self._evaluated(averaged=averaged)
+        flat, values = self._evaluation_tensors(averaged=averaged)
         buffers = dict(self.model.named_buffers())
         kept = {name: buffers[name].clone() for name in values}
-        with self.weights.lent(flat) if flat is not None else nullcontext(), torch.no_grad():
+        with self.weights.swapped(flat) if flat is not None else nullcontext(), torch.no_grad():
             try:
                 for name, value in values.items():
                     buffers[name].copy_(value)
@@ -73,40 +73,42 @@ class TrainState:
     @waiting_for(CHECKPOINT)
     def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
         """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
-        flat, values = self._evaluated(averaged=averaged)
-        weights = self.weights.named(self.weights.whole_masters() if flat is None else flat)
+        flat, values = self._evaluation_tensors(averaged=averaged)
+        weights = self.weights.named_views(self.weights.unshard_masters() if flat is None else flat)
         tensors = weights | dict(self.model.named_buffers()) | values
         return {name: as_array(tensor) for name, tensor in tensors.items()}
 
     @waiting_for(CHECKPOINT)
-    def _evaluated(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def _evaluation_tensors(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
         if averaged:
             assert self.ema is not None
-            return self.weights.whole(self.ema.values), self.ema.buffers
+            return self.weights.unshard(self.ema.values), self.ema.buffers
         if isinstance(self.optimizer, LookaheadOptimizer):
-            return self.weights.whole(self.optimizer.reached()), {}
+            return self.weights.unshard(self.optimizer.evaluation_weights()), {}
         return None, {}
 
     @waiting_for(CHECKPOINT)
     def capture(self, world: World) -> Snapshot | None:
         """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
         tensors = self.tensors()
-        if not world.first:
+        if not world.is_rank0:
             return None
         arrays = {name: as_array(tensor) for name, tensor in tensors.items()}
         return Snapshot(self.progress.step, arrays, {**self._meta(), "ranks": world.size})
 
     @waiting_for(CHECKPOINT)
-    def share(self, snapshot: Snapshot | None, world: World, origin: InitialWeights | None = None) -> None:
+    def load_from_rank0(
+        self, snapshot: Snapshot | None, world: World, initial_weights: InitialWeights | None = None
+    ) -> None:
         """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
-        flat, arrays = self._flat(), self._arrays()
-        named = self._named(flat, arrays)
+        flat, arrays = self._flat_tensors(), self._extra_state()
+        named = self._named_tensors(flat, arrays)
         if snapshot is not None:
-            self._load(snapshot, named)
-        elif origin is not None:
-            self._begin_with(origin, named)
-        meta: list[Any] = [self._meta() if world.first else None]
+            self._load_snapshot(snapshot, named)
+        elif initial_weights is not None:
+            self._load_initial_weights(initial_weights, named)
+        meta: list[Any] = [self._meta() if world.is_rank0 else None]
         dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
         self._load_meta(meta[0])
         tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
@@ -117,27 +119,29 @@ class TrainState:
             tensor.copy_(part.view(tensor.shape))
         self.weights.load_masters(flat.pop("model"))
         for name, values in self.optimizer.moments.items():
-            values.copy_(self.weights.own(flat[f"optimizer/{name}"]))
+            values.copy_(self.weights.local(flat[f"optimizer/{name}"]))
         if isinstance(self.optimizer, ExtraStateOptimizer):
-            self.optimizer.load({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
+            self.optimizer.load_extra_state({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
         if self.ema is not None:
-            self.ema.values.copy_(self.weights.own(flat["ema"]))
+            self.ema.values.copy_(self.weights.local(flat["ema"]))
 
-    def _flat(self) -> dict[str, Tensor]:
+    def _flat_tensors(self) -> dict[str, Tensor]:
         """Masters, moments and averages in the whole flat layout, gathered where they are sharded."""
-        moments = {f"optimizer/{name}": self.weights.whole(v) for name, v in self.optimizer.moments.items()}
-        ema = {} if self.ema is None else {"ema": self.weights.whole(self.ema.values)}
-        return {"model": self.weights.whole_masters(), **moments, **ema}
+        moments = {f"optimizer/{name}": self.weights.unshard(v) for name, v in self.optimizer.moments.items()}
+        ema = {} if self.ema is None else {"ema": self.weights.unshard(self.ema.values)}
+        return {"model": self.weights.unshard_masters(), **moments, **ema}
 
-    def _arrays(self) -> dict[str, Tensor]:
+    def _extra_state(self) -> dict[str, Tensor]:
         """What the rule keeps in shapes of its own, whole."""
-        arrays = self.optimizer.arrays() if isinstance(self.optimizer, ExtraStateOptimizer) else {}
+        arrays = self.optimizer.extra_state_arrays() if isinstance(self.optimizer, ExtraStateOptimizer) else {}
         return {f"optimizer/{name}": array for name, array in arrays.items()}
 
-    def _named(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _named_tensors(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every array by its name, as views of these buffers and of what is kept besides."""
         named = {
-            f"{kind}/{n}": tensor for kind, whole in flat.items() for n, tensor in self.weights.named(whole).items()
+            f"{kind}/{n}": tensor
+            for kind, whole in flat.items()
+            for n, tensor in self.weights.named_views(whole).items()
         }
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
         if self.ema is not None:
@@ -145,9 +149,9 @@ class TrainState:
         return named | arrays | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
-        return {"progress": asdict(self.progress), "precision": self.precision.state()}
+        return {"progress": asdict(self.progress), "precision": self.precision.state_dict()}
 
-    def _load(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
+    def _load_snapshot(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
         missing = sorted(tensors.keys() ^ snapshot.arrays.keys())
         if missing:
             raise InputError(
@@ -160,40 +164,40 @@ class TrainState:
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
         self._load_meta(snapshot.meta)
 
-    def _begin_with(self, origin: InitialWeights, tensors: dict[str, Tensor]) -> None:
+    def _load_initial_weights(self, initial_weights: InitialWeights, tensors: dict[str, Tensor]) -> None:
         """The weights and statistics of another run; all else stays as in a new one."""
-        for name, values in origin.arrays.items():
+        for name, values in initial_weights.arrays.items():
             for kind in ("model", "ema"):
                 if f"{kind}/{name}" in tensors:
                     tensors[f"{kind}/{name}"].copy_(torch.from_numpy(np.array(values)))
-        self.progress.origin = origin.told
+        self.progress.origin = initial_weights.provenance
 
     def _load_meta(self, meta: dict[str, Any]) -> None:
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
-        self.precision.restore(meta["precision"])
+        self.precision.load_state_dict(meta["precision"])
 
 
 @waiting_for(CHECKPOINT)
 def restore_or_start(
-    checkpoints: CheckpointStore,
+    checkpoint_store: CheckpointStore,
     resume: str,
     state: TrainState,
     world: World,
-    origin: Callable[[], InitialWeights | None] = lambda: None,
+    initial_weights: Callable[[], InitialWeights | None] = lambda: None,
 ) -> bool:
     """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
 
-    origin: what a new run begins with. Raises InputError on every rank where rank 0's checkpoints, or that origin,
-    conflict with the run.
+    initial_weights: what a new run begins with. Raises InputError on every rank where rank 0's checkpoints, or that
+    origin, conflict with the run.
     """
     snapshot: Snapshot | None = None
     begun: InitialWeights | None = None
     refusal: InputError | None = None
-    if world.first:
+    if world.is_rank0:
         try:
-            snapshot = checkpoints.restore(resume)
-            begun = origin() if snapshot is None else None
+            snapshot = checkpoint_store.restore(resume)
+            begun = initial_weights() if snapshot is None else None
         except InputError as error:
             refusal = error
     answer: list[Any] = [(snapshot is not None, refusal)]
@@ -201,7 +205,7 @@ def restore_or_start(
     found, refusal = answer[0]
     if refusal is not None:
         raise refusal
-    state.share(snapshot, world, begun)
+    state.load_from_rank0(snapshot, world, begun)
     return bool(found)
 
 

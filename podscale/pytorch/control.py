@@ -19,8 +19,8 @@ from podscale.pytorch.world import World
 @dataclass(frozen=True)
 class _PendingStatus:
     step: int
-    word: Tensor
-    figures: Tensor
+    status: Tensor
+    loss_and_norm: Tensor
     work: "dist.Work | torch.cuda.Event | None"
 
 
@@ -34,33 +34,35 @@ class StepSync:
         self._pending: deque[_PendingStatus] = deque()
 
     @waiting_for(CONTROL)
-    def send(self, step: int, result: StepResult, *, busy: float, stop: bool) -> None:
+    def send(self, step: int, result: StepResult, *, busy_seconds: float, stop: bool) -> None:
         """Puts the word of update `step` on its way; `busy` in seconds."""
-        mine = torch.tensor(pack(self._world.rank, stop=stop, busy=busy), dtype=torch.int32)
+        mine = torch.tensor(pack(self._world.rank, stop=stop, busy_seconds=busy_seconds), dtype=torch.int32)
         if self._stream is None:
             mine[1] = (~result.finite).to(torch.int32)
             work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._pending.append(_PendingStatus(step, mine, result.figures, work))
+            self._pending.append(_PendingStatus(step, mine, result.loss_and_norm, work))
         else:
             self._pending.append(self._send_from_gpu(step, mine, result, self._stream))
 
-    def due(self) -> list[StepStatus]:
+    def ready(self) -> list[StepStatus]:
         """The words of updates at least `lag` ago that were not handed out yet, oldest first."""
-        return self._take(self._lag)
+        return self._pop_ready(self._lag)
 
     def drain(self) -> list[StepStatus]:
         """Every word not handed out yet; waits for the newest."""
-        return self._take(0)
+        return self._pop_ready(0)
 
-    def _send_from_gpu(self, step: int, mine: Tensor, result: StepResult, stream: torch.cuda.Stream) -> _PendingStatus:
+    def _send_from_gpu(
+        self, step: int, packed: Tensor, result: StepResult, stream: torch.cuda.Stream
+    ) -> _PendingStatus:
         device = self._world.device
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            word = mine.pin_memory().to(device, non_blocking=True)
+            word = packed.pin_memory().to(device, non_blocking=True)
             word[1] = (~result.finite).to(torch.int32)
             dist.all_reduce(word, dist.ReduceOp.MAX, group=self._group)
-            on_host = torch.empty(len(mine), dtype=torch.int32, pin_memory=True).copy_(word, non_blocking=True)
-            figures = result.figures
+            on_host = torch.empty(len(packed), dtype=torch.int32, pin_memory=True).copy_(word, non_blocking=True)
+            figures = result.loss_and_norm
             told = torch.empty(len(figures), pin_memory=True).copy_(figures, non_blocking=True)
             for tensor in (result.loss, result.finite, result.grad_norm):
                 if tensor is not None:
@@ -69,7 +71,7 @@ class StepSync:
             arrived.record(stream)
         return _PendingStatus(step, on_host, told, arrived)
 
-    def _take(self, keep: int) -> list[StepStatus]:
+    def _pop_ready(self, keep: int) -> list[StepStatus]:
         words = []
         while len(self._pending) > keep:
             words.append(_read_status(self._pending.popleft()))
@@ -82,5 +84,5 @@ def _read_status(pending: _PendingStatus) -> StepStatus:
         pending.work.synchronize()
     elif pending.work is not None:
         pending.work.wait()
-    loss, *norm = pending.figures.tolist()
-    return unpack(pending.step, pending.word.tolist(), loss, norm[0] if norm else None)
+    loss, *norm = pending.loss_and_norm.tolist()
+    return unpack(pending.step, pending.status.tolist(), loss, norm[0] if norm else None)

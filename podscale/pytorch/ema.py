@@ -21,33 +21,35 @@ class Ema:
     of the model's buffers by name, equal on all ranks."""
 
     def __init__(
-        self, model: nn.Module, reached: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
+        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
     ) -> None:
-        """Begins with the values that the model has. reached: this rank's weights as they are, in the order of them."""
-        self._model, self._reached = model, reached
+        """Begins with the values that the model has. read_weights: this rank's weights as they are, in the order of
+        them.
+        """
+        self._model, self._read_weights = model, read_weights
         self._decay, self._every = decay, every
-        self.values = torch.cat(list(reached()))
+        self.values = torch.cat(list(read_weights()))
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     @torch.no_grad()
-    def follow(self, step: int) -> None:
+    def update(self, step: int) -> None:
         """Takes in the weights as they are after `step` updates, where this is one of those that count."""
         if step % self._every:
             return
-        updated = self._reached()
+        updated = self._read_weights()
         mine = list(self.values.split([len(part) for part in updated]))
         torch._foreach_lerp_([*mine, *self.buffers.values()], [*updated, *self._model.buffers()], 1.0 - self._decay)
 
     @torch.no_grad()
-    def restart(self) -> None:
+    def reset(self) -> None:
         """Begins again with the values that the model has now."""
         for kept, now in zip(self.buffers.values(), self._model.buffers(), strict=True):
             kept.copy_(now)
-        self.values.copy_(torch.cat(list(self._reached())))
+        self.values.copy_(torch.cat(list(self._read_weights())))
 
 
-def build_ema(section: EmaSection, model: nn.Module, reached: Callable[[], Sequence[Tensor]]) -> Ema | None:
+def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
     """The average that the document asks for."""
     if section.decay is None:
         return None
-    return Ema(model, reached, decay=section.decay, every=section.every_steps)
+    return Ema(model, read_weights, decay=section.decay, every=section.every_steps)

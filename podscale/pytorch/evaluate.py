@@ -48,24 +48,24 @@ class Evaluator:
         loader: Loader,
         count: int,
         batch: int,
-        feed: DevicePrefetcher,
+        prefetcher: DevicePrefetcher,
         normalise: Normalise,
         precision: Precision,
         world: World,
-        counted: Callable[[int], None] = lambda images: None,
+        count_images: Callable[[int], None] = lambda images: None,
         *,
         flip: bool = False,
     ) -> None:
-        """counted: hears how many samples of this rank each batch held. flip: average with mirrored images."""
-        self._counted, self._flip = counted, flip
-        self._loader, self._feed, self._normalise = loader, feed, normalise
+        """count_images: hears how many samples of this rank each batch held. flip: average with mirrored images."""
+        self._count_images, self._flip = count_images, flip
+        self._loader, self._prefetcher, self._normalise = loader, prefetcher, normalise
         self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
         self.count, self._batch = count, batch
-        self._report = progress.progress_from_env() if world.first else progress.ignore_progress
+        self._report = progress.progress_from_env() if world.is_rank0 else progress.ignore_progress
 
     @waiting_for(EVALUATION)
-    def measure(
+    def evaluate(
         self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] | None = None
     ) -> EvaluationResult | None:
         """Accuracy and loss over the whole split, the same on all ranks.
@@ -74,10 +74,14 @@ class Evaluator:
         """
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
-        for number, (batch, answers) in enumerate(self._answers(model, phase)):
-            if stop_requested is not None and number % BATCHES_PER_STOP_CHECK == 0 and self._agree(stop_requested()):
+        for number, (batch, answers) in enumerate(self._batch_predictions(model, phase)):
+            if (
+                stop_requested is not None
+                and number % BATCHES_PER_STOP_CHECK == 0
+                and self._any_rank_stops(stop_requested())
+            ):
                 return None
-            weights = torch.from_numpy(batch.source.weights).to(self._world.device, torch.float64)
+            weights = torch.from_numpy(batch.host_batch.weights).to(self._world.device, torch.float64)
             hits = answers.topk == batch.labels[:, None]
             sums[0] += weights @ hits[:, 0].double()
             sums[1] += weights @ hits.any(dim=1).double()
@@ -86,7 +90,7 @@ class Evaluator:
         dist.all_reduce(sums)
         return evaluation_result(sums.tolist(), self.count, time.perf_counter() - started)
 
-    def _agree(self, stop: bool) -> bool:
+    def _any_rank_stops(self, stop: bool) -> bool:
         """Whether any rank wants to stop; on the host, so that no device is waited for."""
         word = torch.tensor([int(stop)], dtype=torch.int32)
         dist.all_reduce(word, dist.ReduceOp.MAX)
@@ -96,21 +100,21 @@ class Evaluator:
     def predict(self, model: nn.Module, phase: PhaseTimer) -> Predictions | None:
         """The predictions of the whole split on rank 0, None elsewhere."""
         return self.gather(
-            [prediction_columns(batch.source, answers) for batch, answers in self._answers(model, phase)]
+            [prediction_columns(batch.host_batch, answers) for batch, answers in self._batch_predictions(model, phase)]
         )
 
     @waiting_for(EVALUATION)
     def gather(self, parts: Sequence[PredictionColumns]) -> Predictions | None:
         """The whole split's on rank 0, of the batches of each rank; all ranks call it."""
         mine = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        gathered: list[dict[str, np.ndarray]] | None = [{}] * self._world.size if self._world.first else None
+        gathered: list[dict[str, np.ndarray]] | None = [{}] * self._world.size if self._world.is_rank0 else None
         dist.gather_object(mine, gathered)
         if gathered is None:
             return None
         whole = {name: np.concatenate([columns[name] for columns in gathered]) for name in mine}
         return Predictions(**whole)
 
-    def _answers(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, BatchPredictions]]:
+    def _batch_predictions(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, BatchPredictions]]:
         for batch, logits in self.logits(model, phase):
             yield batch, batch_predictions(logits, batch.labels)
 
@@ -118,11 +122,11 @@ class Evaluator:
         """What the model says of each batch of this rank: [n, classes]; the same batches every time."""
         with eval_mode(model), torch.inference_mode():
             ticker = progress.ProgressReporter("evaluate", self._report, self.count)
-            for step, batch in enumerate(self._feed(self._loader.batches(0, self._steps), phase), start=1):
+            for step, batch in enumerate(self._prefetcher(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
                     logits = self._logits(model, self._normalise(batch.images))
                 yield batch, logits
-                self._counted(int(np.count_nonzero(batch.source.weights)))
+                self._count_images(int(np.count_nonzero(batch.host_batch.weights)))
                 ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             ticker.close()
 
@@ -152,13 +156,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
         model.train(before)
 
 
-def prediction_columns(batch: Batch, answers: BatchPredictions) -> PredictionColumns:
+def prediction_columns(batch: Batch, predictions: BatchPredictions) -> PredictionColumns:
     """The rows of one batch that are samples, by the names of `Predictions`."""
     real = batch.weights > 0
     return {
         "keys": batch.keys[real],
         "labels": batch.labels[real].astype(np.int32),
-        "topk": answers.topk.cpu().numpy()[real].astype(np.int32),
-        "confidences": answers.confidences.cpu().numpy()[real],
-        "losses": answers.losses.cpu().numpy()[real],
+        "topk": predictions.topk.cpu().numpy()[real].astype(np.int32),
+        "confidences": predictions.confidences.cpu().numpy()[real],
+        "losses": predictions.losses.cpu().numpy()[real],
     }

@@ -26,24 +26,26 @@ _PEER_LOST = (
 
 
 def watch_torch_peers(
-    meeting: RankGroup,
-    end: Callable[[PodscaleError], None],
+    rank_group: RankGroup,
+    exit_process: Callable[[PodscaleError], None],
     *,
-    seconds: float | None = None,
-    deaf: bool | None = None,
+    interval_seconds: float | None = None,
+    silent_collectives: bool | None = None,
     hang_seconds: float | None = None,
-    stacks: Path | None = None,
+    stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """`engine.failure.watched` for torch's collectives. deaf: default: there is a GPU, whose NCCL raises nothing."""
+    """`engine.failure.watched` for torch's collectives. silent_collectives: default: there is a GPU, whose NCCL raises
+    nothing.
+    """
     return failure.watch_peers(
-        meeting,
-        end,
-        kind_of=classify_error,
-        deaf=torch.cuda.is_available() if deaf is None else deaf,
-        seconds=seconds,
+        rank_group,
+        exit_process,
+        classify_error=classify_error,
+        silent_collectives=torch.cuda.is_available() if silent_collectives is None else silent_collectives,
+        interval_seconds=interval_seconds,
         hang_seconds=hang_seconds,
-        stacks=stacks,
-        recorder=dump_flight_recorder,
+        stack_directory=stack_directory,
+        flight_recorder=dump_flight_recorder,
     )
 
 

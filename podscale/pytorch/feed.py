@@ -17,7 +17,7 @@ class DeviceBatch:
 
     images: Tensor
     labels: Tensor
-    source: Batch
+    host_batch: Batch
 
 
 class DevicePrefetcher:

@@ -37,18 +37,20 @@ class GradientBuffer:
         if shards > 1:
             multiple *= ALIGNMENT_ELEMENTS  # so that every shard begins where kernels can read whole vectors
         self.layout = plan_buckets(
-            [p.numel() for p in backwards] + [extra], bucket_elements, multiple, last_apart=shards > 1
+            [p.numel() for p in backwards] + [extra], bucket_elements, multiple, isolate_last=shards > 1
         )
         *starts, extra_start = self.layout.starts
-        self.starts = dict(zip(self.parameters, reversed(starts), strict=True))
+        self.offsets = dict(zip(self.parameters, reversed(starts), strict=True))
         """Where each parameter begins."""
         self.flat = torch.zeros(self.layout.length, dtype=torch.float32, device=device)
-        self.views = [view_like(self.flat, self.starts[name], p) for name, p in self.parameters.items()]
+        self.views = [view_like(self.flat, self.offsets[name], p) for name, p in self.parameters.items()]
         """The gradient of each parameter, in the order of the model's parameters."""
-        self.extra = self.flat[extra_start : extra_start + extra]
-        self.owned = [(0, extra_start)] if shards == 1 else [*_shard_ranges(self.layout.bounds[:-1], shards, shard)]
+        self.extra_values = self.flat[extra_start : extra_start + extra]
+        self.local_ranges = (
+            [(0, extra_start)] if shards == 1 else [*_shard_ranges(self.layout.bounds[:-1], shards, shard)]
+        )
         """Where the averaged gradients of this rank are."""
-        self.averages = [self.flat[start:stop] for start, stop in self.owned]
+        self.averages = [self.flat[start:stop] for start, stop in self.local_ranges]
 
     @property
     def buckets(self) -> list[Tensor]:

@@ -34,34 +34,34 @@ class CudaGraphStep:
     """
 
     def __init__(
-        self, step: TrainStep, world: World, *, sampled: PhaseSecondsCallback, sample_every: int = SAMPLE_EVERY_STEPS
+        self, step: TrainStep, world: World, *, on_sampled: PhaseSecondsCallback, sample_every: int = SAMPLE_EVERY_STEPS
     ) -> None:
         assert world.on_gpu, "CUDA graphs need a GPU"
         self.eager = step
         self._device = world.device
         self._stream = torch.cuda.Stream(world.device)
-        self._times, self._sampled, self._sample_every = DeviceTimer(on_gpu=True), sampled, sample_every
-        self._done, self._eager_bytes, self._waiting = 0, 0, False
+        self._times, self._on_sampled, self._sample_every = DeviceTimer(on_gpu=True), on_sampled, sample_every
+        self._steps_done, self._eager_bytes, self._times_pending = 0, 0, False
         self._batch: DeviceBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: StepResult | None = None
 
-    def seek(self, number: int) -> None:
-        self.eager.seek(number)
+    def seek(self, step: int) -> None:
+        self.eager.seek(step)
 
     def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         with phase("h2d"):
-            static = self._load(batch)
-        self._report()
-        self.eager.begin(batch.source.step)
-        self._done += 1
-        if self._done <= WARM_UP_STEPS:
-            return self._carry_out(static, phase)
+            static = self._copy_to_static(batch)
+        self._report_times()
+        self.eager.start_step(batch.host_batch.step)
+        self._steps_done += 1
+        if self._steps_done <= WARM_UP_STEPS:
+            return self._run_eager_step(static, phase)
         if self._graph is None:
-            self._record(static)
-        elif (self._done - WARM_UP_STEPS) % self._sample_every == 0 and self._has_room():
-            return self._carry_out(static, phase)
-        return self._replay(phase)
+            self._capture_graph(static)
+        elif (self._steps_done - WARM_UP_STEPS) % self._sample_every == 0 and self._has_memory_for_eager():
+            return self._run_eager_step(static, phase)
+        return self._replay_graph(phase)
 
     def close(self) -> None:
         """Gives the graph up: NCCL waits in the end of a communicator for every graph with a call on it, for ever."""
@@ -69,10 +69,10 @@ class CudaGraphStep:
             self._graph.reset()
         self._graph = self._result = None
 
-    def _load(self, batch: DeviceBatch) -> DeviceBatch:
+    def _copy_to_static(self, batch: DeviceBatch) -> DeviceBatch:
         """The static buffers with the values of `batch`."""
         if self._batch is None:
-            self._batch = DeviceBatch(torch.empty_like(batch.images), torch.empty_like(batch.labels), batch.source)
+            self._batch = DeviceBatch(torch.empty_like(batch.images), torch.empty_like(batch.labels), batch.host_batch)
         static = self._batch
         for buffer, values in ((static.images, batch.images), (static.labels, batch.labels)):
             assert (buffer.shape, buffer.stride(), buffer.dtype) == (values.shape, values.stride(), values.dtype), (
@@ -83,28 +83,28 @@ class CudaGraphStep:
             buffer.copy_(values)
         return static
 
-    def _carry_out(self, static: DeviceBatch, phase: PhaseTimer) -> StepResult:
+    def _run_eager_step(self, static: DeviceBatch, phase: PhaseTimer) -> StepResult:
         """One ordinary update; the last one of the warm-up and every sampled one tell their times."""
         self._times.clear()
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        with self._on_own_stream():
-            result = self.eager.carry_out(static, combine_phases(self._times.part, phase))
+        with self._on_side_stream():
+            result = self.eager.run_on_device(static, combine_phases(self._times.time_part, phase))
         self._eager_bytes = torch.cuda.max_memory_allocated(self._device) - before
-        self._waiting = self._done >= WARM_UP_STEPS
+        self._times_pending = self._steps_done >= WARM_UP_STEPS
         return result
 
-    def _record(self, static: DeviceBatch) -> None:
+    def _capture_graph(self, static: DeviceBatch) -> None:
         """Records an update without carrying it out.
 
         Only this thread is watched for calls that a recording forbids: loaders and the watchdog of NCCL go on.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._result = self.eager.carry_out(static, untimed)
+            self._result = self.eager.run_on_device(static, untimed)
         self._graph = graph
 
-    def _replay(self, phase: PhaseTimer) -> StepResult:
+    def _replay_graph(self, phase: PhaseTimer) -> StepResult:
         """Launches the graph. The answers are copied, because the next replay writes them again."""
         assert self._graph is not None
         assert self._result is not None
@@ -116,20 +116,20 @@ class CudaGraphStep:
                 self._result.loss.clone(), self._result.finite.clone(), norm.clone() if norm is not None else None
             )
 
-    def _report(self) -> None:
+    def _report_times(self) -> None:
         """Hands over the times of the last measured update, once the device is past it."""
-        if self._waiting and self._times.ready:
-            self._waiting = False
-            self._sampled(self._times.seconds())
+        if self._times_pending and self._times.is_ready:
+            self._times_pending = False
+            self._on_sampled(self._times.seconds())
 
-    def _has_room(self) -> bool:
+    def _has_memory_for_eager(self) -> bool:
         """Whether an ordinary update fits beside the graph, whose own memory it cannot use."""
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return free + cached > 1.1 * self._eager_bytes
 
     @contextmanager
-    def _on_own_stream(self) -> Iterator[None]:
+    def _on_side_stream(self) -> Iterator[None]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

@@ -35,17 +35,17 @@ class ThreadCommQueue:
     def __init__(self, average: AverageFunction) -> None:
         self._average = average
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
-        self._running: list[Future[None]] = []
+        self._futures: list[Future[None]] = []
 
     def submit(self, bucket: Tensor) -> None:
-        self._running.append(self._thread.submit(self._carry_out, bucket, len(self._running) + 1))
+        self._futures.append(self._thread.submit(self._average_bucket, bucket, len(self._futures) + 1))
 
     def wait(self) -> None:
-        running, self._running = self._running, []
+        running, self._futures = self._futures, []
         for future in running:
             future.result()
 
-    def _carry_out(self, bucket: Tensor, number: int) -> None:
+    def _average_bucket(self, bucket: Tensor, number: int) -> None:
         with waiting_for_bucket(number):
             self._average(bucket)
 

@@ -58,7 +58,7 @@ def main() -> None:
     job, result = LinkBenchmarkJob(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), Path(sys.argv[2])
     world = join_world(300.0)
     found = measure_links(world, job)
-    if world.first:
+    if world.is_rank0:
         write_json(result, found)
     leave_world()
 
@@ -111,7 +111,7 @@ def _measure_phases(world: World, mesh: Mesh, job: LinkBenchmarkJob) -> Iterator
     for size in job.sizes:
         bucket = torch.zeros(max(size // 4 // mesh.row.size, 1) * mesh.row.size, device=world.device)
         parts = equal_spans(len(bucket), mesh.row.size)
-        shard = bucket[slice(*parts[mesh.row.place])]
+        shard = bucket[slice(*parts[mesh.row.position])]
         phases: list[tuple[str, Any, Tensor, Callable[[], None]]] = [
             ("reduce_scatter", mesh.row, bucket, lambda b=bucket, p=parts: row.reduce_scatter(b, p)),  # type: ignore[misc]
             ("all_reduce", mesh.column, shard, lambda s=shard: column.all_reduce(s)),  # type: ignore[misc]
@@ -145,7 +145,7 @@ def _measure_steps(
             reducer = BucketedReducer(network, reduce, world, bucket_mb=section.bucket_mb, overlap=section.overlap)
 
             def step(reducer: BucketedReducer = reducer) -> None:
-                reducer.begin()
+                reducer.start_step()
                 reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
                 reducer.finish()
 

@@ -14,37 +14,41 @@ from podscale.pytorch.models import InceptionOutputs, Outputs
 class TrainingLoss:
     """The mean training loss of a network's outputs, fp32.
 
-    smoothing: mass of the target spread over all classes. auxiliary: weight of an auxiliary head's loss. binary: one
-    yes or no for each class instead of one choice among them (Wightman 2021), the mean over classes; with a
-    `threshold`, targets above it count as 1 and others as 0.
+    label_smoothing: mass of the target spread over all classes. auxiliary_weight: weight of an auxiliary head's loss.
+    is_binary: one yes or no for each class instead of one choice among them (Wightman 2021), the mean over classes;
+    with a `threshold`, targets above it count as 1 and others as 0.
     """
 
-    smoothing: float
-    auxiliary: float = 0.0
-    binary: bool = False
+    label_smoothing: float
+    auxiliary_weight: float = 0.0
+    is_binary: bool = False
     threshold: float | None = None
 
-    def __call__(self, outputs: Outputs, labels: Tensor, share: Tensor | None = None) -> Tensor:
-        """outputs: of n images; labels: int64 [n]. share: scalar, the weight of each image's own label where images
-        are mixed; the rest is that of its counterpart from the end."""
+    def __call__(self, outputs: Outputs, labels: Tensor, mix_weight: Tensor | None = None) -> Tensor:
+        """outputs: of n images; labels: int64 [n]. mix_weight: scalar, the weight of each image's own label where
+        images are mixed; the rest is that of its counterpart from the end."""
         if isinstance(outputs, InceptionOutputs):
-            return self._of(outputs.logits, labels, share) + self.auxiliary * self._of(outputs.auxiliary, labels, share)
-        return self._of(outputs, labels, share)
+            return self._head_loss(outputs.logits, labels, mix_weight) + self.auxiliary_weight * self._head_loss(
+                outputs.auxiliary, labels, mix_weight
+            )
+        return self._head_loss(outputs, labels, mix_weight)
 
-    def _of(self, logits: Tensor, labels: Tensor, share: Tensor | None) -> Tensor:
-        if self.binary:
-            targets = self._targets(labels, logits.shape[1], share)
+    def _head_loss(self, logits: Tensor, labels: Tensor, mix_weight: Tensor | None) -> Tensor:
+        if self.is_binary:
+            targets = self._binary_targets(labels, logits.shape[1], mix_weight)
             return F.binary_cross_entropy_with_logits(logits.float(), targets)
-        own = smoothed_cross_entropy(logits, labels, self.smoothing)
-        if share is None:
+        own = smoothed_cross_entropy(logits, labels, self.label_smoothing)
+        if mix_weight is None:
             return own
-        return share * own + (1 - share) * smoothed_cross_entropy(logits, labels.flip(0), self.smoothing)
+        return mix_weight * own + (1 - mix_weight) * smoothed_cross_entropy(
+            logits, labels.flip(0), self.label_smoothing
+        )
 
-    def _targets(self, labels: Tensor, classes: int, share: Tensor | None) -> Tensor:
+    def _binary_targets(self, labels: Tensor, classes: int, mix_weight: Tensor | None) -> Tensor:
         targets = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
-        if share is not None:
-            targets = share * targets + (1 - share) * targets.flip(0)
-        targets = (1 - self.smoothing) * targets + self.smoothing / classes
+        if mix_weight is not None:
+            targets = mix_weight * targets + (1 - mix_weight) * targets.flip(0)
+        targets = (1 - self.label_smoothing) * targets + self.label_smoothing / classes
         return targets if self.threshold is None else torch.gt(targets, self.threshold).float()
 
 

@@ -41,7 +41,12 @@ def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArr
 
 @torch.no_grad()
 def update_batch_norm(
-    model: nn.Module, config: RunConfig, world: World, shard_set: ShardSet, feed: DevicePrefetcher, precision: Precision
+    model: nn.Module,
+    config: RunConfig,
+    world: World,
+    shard_set: ShardSet,
+    prefetcher: DevicePrefetcher,
+    precision: Precision,
 ) -> None:
     """Replaces batch norm's running statistics by their means over evaluate.statistics_images training images.
 
@@ -66,7 +71,7 @@ def update_batch_norm(
         order,
         phases=image_phases(config, len(split)),
         ranks=world.ranks,
-        world=world.size,
+        world_size=world.size,
         device=str(world.device),
     )
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
@@ -75,7 +80,7 @@ def update_batch_norm(
     try:
         for layer in layers:
             layer.train()
-        for number, batch in enumerate(feed(loader.batches(0, updates), untimed), start=1):
+        for number, batch in enumerate(prefetcher(loader.batches(0, updates), untimed), start=1):
             for layer in layers:
                 layer.momentum = 1.0 / number  # the first batch replaces what was there
             with precision.autocast():

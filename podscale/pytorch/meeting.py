@@ -36,7 +36,7 @@ class TorchStore:
         with _translate_store_errors():
             self.store.wait(list(keys), timedelta(seconds=seconds))
 
-    def check(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         with _translate_store_errors():
             return self.store.check([key])
 
@@ -44,11 +44,11 @@ class TorchStore:
         with _translate_store_errors():
             return self.store.add(key, amount)
 
-    def own(self, seconds: float) -> "TorchStore":
+    def clone(self, timeout_seconds: float) -> "TorchStore":
         """A connection of its own: one that waits holds up all who share it."""
         with _translate_store_errors():
             store = self.store.clone()
-            store.set_timeout(timedelta(seconds=seconds))
+            store.set_timeout(timedelta(seconds=timeout_seconds))
             return TorchStore(store)
 
 
@@ -62,33 +62,33 @@ def _translate_store_errors() -> Iterator[None]:
         raise StoreError(str(error)) from error
 
 
-def join_torch_rank_group(timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> RankGroup:
+def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> RankGroup:
     """Reaches the store of our spawner, or the one that torchrun's variables name; alone where there is neither.
 
     Both live in the launcher of the first pod and so outlive rank 0.
     """
-    if env.STORE in environment:
-        return join_rank_group(read_rank_env(environment), timeout_seconds)
-    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    if env.STORE in environ:
+        return join_rank_group(read_rank_env(environ), timeout_seconds)
+    rank, size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return RankGroup(rank, size, TorchStore(HashStore()), timeout_seconds)
-    assert "MASTER_ADDR" in environment, "a world of several ranks is started by our spawner or by torchrun"
+    assert "MASTER_ADDR" in environ, "a world of several ranks is started by our spawner or by torchrun"
     timeout = timedelta(seconds=timeout_seconds)
     store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)
     return RankGroup(rank, size, TorchStore(store), timeout_seconds)
 
 
-def torch_store(meeting: RankGroup, environment: Mapping[str, str] = os.environ) -> Store:
+def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> Store:
     """torch's own store, which its process groups need: the meeting's, or one that rank 0 keeps while it lives.
 
     Every rank must call this at the same time.
     """
-    if isinstance(meeting.store, TorchStore):
-        return meeting.store.store
-    address, timeout = read_rank_env(environment).address, timedelta(seconds=meeting.timeout_seconds)
-    if meeting.rank == 0:
+    if isinstance(rank_group.store, TorchStore):
+        return rank_group.store.store
+    address, timeout = read_rank_env(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
+    if rank_group.rank == 0:
         kept = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        meeting.store.set(TORCH_PORT_KEY, str(kept.port))
+        rank_group.store.set(TORCH_PORT_KEY, str(kept.port))
         return kept
-    return TCPStore(address, int(meeting.store.get([TORCH_PORT_KEY])[0]), is_master=False, timeout=timeout)
+    return TCPStore(address, int(rank_group.store.get([TORCH_PORT_KEY])[0]), is_master=False, timeout=timeout)

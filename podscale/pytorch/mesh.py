@@ -23,21 +23,21 @@ class Axis:
     """The ranks that this rank meets along one axis, itself among them.
 
     name: `row`, `column`, or `line` for all ranks of the world. ranks: in order of place, which in rows and columns is
-    that of their numbers. place: of this rank.
+    that of their numbers. position: of this rank.
     """
 
     name: str
     ranks: tuple[int, ...]
-    place: int
+    position: int
     group: dist.ProcessGroup
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
-    def group_rank(self, place: int) -> int:
+    def group_rank(self, position: int) -> int:
         """The number that the process group, which sorts its ranks, gives to a place."""
-        return sorted(self.ranks).index(self.ranks[place])
+        return sorted(self.ranks).index(self.ranks[position])
 
 
 @dataclass(frozen=True)
@@ -109,4 +109,4 @@ def build_line(world: World) -> Axis:
 
 def _build_axis(world: World, name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
     mine = next(ranks for ranks in partition if world.rank in ranks)
-    return Axis(name, mine, mine.index(world.rank), world.group_of([list(ranks) for ranks in partition]))
+    return Axis(name, mine, mine.index(world.rank), world.build_group([list(ranks) for ranks in partition]))

@@ -24,7 +24,7 @@ class BatchMixer:
         self._section, self._seed, self._rank = section, seed, world.rank
         self._drawn = torch.tensor([0.0, 1.0, 0.0, 0.0], device=world.device)  # cuts?, share, row and column of centre
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
         section, key = self._section, derive_key(self._seed, _KEY_DOMAIN, step, self._rank)
         which, row, column = uniform(derive_key(key, np.arange(3)))
@@ -32,16 +32,16 @@ class BatchMixer:
         share = sample_beta(section.cutmix if cuts else section.mixup, derive_key(key, 3))
         self._drawn.copy_(torch.tensor([float(cuts), share, row, column]))
 
-    def images(self, images: Tensor) -> Tensor:
+    def mix_images(self, images: Tensor) -> Tensor:
         """Float [n, channels, height, width] -> the same, mixed."""
-        own = self._weights(*images.shape[-2:]).to(images.dtype)
+        own = self._mix_mask(*images.shape[-2:]).to(images.dtype)
         return images * own + images.flip(0) * (1 - own)
 
-    def share(self, height: int, width: int) -> Tensor:
+    def mix_weight(self, height: int, width: int) -> Tensor:
         """What an image of these sides keeps of itself, and its target with it: a scalar on the device."""
-        return self._weights(height, width).mean()
+        return self._mix_mask(height, width).mean()
 
-    def _weights(self, height: int, width: int) -> Tensor:
+    def _mix_mask(self, height: int, width: int) -> Tensor:
         """W [height, width]. The rectangle has the image's shape; what lies outside the image is cut off."""
         cuts, share, *centre = self._drawn.unbind()
         half = (1 - share).sqrt() / 2

@@ -22,19 +22,19 @@ class Precision:
 
     def __init__(self, name: str, device: torch.device, loss_scale: float = 1.0) -> None:
         self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
-        self._pure = name == "bf16-pure"
+        self._casts_parameters = name == "bf16-pure"
         self._device = device
-        self.scaled = name == "fp16"
-        self.scale = torch.full((), loss_scale if self.scaled else 1.0, device=device)
-        self._finite_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
+        self.uses_loss_scale = name == "fp16"
+        self.loss_scale = torch.full((), loss_scale if self.uses_loss_scale else 1.0, device=device)
+        self._finite_streak = torch.zeros((), dtype=torch.int32, device=device)
 
     def autocast(self) -> Any:
         """The context of a forward pass."""
         return torch.autocast(self._device.type, dtype=self._dtype or torch.bfloat16, enabled=self._dtype is not None)
 
-    def cast(self, model: nn.Module) -> None:
+    def cast_parameters(self, model: nn.Module) -> None:
         """Gives the parameters of convolutions and linear layers their own format, and the images that come in."""
-        if not self._pure:
+        if not self._casts_parameters:
             return
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
@@ -44,29 +44,31 @@ class Precision:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss to differentiate: large enough that fp16 gradients do not vanish."""
-        return loss * self.scale if self.scaled else loss
+        return loss * self.loss_scale if self.uses_loss_scale else loss
 
     def unscale(self, gradients: list[Tensor]) -> None:
         """Brings averaged gradients back to their own size, in place."""
-        if self.scaled:
-            torch._foreach_mul_(gradients, 1.0 / self.scale)
+        if self.uses_loss_scale:
+            torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
 
-    def update(self, finite: Tensor) -> None:
+    def update_loss_scale(self, finite: Tensor) -> None:
         """Halves the scale after a non-finite update, doubles it after many finite ones."""
-        if not self.scaled:
+        if not self.uses_loss_scale:
             return
-        count = torch.where(finite, self._finite_in_a_row + 1, 0)
+        count = torch.where(finite, self._finite_streak + 1, 0)
         grow = count == GROWTH_INTERVAL
-        self.scale.copy_(torch.where(finite, torch.where(grow, self.scale * 2.0, self.scale), self.scale * 0.5))
-        self._finite_in_a_row.copy_(torch.where(grow, 0, count))
+        self.loss_scale.copy_(
+            torch.where(finite, torch.where(grow, self.loss_scale * 2.0, self.loss_scale), self.loss_scale * 0.5)
+        )
+        self._finite_streak.copy_(torch.where(grow, 0, count))
 
-    def state(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, float]:
         """What a checkpoint keeps of it, as JSON values."""
-        return {"loss_scale": self.scale.item(), "finite_in_a_row": self._finite_in_a_row.item()}
+        return {"loss_scale": self.loss_scale.item(), "finite_in_a_row": self._finite_streak.item()}
 
-    def restore(self, state: dict[str, float]) -> None:
-        self.scale.fill_(state["loss_scale"])
-        self._finite_in_a_row.fill_(state["finite_in_a_row"])
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.loss_scale.fill_(state["loss_scale"])
+        self._finite_streak.fill_(state["finite_in_a_row"])
 
 
 def build_precision(train: TrainSection, world: World) -> Precision:

@@ -18,11 +18,11 @@ class DropoutRng:
     """Sets the generator of a rank's device; does nothing for a model that draws nothing."""
 
     def __init__(self, model: nn.Module, seed: int, world: World) -> None:
-        self._needed = any(getattr(module, "dropout", 0.0) for module in model.modules())
+        self._has_dropout = any(getattr(module, "dropout", 0.0) for module in model.modules())
         self._seed, self._rank = seed, world.rank
         self._generator = torch.cuda.default_generators[world.device.index] if world.on_gpu else torch.default_generator
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
-        if self._needed:
+        if self._has_dropout:
             self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))

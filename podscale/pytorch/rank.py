@@ -42,12 +42,12 @@ from podscale.shards.shardset import ShardSet
 def main() -> None:
     """Carries out the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    place = WorkerEnv.of()
+    place = WorkerEnv.read()
     meeting = join_torch_rank_group(place.config.launch.timeout_seconds)
     try:
-        stacks = RunDirectory.of(place.config).hang
+        stacks = RunDirectory.for_config(place.config).hang_stacks
         with watch_torch_peers(
-            meeting, place.end, hang_seconds=place.config.launch.hang_seconds, stacks=stacks
+            meeting, place.exit, hang_seconds=place.config.launch.hang_seconds, stack_directory=stacks
         ) as whereabouts:
             run_stage(place, meeting, whereabouts)
     except Preempted:
@@ -56,61 +56,61 @@ def main() -> None:
     leave_world(meeting)
 
 
-def run_stage(place: WorkerEnv, meeting: RankGroup, whereabouts: ProgressTracker) -> None:
+def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
     """Opens the shard set, joins the others and carries out the stage.
 
     A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save.
     """
     stop = StopRequest()
-    if place.stage == "train":
+    if worker_env.stage == "train":
         stop.install()
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shard_set = open_agreed_shard_set(place, meeting, device=device, libraries=library_versions())
-    world = join_world(meeting.timeout_seconds, meeting=meeting)
-    run = RunDirectory.of(place.config)
-    evaluate = evaluate_ensemble if combined_model_directories(place.config) else run_evaluation
+    shard_set = open_agreed_shard_set(worker_env, rank_group, device=device, libraries=library_versions())
+    world = join_world(rank_group.timeout_seconds, rank_group=rank_group)
+    run = RunDirectory.for_config(worker_env.config)
+    evaluate = evaluate_ensemble if combined_model_directories(worker_env.config) else run_evaluation
     run_worker_stage(
-        place,
-        whereabouts,
-        training=lambda: run_training(place, world, shard_set, run, stop, whereabouts),
-        evaluation=lambda: evaluate(place, world, shard_set, run),
+        worker_env,
+        progress_tracker,
+        training=lambda: run_training(worker_env, world, shard_set, run, stop, progress_tracker),
+        evaluation=lambda: evaluate(worker_env, world, shard_set, run),
     )
 
 
 def run_training(
-    place: WorkerEnv,
+    worker_env: WorkerEnv,
     world: World,
     shard_set: ShardSet,
     run: RunDirectory,
     stop: StopRequest,
-    whereabouts: ProgressTracker,
+    progress_tracker: ProgressTracker,
 ) -> None:
     """Trains; checkpoints and the final model go to the run directory."""
 
     def build(checkpoints: CheckpointStore, monitor: TrainingLogger) -> PyTorchTrainer:
-        classes, keep, may_write = len(shard_set.classes), run.all_reduce, place.fence_of(run)
-        config = resolve_all_reduce(place.config, world, classes, keep, may_write, monitor.settled)
+        classes, keep, may_write = len(shard_set.classes), run.all_reduce, worker_env.fence(run)
+        config = resolve_all_reduce(worker_env.config, world, classes, keep, may_write, monitor.all_reduce_chosen)
         return build_trainer(config, world, shard_set, run.model, checkpoints, monitor, stop)
 
-    run_training_stage(place, world, shard_set, run, whereabouts, build)
+    run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)
 
 
-def run_evaluation(place: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
     """Evaluates the final model; rank 0 writes the predictions of every sample to the run directory."""
-    config = place.config
+    config = worker_env.config
     set_numerics(config.train)
     model = build_model_on_device(config, world, len(shard_set.classes))
     precision = build_precision(config.train, world)
-    precision.cast(model)
+    precision.cast_parameters(model)
     load_weights_file(model, run.model / WEIGHTS_FILE)
 
     def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
         loader, evaluator = build_evaluator(config, world, shard_set, DevicePrefetcher(world), precision, counted)
         return loader, lambda: evaluator.predict(model, untimed)
 
-    run_evaluation_stage(place, world, run, prepare, world.barrier)
+    run_evaluation_stage(worker_env, world, run, prepare, world.barrier)
 
 
 if __name__ == "__main__":

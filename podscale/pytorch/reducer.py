@@ -33,10 +33,10 @@ class GradientReducer(Protocol):
     """What the forward pass calls."""
     buffer: GradientBuffer
     """Where the averages are after `finish`; its `extra` is written before the last backward pass of an update."""
-    gather: ShardedAllReduce | None
+    sharded_all_reduce: ShardedAllReduce | None
     """What collects the shards of a sharded update; None where every rank holds all averages."""
 
-    def begin(self) -> None:
+    def start_step(self) -> None:
         """Begins a new update."""
         ...
 
@@ -85,68 +85,70 @@ class BucketedReducer:
         sharded: bool = False,
     ) -> None:
         self.module, self.all_reduce, self._overlap = model, all_reduce, overlap
-        self.gather = _require_sharded(all_reduce) if sharded else None
+        self.sharded_all_reduce = _require_sharded(all_reduce) if sharded else None
         self.buffer = GradientBuffer(
             model,
             world.device,
             bucket_elements=int(bucket_mb * 2**20) // 4,
             multiple=world.size,  # can be cut into the shards of any algorithm
             extra=extra,
-            shards=self.gather.shards if self.gather else 1,
-            shard=self.gather.shard if self.gather else 0,
+            shards=self.sharded_all_reduce.shards if self.sharded_all_reduce else 1,
+            shard=self.sharded_all_reduce.shard if self.sharded_all_reduce else 0,
         )
         self._buckets = self.buffer.buckets
-        self._own = dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if self.gather else {}
-        self._lane = build_comm_queue(self._average, world.device)
+        self._local_averages = (
+            dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if self.sharded_all_reduce else {}
+        )
+        self._comm_queue = build_comm_queue(self._average_bucket, world.device)
         parameters = list(self.buffer.parameters.values())
         numbers = reversed(self.buffer.layout.buckets[:-1])
         self._bucket_of = dict(zip(map(id, parameters), numbers, strict=True))
         self._members: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self._buckets]
         for parameter, view in zip(parameters, self.buffer.views, strict=True):
             self._members[self._bucket_of[id(parameter)]].append((parameter, view))
-        self._missing: list[int] = []
-        self._next, self._first, self._reducing = 0, True, False
-        self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in parameters]
+        self._pending_counts: list[int] = []
+        self._next_bucket, self._is_first_pass, self._reducing = 0, True, False
+        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient_ready) for p in parameters]
 
-    def begin(self) -> None:
-        self.buffer.extra.zero_()
-        self._next, self._first = 0, True
+    def start_step(self) -> None:
+        self.buffer.extra_values.zero_()
+        self._next_bucket, self._is_first_pass = 0, True
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        self._missing = [len(members) for members in self._members]
+        self._pending_counts = [len(members) for members in self._members]
         self._reducing = last
         with waiting_for(GRADIENTS):  # a GPU's hooks run in autograd's threads, while this one waits for them
             loss.backward()
         self._reducing = False
-        for number, missing in enumerate(self._missing):
+        for number, missing in enumerate(self._pending_counts):
             if missing:
-                self._collect(number)
-        self._first = False
+                self._copy_to_bucket(number)
+        self._is_first_pass = False
 
     def finish(self) -> None:
         with waiting_for(GRADIENTS):
-            self._launch(len(self._buckets))
-            self._lane.wait()
+            self._submit_buckets(len(self._buckets))
+            self._comm_queue.wait()
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._lane.close()
+        self._comm_queue.close()
 
-    def _accumulated(self, parameter: Tensor) -> None:
+    def _on_gradient_ready(self, parameter: Tensor) -> None:
         """Autograd calls this when a parameter's gradient of one pass is in place."""
         number = self._bucket_of[id(parameter)]
-        self._missing[number] -= 1
-        if self._missing[number] == 0:
-            self._collect(number)
+        self._pending_counts[number] -= 1
+        if self._pending_counts[number] == 0:
+            self._copy_to_bucket(number)
             if self._reducing and self._overlap:
-                ready = self._next
-                while ready < len(self._buckets) and self._missing[ready] == 0:
+                ready = self._next_bucket
+                while ready < len(self._buckets) and self._pending_counts[ready] == 0:
                     ready += 1
-                self._launch(ready)
+                self._submit_buckets(ready)
 
     @torch.no_grad()
-    def _collect(self, number: int) -> None:
+    def _copy_to_bucket(self, number: int) -> None:
         """Moves a bucket's gradients of this pass into the flat buffer."""
         views, gradients = [], []
         for parameter, view in self._members[number]:
@@ -154,24 +156,24 @@ class BucketedReducer:
                 views.append(view)
                 gradients.append(strided_like(parameter.grad, view))
                 parameter.grad = None
-            elif self._first:
+            elif self._is_first_pass:
                 view.zero_()
         if views:
-            (torch._foreach_copy_ if self._first else torch._foreach_add_)(views, gradients)
+            (torch._foreach_copy_ if self._is_first_pass else torch._foreach_add_)(views, gradients)
 
-    def _launch(self, until: int) -> None:
+    def _submit_buckets(self, until: int) -> None:
         """Hands over the buckets up to `until`, in order: the order of messages must be the same on every rank."""
-        while self._next < until:
-            self._lane.submit(self._buckets[self._next])
-            self._next += 1
+        while self._next_bucket < until:
+            self._comm_queue.submit(self._buckets[self._next_bucket])
+            self._next_bucket += 1
 
-    def _average(self, bucket: Tensor) -> None:
+    def _average_bucket(self, bucket: Tensor) -> None:
         """Averages a bucket in place: all of it, or this rank's shard."""
-        own = self._own.get(id(bucket))
-        if self.gather is None or own is None:
+        own = self._local_averages.get(id(bucket))
+        if self.sharded_all_reduce is None or own is None:
             self.all_reduce(bucket)
         else:
-            own.copy_(self.gather.reduce_scatter(bucket))
+            own.copy_(self.sharded_all_reduce.reduce_scatter(bucket))
 
 
 def _require_sharded(all_reduce: AllReduce) -> ShardedAllReduce | None:
@@ -190,12 +192,12 @@ class DdpReducer:
             model, device_ids=devices, bucket_cap_mb=bucket_mb, broadcast_buffers=False, gradient_as_bucket_view=True
         )
         self.buffer = GradientBuffer(model, world.device, bucket_elements=1, extra=extra)
-        self.gather: ShardedAllReduce | None = None
+        self.sharded_all_reduce: ShardedAllReduce | None = None
         self._ranks = world.size
 
-    def begin(self) -> None:
+    def start_step(self) -> None:
         self.module.zero_grad(set_to_none=False)
-        self.buffer.extra.zero_()
+        self.buffer.extra_values.zero_()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         with waiting_for(GRADIENTS):
@@ -204,7 +206,7 @@ class DdpReducer:
     def finish(self) -> None:
         """Copies DDP's averages to where the update looks for them."""
         with waiting_for(GRADIENTS):
-            dist.all_reduce(self.buffer.extra.div_(self._ranks))
+            dist.all_reduce(self.buffer.extra_values.div_(self._ranks))
         gradients = [p.grad for p in self.buffer.parameters.values() if p.grad is not None]
         torch._foreach_copy_(self.buffer.views, gradients)
 

@@ -37,35 +37,39 @@ class PyTorchTrainer(SharedSession):
     world: World
     state: TrainState
     evaluator: Evaluator
-    control: StepSync
+    step_sync: StepSync
     step: TrainStep | CudaGraphStep
     reducer: GradientReducer
-    feed: DevicePrefetcher
+    prefetcher: DevicePrefetcher
 
     def restore(self) -> bool:
-        resumed = restore_or_start(self.checkpoints, self.config.checkpoint.resume, self.state, self.world, self.origin)
+        resumed = restore_or_start(
+            self.checkpoint_store, self.config.checkpoint.resume, self.state, self.world, self.initial_weights
+        )
         self.step.seek(self.progress.step)
         return resumed
 
-    def updates(self) -> Iterator[list[StepStatus]]:
-        monitor, progress, ema = self.monitor, self.progress, self.state.ema
-        batches = self.loader.batches(progress.step, self.end)
-        for batch in self.feed(batches, monitor.phase):
-            self.takes_images_of(batch.images.shape[1])
+    def train_steps(self) -> Iterator[list[StepStatus]]:
+        monitor, progress, ema = self.training_logger, self.progress, self.state.ema
+        batches = self.loader.batches(progress.step, self.end_step)
+        for batch in self.prefetcher(batches, monitor.phase):
+            self.log_image_size(batch.images.shape[1])
             result = self.step(batch, monitor.phase)
             progress.step += 1
             if ema is not None:
                 with monitor.phase("optimizer"):
-                    ema.follow(progress.step)
-            self.control.send(progress.step, result, busy=monitor.busy, stop=self.stop.requested)
-            monitor.updated(progress.step, len(batch.labels), self.loader.bad_records)
-            yield self.control.due()
+                    ema.update(progress.step)
+            self.step_sync.send(
+                progress.step, result, busy_seconds=monitor.busy_seconds, stop=self.stop_request.requested
+            )
+            monitor.step_done(progress.step, len(batch.labels), self.loader.bad_records)
+            yield self.step_sync.ready()
 
-    def measure(self, *, averaged: bool) -> EvaluationResult | None:
-        with self.state.evaluated(averaged=averaged) as model:
-            return self.evaluator.measure(model, self.monitor.inside, lambda: self.stop.requested)
+    def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
+        with self.state.with_weights(averaged=averaged) as model:
+            return self.evaluator.evaluate(model, self.training_logger.subphase, lambda: self.stop_request.requested)
 
-    def capture(self) -> Snapshot | None:
+    def capture_state(self) -> Snapshot | None:
         return self.state.capture(self.world)
 
     def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
@@ -89,4 +93,4 @@ class PyTorchTrainer(SharedSession):
         self.loader.close()
         self.evaluation_loader.close()
         self.reducer.close()
-        self.checkpoints.close()
+        self.checkpoint_store.close()

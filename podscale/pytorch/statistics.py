@@ -21,37 +21,37 @@ from podscale.pytorch.world import World
 class RunningStatistics:
     """All running means and variances of a model as views of one flat fp32 tensor.
 
-    share: weight of this rank's values in the average over the ranks (1 each: their mean).
+    weight: weight of this rank's values in the average over the ranks (1 each: their mean).
     """
 
-    def __init__(self, model: nn.Module, *, share: float = 1.0) -> None:
-        self._share = share
+    def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
+        self._weight = weight
         modules = [module for module in model.modules() if isinstance(module, BatchNorm)]
         pairs = [(module, name) for module in modules for name in ("running_mean", "running_var")]
         self.flat = torch.cat([getattr(module, name) for module, name in pairs])
         parts = self.flat.split([getattr(module, name).numel() for module, name in pairs])
         for (module, name), part in zip(pairs, parts, strict=True):
             setattr(module, name, part)
-        self._before = self.flat.clone()
+        self._saved = self.flat.clone()
 
     def __len__(self) -> int:
         return len(self.flat)
 
-    def remember(self) -> None:
+    def save(self) -> None:
         """Keeps the values from before a forward pass, to go back to if the update is masked."""
-        self._before.copy_(self.flat)
+        self._saved.copy_(self.flat)
 
-    def contribute(self, to_average: Tensor) -> None:
+    def write_change(self, to_average: Tensor) -> None:
         """Writes what this rank brings to the average over the ranks: the change since `remember`."""
-        torch.sub(self.flat, self._before, out=to_average).mul_(self._share)
+        torch.sub(self.flat, self._saved, out=to_average).mul_(self._weight)
 
-    def settle(self, change: Tensor, finite: Tensor) -> None:
+    def apply_change(self, change: Tensor, finite: Tensor) -> None:
         """Takes over the averaged change, or goes back to the remembered values where the update is not finite."""
-        torch.where(finite, self._before + change, self._before, out=self.flat)
+        torch.where(finite, self._saved + change, self._saved, out=self.flat)
 
 
 def running_statistics_weight(section: BatchNormSection, world: World) -> float:
     """This rank's weight: the same for all ranks, or everything for the first."""
     if section.running == "mean":
         return 1.0
-    return float(world.size) if world.first else 0.0
+    return float(world.size) if world.is_rank0 else 0.0

@@ -37,7 +37,7 @@ class StepResult:
     grad_norm: Tensor | None = None
 
     @property
-    def figures(self) -> Tensor:
+    def loss_and_norm(self) -> Tensor:
         """Loss and, where there is one, norm: fp32 [1 or 2], what the host is told once it has arrived there."""
         return self.loss.reshape(1) if self.grad_norm is None else torch.stack([self.loss, self.grad_norm])
 
@@ -57,7 +57,7 @@ class TrainStep:
         loss: TrainingLoss,
         accumulation: int = 1,
         forward: ForwardFunction | None = None,
-        randomness: DropoutRng | None = None,
+        dropout_rng: DropoutRng | None = None,
         mixing: BatchMixer | None = None,
         norm_every: int = 0,
     ) -> None:
@@ -67,89 +67,89 @@ class TrainStep:
         `forward`: a batch's images to outputs (see compilation); default: the reducer's module as it is. `norm_every`:
         updates between two in which the norm of the gradient is taken; 0 = never.
         """
-        assert len(reducer.buffer.extra) == 1 + len(statistics)
+        assert len(reducer.buffer.extra_values) == 1 + len(statistics)
         self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
         self._precision, self._statistics = precision, statistics
-        self._schedule, self._number = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
+        self._schedule, self._step_index = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._loss, self._accumulation = loss, accumulation
         self._forward = forward or reducer.module
-        self._randomness, self._mixing = randomness, mixing
-        self._norm_every, self._norm_due = norm_every, False
+        self._dropout_rng, self._mixing = dropout_rng, mixing
+        self._norm_every, self._is_norm_due = norm_every, False
 
-    def seek(self, number: int) -> None:
+    def seek(self, step: int) -> None:
         """The next update is the one after `number` updates: what a resumed run begins with."""
-        self._number.fill_(number)
+        self._step_index.fill_(step)
 
     def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
-        self.begin(batch.source.step)
-        return self.carry_out(batch, phase)
+        self.start_step(batch.host_batch.step)
+        return self.run_on_device(batch, phase)
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """What the host does before update `step`, from 0; the rest is the device's."""
-        self._norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
-        if self._randomness is not None:
-            self._randomness.begin(step)
+        self._is_norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
+        if self._dropout_rng is not None:
+            self._dropout_rng.start_step(step)
         if self._mixing is not None:
-            self._mixing.begin(step)
+            self._mixing.start_step(step)
         if isinstance(self._optimizer, StepAware):
-            self._optimizer.begin(step)
+            self._optimizer.start_step(step)
 
-    def carry_out(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
+    def run_on_device(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         """The update itself: the same sequence of work for the device every time."""
         with phase("forward_backward"):
             self._forward_backward(batch)
         with phase("allreduce_wait"):
             self._reducer.finish()
         with phase("optimizer"):
-            return self._update()
+            return self._apply_gradients()
 
     def _forward_backward(self, batch: DeviceBatch) -> None:
         reducer, parts = self._reducer, self._accumulation
-        extra = reducer.buffer.extra
+        extra = reducer.buffer.extra_values
         loss_slot, statistics_slot = extra[:1], extra[1:]
-        reducer.begin()
-        self._statistics.remember()
+        reducer.start_step()
+        self._statistics.save()
         size = len(batch.labels) // parts
         for number, (start, stop) in enumerate(pairwise(range(0, size * parts + 1, size))):
             last = number == parts - 1
             with no_sync_unless_last(reducer, last=last):
                 with self._precision.autocast():
                     outputs = self._forward(images := batch.images[start:stop])
-                share = self._mixing.share(*images.shape[1:3]) if self._mixing is not None else None
+                share = self._mixing.mix_weight(*images.shape[1:3]) if self._mixing is not None else None
                 loss = self._loss(outputs, batch.labels[start:stop], share) / parts
                 loss_slot += loss.detach()
                 if last:
-                    self._statistics.contribute(statistics_slot)
+                    self._statistics.write_change(statistics_slot)
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
-    def _update(self) -> StepResult:
+    def _apply_gradients(self) -> StepResult:
         """Masks a non-finite update.
 
         A NaN of any rank is in everybody's averages; where the update is sharded, it may be in another rank's shard
         alone, and the optimizer asks the others along with its norms. So all decide alike.
         """
         buffer = self._reducer.buffer
-        loss = buffer.extra[0].clone()
-        finite = all_finite([*buffer.averages, buffer.extra])
+        loss = buffer.extra_values[0].clone()
+        finite = all_finite([*buffer.averages, buffer.extra_values])
         zero_nonfinite(finite, buffer.averages)
         self._precision.unscale(buffer.averages)
-        norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._takes_norm() else None
+        norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._needs_grad_norm() else None
         with waiting_for(OPTIMIZER):
-            finite = self._optimizer.step(self._next_hyper(loss), finite)
-        self._weights.publish()
-        self._precision.update(finite)
-        self._statistics.settle(buffer.extra[1:], finite)
+            finite = self._optimizer.step(self._next_hyperparams(loss), finite)
+        self._weights.all_gather()
+        self._precision.update_loss_scale(finite)
+        self._statistics.apply_change(buffer.extra_values[1:], finite)
         return StepResult(loss, finite, norm)
 
-    def _takes_norm(self) -> bool:
+    def _needs_grad_norm(self) -> bool:
         """Whether this update takes the gradient's norm; one that is being recorded does it for all replays."""
-        may_record = self._norm_every > 0 and self._number.is_cuda  # asking costs an error where there is no driver
-        return self._norm_due or (may_record and torch.cuda.is_current_stream_capturing())
+        may_record = self._norm_every > 0 and self._step_index.is_cuda  # asking costs an error where there is no driver
+        return self._is_norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
-    def _next_hyper(self, loss: Tensor) -> HyperParams:
+    def _next_hyperparams(self, loss: Tensor) -> HyperParams:
         """The schedule's row of this update, and its loss; a masked one uses up its row."""
-        row = self._schedule.index_select(0, self._number)[0]
-        self._number += 1
+        row = self._schedule.index_select(0, self._step_index)[0]
+        self._step_index += 1
         rate, momentum, decay = row.unbind()
         return HyperParams(rate, momentum, decay, loss)
 

@@ -45,7 +45,7 @@ def main() -> None:
     try:
         world = join_world(float(job["timeout_seconds"]))
         found = measure_throughput(job, world)
-        if world.first:
+        if world.is_rank0:
             write_json(result, found)
         leave_world()
     except BaseException as error:
@@ -65,13 +65,13 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     config = RunConfig.model_validate(job["config"])
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    shard_set, run = open_shard_set(job["shard_set"], config), RunDirectory.of(config).create()
+    shard_set, run = open_shard_set(job["shard_set"], config), RunDirectory.for_config(config).create()
     checkpoints = open_checkpoint_store(config, run, shard_set)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
     with open_training_logger(config, world, run, ranks, None) as monitor:
         classes, keep = len(shard_set.classes), run.all_reduce
-        config = resolve_all_reduce(config, world, classes, keep, None, monitor.settled)
+        config = resolve_all_reduce(config, world, classes, keep, None, monitor.all_reduce_chosen)
         session = build_trainer(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         try:
             return _measure_trainer(session, job["warmup"], job["steps"], job["parts"])
@@ -79,12 +79,12 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
             session.close()
 
 
-def _measure_trainer(session: PyTorchTrainer, warmup: int, steps: int, parts: int) -> dict[str, Any]:
-    world, config = session.world, session.config
+def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: int) -> dict[str, Any]:
+    world, config = trainer.world, trainer.config
     host = DeviceTimer(on_gpu=False)
-    batches = session.loader.batches(0, warmup + steps + parts)
-    updates = _train_steps(session, batches, host.part)
-    session.step.seek(0)
+    batches = trainer.loader.batches(0, warmup + steps + parts)
+    updates = _train_steps(trainer, batches, host.time_part)
+    trainer.step.seek(0)
     started = time.perf_counter()
     next(updates)
     _synchronize(world)
@@ -113,42 +113,42 @@ def _measure_trainer(session: PyTorchTrainer, warmup: int, steps: int, parts: in
         "step_p95_seconds": sorted(each)[int(0.95 * (len(each) - 1))],
         "first_step_seconds": first,
         "host_seconds": {name: seconds / steps for name, seconds in host.seconds().items()},
-        "part_seconds": _measure_parts(session, batches, parts),
+        "part_seconds": _measure_parts(trainer, batches, parts),
         "memory_bytes": _peak_memory_bytes(world),
-        "training_flops_per_image": session.spec.training_flops(config.input.image_size),
-        "bad_records": session.loader.bad_records,
+        "training_flops_per_image": trainer.spec.training_flops(config.input.image_size),
+        "bad_records": trainer.loader.bad_records,
     }
 
 
-def _train_steps(session: PyTorchTrainer, batches: Iterator[Any], phase: PhaseTimer) -> Iterator[None]:
+def _train_steps(trainer: PyTorchTrainer, batches: Iterator[Any], phase: PhaseTimer) -> Iterator[None]:
     """What the trainer does again and again between checkpoints, one update a time."""
-    control = session.control
-    for number, batch in enumerate(session.feed(batches, phase), start=1):
-        result = session.step(batch, phase)
-        control.send(number, result, busy=0.0, stop=False)
-        control.due()
+    control = trainer.step_sync
+    for number, batch in enumerate(trainer.prefetcher(batches, phase), start=1):
+        result = trainer.step(batch, phase)
+        control.send(number, result, busy_seconds=0.0, stop=False)
+        control.ready()
         yield
 
 
-def _measure_parts(session: PyTorchTrainer, batches: Iterator[Any], count: int) -> dict[str, float]:
+def _measure_parts(trainer: PyTorchTrainer, batches: Iterator[Any], count: int) -> dict[str, float]:
     """Mean seconds of each part of an ordinary update; empty where memory does not suffice for it beside a graph."""
-    step = session.step.eager if isinstance(session.step, CudaGraphStep) else session.step
-    times = DeviceTimer(on_gpu=session.world.on_gpu)
-    backward = session.reducer.backward
+    step = trainer.step.eager if isinstance(trainer.step, CudaGraphStep) else trainer.step
+    times = DeviceTimer(on_gpu=trainer.world.on_gpu)
+    backward = trainer.reducer.backward
 
     def timed(loss: torch.Tensor, *, last: bool) -> None:
-        with times.part("backward"):
+        with times.time_part("backward"):
             backward(loss, last=last)
 
-    session.reducer.backward = timed  # type: ignore[method-assign]
+    trainer.reducer.backward = timed  # type: ignore[method-assign]
     try:
-        for batch in session.feed(batches, DeviceTimer(on_gpu=False).part):
-            step(batch, times.part)
-        _synchronize(session.world)
+        for batch in trainer.prefetcher(batches, DeviceTimer(on_gpu=False).time_part):
+            step(batch, times.time_part)
+        _synchronize(trainer.world)
     except torch.OutOfMemoryError:
         return {}
     finally:
-        session.reducer.backward = backward  # type: ignore[method-assign]
+        trainer.reducer.backward = backward  # type: ignore[method-assign]
     found = {name: seconds / count for name, seconds in times.seconds().items()}
     return {"forward": found.pop("forward_backward", 0.0) - found.get("backward", 0.0), **found}
 

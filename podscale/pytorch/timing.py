@@ -36,28 +36,28 @@ class DeviceTimer:
 
     def __init__(self, *, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
-        self._parts: list[tuple[str, TimeMark, TimeMark]] = []
+        self._intervals: list[tuple[str, TimeMark, TimeMark]] = []
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def time_part(self, name: str) -> Iterator[None]:
         begin = record_mark(on_gpu=self._on_gpu)
         try:
             yield
         finally:
-            self._parts.append((name, begin, record_mark(on_gpu=self._on_gpu)))
+            self._intervals.append((name, begin, record_mark(on_gpu=self._on_gpu)))
 
     def clear(self) -> None:
-        self._parts = []
+        self._intervals = []
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the device has passed every mark."""
-        return all(not isinstance(end, torch.cuda.Event) or end.query() for _, _, end in self._parts)
+        return all(not isinstance(end, torch.cuda.Event) or end.query() for _, _, end in self._intervals)
 
     def seconds(self) -> dict[str, float]:
         """Sums by part, in the order in which parts first ended; call it once `ready`."""
         found: dict[str, float] = {}
-        for name, begin, end in self._parts:
+        for name, begin, end in self._intervals:
             found[name] = found.get(name, 0.0) + seconds_between(begin, end)
         return found
 

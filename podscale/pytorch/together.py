@@ -43,24 +43,24 @@ from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
 
 
-def evaluate_ensemble(place: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+def evaluate_ensemble(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
     """Evaluates the models of a document together; rank 0 writes what they said to the run directory.
 
     Raises InputError on every rank for models that do not go together.
     """
-    config = place.config
+    config = worker_env.config
     set_numerics(config.train)
     together = read_evaluated_models(config, shard_set.classes)
-    if together.alike:
+    if together.same_architecture:
         validate_world(config, world.size, len(shard_set.split("train")))
     precision, feed = build_precision(config.train, world), DevicePrefetcher(world)
 
     def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
         loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, counted)
         passes = _EnsembleEvaluation(config, world, shard_set, together, run.ensemble, evaluator, feed, precision)
-        return loader, passes.carry_out
+        return loader, passes.run
 
-    run_evaluation_stage(place, world, run, prepare, world.barrier)
+    run_evaluation_stage(worker_env, world, run, prepare, world.barrier)
 
 
 @dataclass
@@ -70,48 +70,50 @@ class _EnsembleEvaluation:
     config: RunConfig
     world: World
     shard_set: ShardSet
-    together: EvaluatedModels
+    models: EvaluatedModels
     directory: Path
     evaluator: Evaluator
-    feed: DevicePrefetcher
+    prefetcher: DevicePrefetcher
     precision: Precision
-    done: list[EvaluationPass] = field(default_factory=list)
-    found: dict[str, Predictions] = field(default_factory=dict)
+    passes: list[EvaluationPass] = field(default_factory=list)
+    predictions: dict[str, Predictions] = field(default_factory=dict)
 
-    def carry_out(self) -> Predictions | None:
+    def run(self) -> Predictions | None:
         """The predictions that the headline is of, on rank 0, where all others are written too."""
         votes = LogitAverage()
-        for number, one in enumerate(self.together.members):
-            votes.begin()
-            self._pass(f"member-{number}", one, one.weights, votes)
-        for number, one in enumerate(self.together.members):
-            if one.average is not None:
-                self._pass(f"average-{number}", one, one.average)
-        if self.together.alike:
-            self._mean_weights()
-        if self.together.baseline is not None:
-            self._pass("baseline", self.together.baseline, self.together.baseline.weights)
-        self._keep("probabilities", votes.columns("probabilities"))
-        self._keep("logits", votes.columns("logits"))
-        if not self.world.first:
+        for number, one in enumerate(self.models.members):
+            votes.start_member()
+            self._evaluate_member(f"member-{number}", one, one.weights, votes)
+        for number, one in enumerate(self.models.members):
+            if one.average_weights is not None:
+                self._evaluate_member(f"average-{number}", one, one.average_weights)
+        if self.models.same_architecture:
+            self._evaluate_mean_weights()
+        if self.models.baseline is not None:
+            self._evaluate_member("baseline", self.models.baseline, self.models.baseline.weights)
+        self._store_columns("probabilities", votes.columns("probabilities"))
+        self._store_columns("logits", votes.columns("logits"))
+        if not self.world.is_rank0:
             return None
-        write_passes(self.directory, self.done, self.found)
-        return self.found[self.config.evaluate.combine]
+        write_passes(self.directory, self.passes, self.predictions)
+        return self.predictions[self.config.evaluate.combine]
 
-    def _pass(self, name: str, one: EvaluatedModel, weights: Path, votes: LogitAverage | None = None) -> None:
-        model = self._placed(one)
+    def _evaluate_member(
+        self, name: str, one: EvaluatedModel, weights: Path, logit_average: LogitAverage | None = None
+    ) -> None:
+        model = self._build_model(one)
         load_weights_file(model, weights)
-        self._predict(name, one.directory, model, votes)
+        self._predict(name, one.directory, model, logit_average)
 
-    def _mean_weights(self) -> None:
-        members = self.together.members
-        model = self._placed(members[0])
+    def _evaluate_mean_weights(self) -> None:
+        members = self.models.members
+        model = self._build_model(members[0])
         arrays = mean_weights(model, [one.weights for one in members])
         load_arrays(model, arrays)
-        with self._timed() as seconds:
-            update_batch_norm(model, self.config, self.world, self.shard_set, self.feed, self.precision)
+        with self._measure_seconds() as seconds:
+            update_batch_norm(model, self.config, self.world, self.shard_set, self.prefetcher, self.precision)
         directory = self.directory / "mean"
-        if self.world.first:
+        if self.world.is_rank0:
             arrays |= {name: as_array(buffer) for name, buffer in model.named_buffers()}
             _write_mean_model(arrays, members, directory)
         self._predict("weights", directory, model, statistics_seconds=seconds[0])
@@ -122,39 +124,39 @@ class _EnsembleEvaluation:
         name: str,
         directory: Path,
         model: nn.Module,
-        votes: LogitAverage | None = None,
+        logit_average: LogitAverage | None = None,
         statistics_seconds: float = 0.0,
     ) -> None:
         parts = []
-        with self._timed() as seconds:
+        with self._measure_seconds() as seconds:
             for batch, logits in self.evaluator.logits(model, untimed):
-                parts.append(prediction_columns(batch.source, batch_predictions(logits, batch.labels)))
-                if votes is not None:
-                    votes.add(batch.source, logits)
-        self.done.append(EvaluationPass(name, str(directory), seconds[0], statistics_seconds))
-        self._keep(name, parts)
+                parts.append(prediction_columns(batch.host_batch, batch_predictions(logits, batch.labels)))
+                if logit_average is not None:
+                    logit_average.add(batch.host_batch, logits)
+        self.passes.append(EvaluationPass(name, str(directory), seconds[0], statistics_seconds))
+        self._store_columns(name, parts)
 
-    def _keep(self, name: str, parts: list[PredictionColumns]) -> None:
+    def _store_columns(self, name: str, parts: list[PredictionColumns]) -> None:
         found = self.evaluator.gather(parts)
         if found is not None:
-            self.found[name] = found
+            self.predictions[name] = found
 
-    def _placed(self, one: EvaluatedModel) -> nn.Module:
-        config = self.config.model_copy(update={"model": one.section})
+    def _build_model(self, one: EvaluatedModel) -> nn.Module:
+        config = self.config.model_copy(update={"model": one.model_section})
         model = build_model_on_device(config, self.world, len(self.shard_set.classes))
-        self.precision.cast(model)
+        self.precision.cast_parameters(model)
         return model
 
     @contextmanager
-    def _timed(self) -> Iterator[list[float]]:
+    def _measure_seconds(self) -> Iterator[list[float]]:
         """The seconds until all ranks and their devices are done, once it is over."""
-        self._settle()
+        self._synchronize()
         started, seconds = time.perf_counter(), list[float]()
         yield seconds
-        self._settle()
+        self._synchronize()
         seconds.append(round(time.perf_counter() - started, 6))
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self.world.on_gpu:
             torch.cuda.synchronize(self.world.device)
         self.world.barrier()

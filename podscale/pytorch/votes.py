@@ -33,12 +33,12 @@ class LogitAverage:
 
     def __init__(self) -> None:
         self._batches: list[_BatchSums] = []
-        self._members = self._at = 0
+        self._members = self._position = 0
 
-    def begin(self) -> None:
+    def start_member(self) -> None:
         """Another member is about to bring its batches."""
         self._members += 1
-        self._at = 0
+        self._position = 0
 
     def add(self, batch: Batch, logits: Tensor) -> None:
         """The next batch of this member; logits: [n, classes]."""
@@ -48,11 +48,11 @@ class LogitAverage:
             rows = Batch(None, batch.labels, batch.keys, batch.weights, batch.step)
             self._batches.append(_BatchSums(rows, logits, log_probabilities))
         else:
-            sums = self._batches[self._at]
+            sums = self._batches[self._position]
             assert (sums.rows.keys == batch.keys).all(), "another order of samples"
             sums.logits += logits
             sums.log_probabilities = torch.logaddexp(sums.log_probabilities, log_probabilities)
-        self._at += 1
+        self._position += 1
 
     def columns(self, way: Literal["probabilities", "logits"]) -> list[PredictionColumns]:
         """The answers of all members together, batch by batch."""

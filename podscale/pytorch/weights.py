@@ -27,99 +27,99 @@ class FlatWeights:
 
     `published` holds every weight as the model sees it, equal on all ranks to the bit; `masters` are the fp32 weights
     that this rank updates: the same memory, or where weights are published in bf16, this rank's own elements alone.
-    gather: what collects shards; None where the update is not sharded.
+    sharded_all_reduce: what collects shards; None where the update is not sharded.
     """
 
     def __init__(
         self,
         buffer: GradientBuffer,
-        gather: ShardedAllReduce | None = None,
+        sharded_all_reduce: ShardedAllReduce | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         cast: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes over the values of the model's parameters, which are fp32 until `cast` changes the dtype of some."""
-        dtype = torch.float32 if gather is None else dtype
-        self._buffer, self._gather = buffer, gather
+        dtype = torch.float32 if sharded_all_reduce is None else dtype
+        self._buffer, self._sharded_all_reduce = buffer, sharded_all_reduce
         first = torch.zeros_like(buffer.flat)
-        for name, value in self.named(first).items():
+        for name, value in self.named_views(first).items():
             value.copy_(buffer.parameters[name].detach())
-        self.published = first.to(dtype)
-        self.masters = first if dtype == torch.float32 else self.own(first)
+        self.model_weights = first.to(dtype)
+        self.masters = first if dtype == torch.float32 else self.local(first)
         cast()
-        views = self.named(self.published)
+        views = self.named_views(self.model_weights)
         for name, parameter in buffer.parameters.items():
             if parameter.dtype == dtype:
                 parameter.data = views[name]
         followers = {name: p for name, p in buffer.parameters.items() if p.dtype != dtype}
-        self._followers = [strided_like(parameter.data, views[name]) for name, parameter in followers.items()]
-        self._followed = [views[name] for name in followers]
-        self.publish()
+        self._cast_parameters = [strided_like(parameter.data, views[name]) for name, parameter in followers.items()]
+        self._cast_sources = [views[name] for name in followers]
+        self.all_gather()
 
     @torch.no_grad()
     @waiting_for(OPTIMIZER)
-    def publish(self) -> None:
+    def all_gather(self) -> None:
         """Brings every parameter of every rank up to date after an update; all ranks call it."""
-        if self._gather is not None:
+        if self._sharded_all_reduce is not None:
             own = 0
-            for (start, stop), (low, high) in zip(self._buffer.owned, self._buffer.layout.bounds, strict=False):
-                shard = self.published[start:stop]
-                if self.masters.dtype != self.published.dtype:
+            for (start, stop), (low, high) in zip(self._buffer.local_ranges, self._buffer.layout.bounds, strict=False):
+                shard = self.model_weights[start:stop]
+                if self.masters.dtype != self.model_weights.dtype:
                     shard.copy_(self.masters[own : own + stop - start])
-                self._gather.all_gather(shard, self.published[low:high])
+                self._sharded_all_reduce.all_gather(shard, self.model_weights[low:high])
                 own += stop - start
-        if self._followers:
-            torch._foreach_copy_(self._followers, self._followed)
+        if self._cast_parameters:
+            torch._foreach_copy_(self._cast_parameters, self._cast_sources)
 
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
+    def named_views(self, flat: Tensor) -> dict[str, Tensor]:
         """The elements of each parameter in a flat buffer of the layout, in the parameter's shape."""
         buffer = self._buffer
-        return {name: view_like(flat, start, buffer.parameters[name]) for name, start in buffer.starts.items()}
+        return {name: view_like(flat, start, buffer.parameters[name]) for name, start in buffer.offsets.items()}
 
-    def own(self, flat: Tensor) -> Tensor:
+    def local(self, flat: Tensor) -> Tensor:
         """This rank's elements of a flat buffer, as `Share` orders them."""
-        return torch.cat([flat[start:stop] for start, stop in self._buffer.owned])
+        return torch.cat([flat[start:stop] for start, stop in self._buffer.local_ranges])
 
-    def updated(self) -> list[Tensor]:
+    def local_masters(self) -> list[Tensor]:
         """The fp32 weights that this rank updates, as views in the order of `own`."""
         if len(self.masters) != len(self._buffer.flat):
             return [self.masters]
-        return [self.masters[start:stop] for start, stop in self._buffer.owned]
+        return [self.masters[start:stop] for start, stop in self._buffer.local_ranges]
 
     @contextmanager
-    def lent(self, flat: Tensor) -> Iterator[None]:
+    def swapped(self, flat: Tensor) -> Iterator[None]:
         """The model with these weights in place of its own; all ranks call it with the same ones.
 
         flat: fp32, as `whole` returns it. Afterwards the parameters are what they were, to the bit.
         """
-        kept = self.published.clone()
+        kept = self.model_weights.clone()
         try:
-            self._show(flat)
+            self._load_model_weights(flat)
             yield
         finally:
-            self._show(kept)
+            self._load_model_weights(kept)
 
     @torch.no_grad()
-    def _show(self, flat: Tensor) -> None:
-        self.published[: len(flat)].copy_(flat)
-        if self._followers:
-            torch._foreach_copy_(self._followers, self._followed)
+    def _load_model_weights(self, flat: Tensor) -> None:
+        self.model_weights[: len(flat)].copy_(flat)
+        if self._cast_parameters:
+            torch._foreach_copy_(self._cast_parameters, self._cast_sources)
 
-    def whole(self, own: Tensor) -> Tensor:
+    def unshard(self, local_values: Tensor) -> Tensor:
         """A buffer to take `named` parts from, of which every rank of a row brings its own; all ranks call it."""
-        if self._gather is None:
-            return own
-        flat = own.new_zeros(self._buffer.layout.length)
-        lengths = [stop - start for start, stop in self._buffer.owned]
-        for shard, (low, high) in zip(own.split(lengths), self._buffer.layout.bounds, strict=False):
-            self._gather.all_gather(shard.contiguous(), flat[low:high])
+        if self._sharded_all_reduce is None:
+            return local_values
+        flat = local_values.new_zeros(self._buffer.layout.length)
+        lengths = [stop - start for start, stop in self._buffer.local_ranges]
+        for shard, (low, high) in zip(local_values.split(lengths), self._buffer.layout.bounds, strict=False):
+            self._sharded_all_reduce.all_gather(shard.contiguous(), flat[low:high])
         return flat
 
-    def whole_masters(self) -> Tensor:
+    def unshard_masters(self) -> Tensor:
         """All fp32 weights as one flat buffer; all ranks call it."""
-        return self.published if self.masters is self.published else self.whole(self.masters)
+        return self.model_weights if self.masters is self.model_weights else self.unshard(self.masters)
 
     def load_masters(self, flat: Tensor) -> None:
         """Takes over all fp32 weights, the same on every rank."""
-        self.masters.copy_(flat if len(self.masters) == len(flat) else self.own(flat))
-        self.publish()
+        self.masters.copy_(flat if len(self.masters) == len(flat) else self.local(flat))
+        self.all_gather()

@@ -32,7 +32,7 @@ class World:
     """The longest wait in a collective."""
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Rank 0: the one that writes."""
         return self.rank == 0
 
@@ -68,10 +68,10 @@ class World:
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
         """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
         assert self.size % ranks == 0, (self.size, ranks)
-        return self.group_of([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
+        return self.build_group([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
 
     @waiting_for(BARRIER)
-    def group_of(self, partition: list[list[int]]) -> dist.ProcessGroup:
+    def build_group(self, partition: list[list[int]]) -> dist.ProcessGroup:
         """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it.
 
         On GPUs for GPU tensors alone: gloo would join every two ranks of every group by a connection of their own.
@@ -93,17 +93,17 @@ class World:
 
 
 def join_world(
-    timeout_seconds: float, environment: Mapping[str, str] = os.environ, meeting: RankGroup | None = None
+    timeout_seconds: float, environ: Mapping[str, str] = os.environ, rank_group: RankGroup | None = None
 ) -> World:
     """Joins the process group that our spawner's or torchrun's variables describe; alone where there are none.
 
     NCCL between GPUs, gloo between CPUs (and for small host-side messages in both cases). `timeout_seconds` is the
-    longest that a rank waits for its peers, in forming the group and in every collective. meeting: where the ranks
+    longest that a rank waits for its peers, in forming the group and in every collective. rank_group: where the ranks
     have met before; default: they meet now.
     """
-    meeting = meeting or join_torch_rank_group(timeout_seconds, environment)
-    local_rank = int(environment.get("LOCAL_RANK", "0"))
-    local_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    rank_group = rank_group or join_torch_rank_group(timeout_seconds, environ)
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
+    local_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
@@ -112,31 +112,31 @@ def join_world(
     patience = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
     dist.init_process_group(
         backend,
-        store=torch_store(meeting, environment),
-        rank=meeting.rank,
-        world_size=meeting.size,
+        store=torch_store(rank_group, environ),
+        rank=rank_group.rank,
+        world_size=rank_group.size,
         timeout=timedelta(seconds=patience),
     )
-    node = int(environment.get("GROUP_RANK", meeting.rank // local_size))
-    return World(meeting.rank, meeting.size, local_rank, local_size, device, node, patience)
+    node = int(environ.get("GROUP_RANK", rank_group.rank // local_size))
+    return World(rank_group.rank, rank_group.size, local_rank, local_size, device, node, patience)
 
 
-def current_world(device: torch.device, timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> World:
+def current_world(device: torch.device, timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> World:
     """The world of a default process group that someone else formed, with `device` for this rank.
 
     timeout_seconds: the longest wait in groups that this world forms.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
-    node = int(environment.get("GROUP_RANK", rank // local_size))
-    local_rank = int(environment.get("LOCAL_RANK", rank % local_size))
+    local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
+    node = int(environ.get("GROUP_RANK", rank // local_size))
+    local_rank = int(environ.get("LOCAL_RANK", rank % local_size))
     return World(rank, size, local_rank, local_size, device, node, timeout_seconds)
 
 
-def leave_world(meeting: RankGroup | None = None) -> None:
+def leave_world(rank_group: RankGroup | None = None) -> None:
     """Leaves the process group, if one was joined, and with it the others of the meeting."""
     if dist.is_initialized():
         with suppress(RuntimeError):  # a peer that left first closes the connection under us; nothing is lost by it
             dist.destroy_process_group()
-    if meeting is not None:
-        leave_rank_group(meeting)
+    if rank_group is not None:
+        leave_rank_group(rank_group)

@@ -43,7 +43,7 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def of(cls, config: RunConfig) -> "RunDirectory":
+    def for_config(cls, config: RunConfig) -> "RunDirectory":
         return cls(local_path(config.run.workspace) / "runs" / config.run.id)
 
     def create(self) -> "RunDirectory":
@@ -133,12 +133,12 @@ class RunDirectory:
         return self.path / "report.html"
 
     @property
-    def hang(self) -> Path:
+    def hang_stacks(self) -> Path:
         """What each rank was doing when the run last hung."""
         return self.path / "hang"
 
     @property
-    def heartbeat(self) -> Path:
+    def goodput(self) -> Path:
         """Where the run's wall time went so far, over all launches (see podscale.telemetry.goodput)."""
         return self.path / ".heartbeat"
 

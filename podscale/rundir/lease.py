@@ -72,12 +72,12 @@ class Lease:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, path: Path, patience: float = 0.0) -> "Lease":
+    def acquire(cls, path: Path, wait_seconds: float = 0.0) -> "Lease":
         """Takes the lease of `path` (its directory must exist); raises LeaseTaken naming the holder where it is taken.
 
-        patience: seconds to wait for a holder that is about to end.
+        wait_seconds: seconds to wait for a holder that is about to end.
         """
-        return _retry_while_taken(lambda: cls._acquire(path), patience)
+        return _retry_while_taken(lambda: cls._acquire(path), wait_seconds)
 
     @classmethod
     def _acquire(cls, path: Path) -> "Lease":
@@ -101,14 +101,14 @@ class Lease:
             raise
 
     @classmethod
-    def hold(cls, path: Path, environment: Mapping[str, str] = os.environ, patience: float = 0.0) -> "Lease":
+    def hold(cls, path: Path, environ: Mapping[str, str] = os.environ, wait_seconds: float = 0.0) -> "Lease":
         """The lease of the launch that this process belongs to (see `variables`), else as `acquire`.
 
         Raises LeaseLost where a newer launch has taken over meanwhile.
         """
-        if env.FENCE not in environment or Path(environment.get(env.LEASE, "")) != path.absolute():
-            return cls.acquire(path, patience)
-        joined = cls(path, env.number(env.FENCE, environment[env.FENCE]))
+        if env.FENCE not in environ or Path(environ.get(env.LEASE, "")) != path.absolute():
+            return cls.acquire(path, wait_seconds)
+        joined = cls(path, env.number(env.FENCE, environ[env.FENCE]))
         joined.check()
         return joined
 
@@ -133,10 +133,10 @@ class Lease:
         self.release()
 
 
-def check_not_taken(path: Path, patience: float = 0.0) -> None:
+def check_not_taken(path: Path, wait_seconds: float = 0.0) -> None:
     """Raises LeaseTaken naming the holder where a living launch holds the lease of `path`; changes nothing.
 
-    patience: seconds to wait for a holder that is about to end.
+    wait_seconds: seconds to wait for a holder that is about to end.
     """
 
     def look() -> None:
@@ -144,7 +144,7 @@ def check_not_taken(path: Path, patience: float = 0.0) -> None:
         if held:
             raise _taken_message(path, holder)
 
-    _retry_while_taken(look, patience)
+    _retry_while_taken(look, wait_seconds)
 
 
 def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
@@ -162,13 +162,13 @@ def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
         time.sleep(POLL_SECONDS)
 
 
-def lease_wait_seconds(grace_seconds: float, environment: Mapping[str, str] = os.environ) -> float:
+def lease_wait_seconds(grace_seconds: float, environ: Mapping[str, str] = os.environ) -> float:
     """Return the longest wait for the lease of a run directory, in seconds.
 
     In a pod, the holder may be the pod that this one replaces, which is still saving. Outside of pods it is another
     launch, and the answer is 0.
     """
-    return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environment else 0.0
+    return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environ else 0.0
 
 
 def pod_exit_seconds(grace_seconds: float) -> float:

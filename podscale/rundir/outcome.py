@@ -32,7 +32,7 @@ class StageOutcome:
     """True where the stage was finished before and nothing had to be done; `seconds` are then those of the work."""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.exit_code == ExitCode.DONE
 
 
@@ -68,28 +68,26 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str]:
 class StageRecording:
     """What a stage tells about itself while it is recorded."""
 
-    found: StageOutcome | None = None
+    reused_outcome: StageOutcome | None = None
     """Set where nothing had to be done: the outcome of the launch that did the work."""
 
 
 @contextmanager
-def record_stage(
-    path: Path, stage: StageName, may_write: Callable[[], None] = lambda: None
-) -> Iterator[StageRecording]:
+def record_stage(path: Path, stage: StageName, fence: Callable[[], None] = lambda: None) -> Iterator[StageRecording]:
     """Runs one stage and records its outcome whatever happens; the exception goes on to the caller.
 
-    may_write: raises LeaseLost where a newer launch has taken over, whose record this is now.
+    fence: raises LeaseLost where a newer launch has taken over, whose record this is now.
     """
     started = datetime.now(UTC)
     recording = StageRecording()
 
     def record(exit_code: int, error: str) -> None:
         now = datetime.now(UTC)
-        if recording.found is not None and exit_code == ExitCode.DONE:
-            outcome = replace(recording.found, reused=True, ended=now.isoformat())
+        if recording.reused_outcome is not None and exit_code == ExitCode.DONE:
+            outcome = replace(recording.reused_outcome, reused=True, ended=now.isoformat())
         else:
             outcome = StageOutcome(stage, exit_code, error, (now - started).total_seconds(), now.isoformat())
-        may_write()
+        fence()
         write_outcome(path, outcome)
 
     try:

@@ -29,22 +29,22 @@ class BuildResult:
     """How a build ended."""
 
     directory: Path
-    found: ShardSetManifest | None
+    complete_manifest: ShardSetManifest | None
     """The manifest; None where other packers of an indexed job have not finished."""
     reused: bool
     """The set was complete before and nothing was written."""
-    packed: int
+    packed_shards: int
     """Shards this call packed."""
-    kept: int
+    existing_shards: int
     """Shards that were there before."""
-    notes: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     """What a person should know, one sentence each."""
 
     @property
     def manifest(self) -> ShardSetManifest:
         """The manifest of a complete set, which a build that is not one of several always returns."""
-        assert self.found is not None
-        return self.found
+        assert self.complete_manifest is not None
+        return self.complete_manifest
 
 
 def build_shard_set(
@@ -52,11 +52,11 @@ def build_shard_set(
     directory: Path,
     *,
     workers: int,
-    index: int = 0,
-    of: int = 1,
+    packer_index: int = 0,
+    packer_count: int = 1,
     verify: bool = False,
     progress: ProgressCallback | None = None,
-    watch: BuildObserver = NULL_OBSERVER,
+    observer: BuildObserver = NULL_OBSERVER,
 ) -> BuildResult:
     """Makes the shard set of `data` in `directory`, or finishes it, or finds that it is complete.
 
@@ -64,27 +64,27 @@ def build_shard_set(
     that are there are read again and packed anew where their sha256 differs. Raises InputError, and then leaves what
     was finished for the next call.
     """
-    assert 0 <= index < of
+    assert 0 <= packer_index < packer_count
     report = progress or ignore_progress
     workers = workers or devices.cpu_count()
     with explain_write_errors(directory):
         for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
             folder.mkdir(parents=True, exist_ok=True)
-    with _build_lock(directory, shared=of > 1):
-        return _build(data, directory, workers, index, of, verify, report, watch)
+    with _build_lock(directory, shared=packer_count > 1):
+        return _build(data, directory, workers, packer_index, packer_count, verify, report, observer)
 
 
 def _build(
     data: DataSection,
     directory: Path,
     workers: int,
-    index: int,
-    of: int,
+    packer_index: int,
+    packer_count: int,
     verify: bool,
     report: ProgressCallback,
-    watch: BuildObserver,
+    observer: BuildObserver,
 ) -> BuildResult:
-    watch.phase("plan")
+    observer.phase_started("plan")
     before = _read_complete_manifest(directory, data)
     try:
         plan = plan_shards(open_source(data), data, report)
@@ -93,11 +93,11 @@ def _build(
             raise
         return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
     _check_unchanged(directory, plan, before, data)
-    everything = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shards(split))]
+    everything = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shard_count(split))]
     missing = {task for task in everything if not _is_packed(directory, plan, task, before, verify)}
     if before is not None and not missing:
         return BuildResult(directory, before, True, 0, len(everything))
-    mine = [task for number, task in enumerate(everything) if number % of == index and task in missing]
+    mine = [task for number, task in enumerate(everything) if number % packer_count == packer_index and task in missing]
     with explain_write_errors(directory):
         if before is not None:  # a damaged set is not complete until it is mended
             (directory / MANIFEST_FILE).unlink()
@@ -106,14 +106,16 @@ def _build(
     _check_disk_space(directory, plan, mine)
     limit = int(data.max_reject_rate * len(plan))
     try:
-        watch.phase("pack")
+        observer.phase_started("pack")
         for split in SPLITS:
-            watch.planned(split, sum(plan.images(*task) for task in mine if task.split == split))
-        pack_shards(Packer(directory, data, ImageRules.of(data)), plan, mine, workers, report, limit, watch)
+            observer.images_planned(split, sum(plan.image_count(*task) for task in mine if task.split == split))
+        pack_shards(
+            Packer(directory, data, ImageRules.from_section(data)), plan, mine, workers, report, limit, observer
+        )
     except TooManyRejects:
         check_rejects(directory, plan, data, write_rejects(directory, plan, _read_records(directory, plan, everything)))
         raise
-    watch.phase("merge")
+    observer.phase_started("merge")
     records = _read_records(directory, plan, everything)
     finished = sum(map(len, records.values())) == len(everything)
     found = merge_shards(directory, plan, data, records) if finished else None
@@ -163,7 +165,7 @@ def _check_unchanged(directory: Path, plan: ShardPlan, before: ShardSetManifest 
 
 def _is_packed(directory: Path, plan: ShardPlan, task: PackTask, before: ShardSetManifest | None, verify: bool) -> bool:
     record = find_record(directory, plan, *task)
-    if record is None or (before is None and not record.final):
+    if record is None or (before is None and not record.is_final):
         return False
     return not verify or file_matches(directory / task.split / plan.shard_name(*task), record.bytes, record.sha256)
 

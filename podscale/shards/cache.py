@@ -56,10 +56,12 @@ def path_of_location(location: str) -> Path:
 class ShardCache:
     """A directory that holds at most `limit` bytes of shards."""
 
-    def __init__(self, directory: str | Path | None, limit: int, patience: ReadRetryPolicy | None = None) -> None:
+    def __init__(
+        self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
+    ) -> None:
         self.directory = Path(directory) if directory is not None else _default_directory()
-        self.limit = limit
-        self.patience = patience or ReadRetryPolicy()
+        self.limit_bytes = limit_bytes
+        self.retry_policy = retry_policy or ReadRetryPolicy()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -67,14 +69,14 @@ class ShardCache:
                 f"cannot hold the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
             ) from error
 
-    def open(self, location: str, memory: int = 0) -> ShardSet:
+    def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
         """The shard set at a URL: its small files are brought here now, its shards when they are read.
 
         The first shards that fit into `memory` bytes come to the process's memory, and not here.
 
         Raises InputError where there is no complete shard set.
         """
-        remote = RemoteFiles(location, self.patience)
+        remote = RemoteFiles(location, self.retry_policy)
         try:
             text = remote.read(MANIFEST_FILE)
             manifest = ShardSetManifest.parse(text.decode(), f"{location}/{MANIFEST_FILE}")
@@ -90,9 +92,9 @@ class ShardCache:
             raise InputError(f"cannot read the shard set: {error}", field=location) from error
         write_atomically(directory / MANIFEST_FILE, text)
         shards = CachedShardMapper(self, remote, directory, manifest)
-        return ShardSet.open(directory, MemoryCache(shards, memory) if memory else shards)
+        return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
-    def find(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
+    def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
         """A shard that is here, mapped and safe from eviction while the mapping lives; None where it is not."""
         while True:
             try:
@@ -131,14 +133,17 @@ class ShardCache:
 
     def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
         """An empty locked part file of `size` bytes, counted from now on; waits where all shards are in use."""
-        if size > self.limit:
+        if size > self.limit_bytes:
             raise InputError(
-                f"smaller than one shard of {size} bytes", field="input.cache_bytes", got=self.limit, hint="Raise it."
+                f"smaller than one shard of {size} bytes",
+                field="input.cache_bytes",
+                got=self.limit_bytes,
+                hint="Raise it.",
             )
-        end = time.monotonic() + self.patience.deadline
+        end = time.monotonic() + self.retry_policy.timeout_seconds
         while True:
             with file_lock(self.directory / "lock"):
-                if self._make_room(size, evict=evict):
+                if self._free_space(size, evict=evict):
                     file = part.open("wb")
                     fcntl.flock(file, fcntl.LOCK_EX)
                     os.ftruncate(file.fileno(), size)
@@ -149,12 +154,12 @@ class ShardCache:
                 raise PodscaleError(
                     f"all shards in {self.directory} are in use and leave no room for {size} bytes more",
                     field="input.cache_bytes",
-                    got=self.limit,
+                    got=self.limit_bytes,
                     hint="Raise it, or set input.order=blocked so that a host reads its own shards only.",
                 )
             time.sleep(0.1)
 
-    def _make_room(self, size: int, *, evict: bool) -> bool:
+    def _free_space(self, size: int, *, evict: bool) -> bool:
         """Whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
         for part in self.directory.glob("*/*/*.part"):
             _remove_unused(part)
@@ -163,17 +168,17 @@ class ShardCache:
             size for _, size, _ in _file_sizes(self.directory.glob("*/*/*.part"))
         )
         for _, freed, path in shards:
-            if used + size <= self.limit or not evict:
+            if used + size <= self.limit_bytes or not evict:
                 break
             if _remove_unused(path):
                 used -= freed
-        return used + size <= self.limit
+        return used + size <= self.limit_bytes
 
 
 class CachedShardMapper:
     """Maps the shards of one remote set, bringing those that are not here yet."""
 
-    held = 0
+    cached_bytes = 0
 
     def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
         self._cache, self._remote = cache, remote
@@ -183,7 +188,7 @@ class CachedShardMapper:
             for shard in summary.shards
         }
         everything = sum(shard.bytes for _, shard in self._shards.values())
-        self._kept = len(self._shards) if everything <= cache.limit else _MAX_MAPPED_SHARDS
+        self._max_maps = len(self._shards) if everything <= cache.limit_bytes else _MAX_MAPPED_SHARDS
         self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
         self._lock = threading.Lock()
         self._downloads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
@@ -195,10 +200,10 @@ class CachedShardMapper:
                 return self._maps[path]
             download = self._downloads[path]
         with download:
-            mapped = self._bring(path)
+            mapped = self._fetch(path)
         with self._lock:
             self._maps[path] = mapped
-            while len(self._maps) > self._kept:
+            while len(self._maps) > self._max_maps:
                 self._maps.popitem(last=False)  # unmapped, and free to be evicted, once no batch refers to it
         return mapped
 
@@ -206,7 +211,7 @@ class CachedShardMapper:
         """Brings shards in the background while there is room; those that others are bringing are left to them."""
         threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
 
-    def here(self, path: Path) -> bool:
+    def is_local(self, path: Path) -> bool:
         return path.exists()
 
     def size(self, path: Path) -> int:
@@ -216,16 +221,16 @@ class CachedShardMapper:
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
         """A copy of a shard: of the one that is here, else straight from the store."""
         name, shard = self._shards[path]
-        found = self._cache.find(path, shard)
+        found = self._cache.map_if_cached(path, shard)
         if found is not None:
             return found.copy()
         content = np.empty(shard.bytes, dtype=np.uint8)
         self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
         return content
 
-    def _bring(self, path: Path) -> npt.NDArray[np.uint8]:
+    def _fetch(self, path: Path) -> npt.NDArray[np.uint8]:
         name, shard = self._shards[path]
-        while (mapped := self._cache.find(path, shard)) is None:
+        while (mapped := self._cache.map_if_cached(path, shard)) is None:
             with file_lock(path.with_name(path.name + ".lock")):
                 if not path.exists():
                     self._cache.download(self._remote, name, path, shard, evict=True)
@@ -260,7 +265,7 @@ def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: s
     path = directory / name
     if path.exists():
         return
-    for _ in range(remote.patience.attempts):
+    for _ in range(remote.retry_policy.max_attempts):
         content = remote.read(name)
         if sha256 is None or hashlib.sha256(content).hexdigest() == sha256:
             write_atomically(path, content)

@@ -37,7 +37,7 @@ def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20,
 
 
 def _thumbnail(samples: Split, i: int) -> Image.Image:
-    with Image.open(io.BytesIO(samples.record(i).tobytes()), formats=("JPEG", "PNG")) as picture:
+    with Image.open(io.BytesIO(samples.read(i).tobytes()), formats=("JPEG", "PNG")) as picture:
         picture.draft("RGB", (CELL_PIXELS, CELL_PIXELS))
         small = min(picture.size) < MIN_SMOOTHED_SIDE
         method = Image.Resampling.NEAREST if small else Image.Resampling.BILINEAR

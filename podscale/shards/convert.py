@@ -30,7 +30,7 @@ class ImageRules:
     """Decode every image strictly; without it only headers are looked at."""
 
     @classmethod
-    def of(cls, data: DataSection) -> "ImageRules":
+    def from_section(cls, data: DataSection) -> "ImageRules":
         return cls(data.policy == "convert", data.resize_short, data.quality, data.max_pixels, data.max_bytes)
 
 
@@ -41,7 +41,7 @@ def prepare_image(name: bytes, data: bytes, rules: ImageRules) -> tuple[bytes, I
         if rules.decode:
             decode_strictly(data, image)
     except InvalidImage as problem:
-        if rules.convert and problem.convertible:
+        if rules.convert and problem.is_convertible:
             return _reencode(data, None, rules, ImageFlag.CONVERTED)
         raise
     if rules.convert and _needs_conversion(name, image):

@@ -15,20 +15,20 @@ SharedTotals = Mapping[str, "list[Synchronized[int]]"]
 class PackerCounter:
     """Counts images of a packer and passes the sums on ten times a second, and when told."""
 
-    def __init__(self, passed_on: Callable[[PackProgress], None]) -> None:
-        self._passed_on = passed_on
+    def __init__(self, callback: Callable[[PackProgress], None]) -> None:
+        self._callback = callback
         self._pending = [0] * len(PackProgress._fields)
         self._last = time.monotonic()
 
     def __call__(self, progress: PackProgress) -> None:
         for position, value in enumerate(progress):
             self._pending[position] += value
-        if time.monotonic() - self._last > ProgressReporter.INTERVAL:
-            self.publish()
+        if time.monotonic() - self._last > ProgressReporter.INTERVAL_SECONDS:
+            self.flush()
 
-    def publish(self) -> None:
+    def flush(self) -> None:
         self._last = time.monotonic()
-        self._passed_on(PackProgress(*self._pending))
+        self._callback(PackProgress(*self._pending))
         self._pending = [0] * len(self._pending)
 
 
@@ -41,9 +41,9 @@ def add_to_totals(totals: "list[Synchronized[int]]", more: PackProgress) -> None
 class SplitProgressReporter:
     """Sums up by split what packers count, for the bar and for the watch."""
 
-    def __init__(self, ticker: ProgressReporter, watch: BuildObserver) -> None:
-        self._ticker, self._watch = ticker, watch
-        self._told = 0.0
+    def __init__(self, reporter: ProgressReporter, observer: BuildObserver) -> None:
+        self._reporter, self._observer = reporter, observer
+        self._last_report = 0.0
         self._totals = dict.fromkeys(SPLITS, PackProgress())
 
     def add(self, split: str, more: PackProgress) -> None:
@@ -52,16 +52,16 @@ class SplitProgressReporter:
     def set(self, split: str, total: PackProgress) -> None:
         self._totals[split] = total
         images, size, rejects, _ = map(sum, zip(*self._totals.values(), strict=True))
-        self._ticker.set(images, size, rejects)
+        self._reporter.set(images, size, rejects)
         now = time.monotonic()
-        if now - self._told >= ProgressReporter.INTERVAL:
-            self._tell(now)
+        if now - self._last_report >= ProgressReporter.INTERVAL_SECONDS:
+            self._notify(now)
 
     def close(self) -> None:
-        self._tell(time.monotonic())
-        self._ticker.close()
+        self._notify(time.monotonic())
+        self._reporter.close()
 
-    def _tell(self, now: float) -> None:
-        self._told = now
+    def _notify(self, now: float) -> None:
+        self._last_report = now
         for split, total in self._totals.items():
-            self._watch.packed(split, total)
+            self._observer.images_packed(split, total)

@@ -27,7 +27,7 @@ log = logging.getLogger("podscale.shards")
 class ReadableShardMapper(ShardMapper, Protocol):
     """Shards that can be read whole, too."""
 
-    def here(self, path: Path) -> bool:
+    def is_local(self, path: Path) -> bool:
         """Whether a shard can be mapped as it is, with nothing to bring first."""
         ...
 
@@ -46,16 +46,16 @@ class MemoryCache:
     that is asked for earlier is mapped where it is if it is `here`, and else brought at once.
     """
 
-    def __init__(self, below: ReadableShardMapper, limit: int) -> None:
-        self._below, self._limit = below, limit
-        self._free = limit
+    def __init__(self, backing: ReadableShardMapper, limit_bytes: int) -> None:
+        self._backing, self._limit_bytes = backing, limit_bytes
+        self._free_bytes = limit_bytes
         self._planned: set[Path] = set()
         self._kept: dict[Path, npt.NDArray[np.uint8]] = {}
         self._lock = threading.Lock()
         self._reads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
     @property
-    def held(self) -> int:
+    def cached_bytes(self) -> int:
         """Bytes of the shards in memory."""
         return sum(len(kept) for kept in tuple(self._kept.values()))
 
@@ -63,9 +63,9 @@ class MemoryCache:
         kept = self._kept.get(path)
         if kept is not None:
             return kept
-        if path in self._planned and not self._below.here(path):
-            return self._bring(path)
-        return self._below(path)
+        if path in self._planned and not self._backing.is_local(path):
+            return self._load(path)
+        return self._backing(path)
 
     def prefetch(self, paths: Sequence[Path]) -> None:
         """Brings the shards that fit, in this order; the rest is left to the place where they are.
@@ -76,9 +76,9 @@ class MemoryCache:
             chosen = [path for path in paths if path not in self._planned and self._reserve(path)]
             if paths and not self._planned:
                 raise InputError(
-                    f"smaller than one shard of {self._below.size(paths[0])} bytes",
+                    f"smaller than one shard of {self._backing.size(paths[0])} bytes",
                     field="input.record_cache_bytes",
-                    got=self._limit,
+                    got=self._limit_bytes,
                     hint="Raise it, or set it to 0.",
                 )
         rest = [path for path in paths if path not in self._planned]
@@ -87,33 +87,33 @@ class MemoryCache:
                 "%d of %d shards fit into input.record_cache_bytes (%s); the others are read where they are",
                 len(paths) - len(rest),
                 len(paths),
-                format_bytes(self._limit),
+                format_bytes(self._limit_bytes),
             )
-            self._below.prefetch(rest)
-        threading.Thread(target=self._fill, args=(chosen,), name="podscale-records", daemon=True).start()
+            self._backing.prefetch(rest)
+        threading.Thread(target=self._load_all, args=(chosen,), name="podscale-records", daemon=True).start()
 
     def _reserve(self, path: Path) -> bool:
-        size = self._below.size(path)
-        if size > self._free:
+        size = self._backing.size(path)
+        if size > self._free_bytes:
             return False
-        self._free -= size
+        self._free_bytes -= size
         self._planned.add(path)
         return True
 
-    def _fill(self, paths: Sequence[Path]) -> None:
+    def _load_all(self, paths: Sequence[Path]) -> None:
         for path in paths:
             try:
-                self._bring(path)
+                self._load(path)
             except (PodscaleError, OSError, MemoryError) as error:  # whoever needs the shard will say so again
                 log.warning("%s: could not be brought to memory: %s", path.name, error)
                 return
 
-    def _bring(self, path: Path) -> npt.NDArray[np.uint8]:
+    def _load(self, path: Path) -> npt.NDArray[np.uint8]:
         with self._lock:
             read = self._reads[path]
         with read:
             if path not in self._kept:
-                content = self._below.read(path)
+                content = self._backing.read(path)
                 content.flags.writeable = False
                 self._kept[path] = content
             return self._kept[path]

@@ -74,7 +74,7 @@ def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> 
     """Writes rejects.jsonl, in key order; returns how many there are by reason."""
     reasons: Counter[str] = Counter()
     lines = []
-    names = plan.names
+    names = plan.source_names
     for split, parts in records.items():
         for record in parts:
             for reject in record.rejects:
@@ -168,7 +168,7 @@ def _count_duplicates(
 def _duplicate_lines(
     columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_DuplicateGroup], plan: ShardPlan
 ) -> Iterator[str]:
-    names = plan.names
+    names = plan.source_names
     for group in groups:
         images = []
         for split, row in group.members:
@@ -210,7 +210,7 @@ def _write_split(
     """Writes the index, source names and DALI index files of one split."""
     content = index.encode_index({name: columns[name] for name in index.INDEX_COLUMNS})
     write_atomically(directory / split / "index", content)
-    names = plan.names
+    names = plan.source_names
     write_atomically(
         directory / split / "sources", index.SourceNames.encode([names[int(key)] for key in columns["key"]])
     )
@@ -244,7 +244,7 @@ def dali_index(record: ShardRecord) -> str:
 def _remove_leftovers(directory: Path, plan: ShardPlan) -> None:
     """Removes shards, records and temporary files of an earlier plan or a killed packer."""
     for split in SPLITS:
-        names = {plan.shard_name(split, shard).removesuffix(".tar") for shard in range(plan.shards(split))}
+        names = {plan.shard_name(split, shard).removesuffix(".tar") for shard in range(plan.shard_count(split))}
         for folder in (directory / split, directory / "records" / split):
             for path in folder.iterdir():
                 stranger = path.stem not in names and path.name.startswith("shard-")

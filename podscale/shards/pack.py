@@ -66,14 +66,14 @@ class Packer:
     hash_shards: bool = True
     """Take the sha256 of every shard while writing (only a measurement of the copy alone goes without)."""
 
-    def pack(self, plan: ShardPlan, source: Source, task: PackTask, count: PackCallback) -> ShardRecord:
+    def pack(self, plan: ShardPlan, source: Source, task: PackTask, on_image: PackCallback) -> ShardRecord:
         """Writes one shard and its record; raises InputError where the place or, by policy, an image stops it."""
         path = self.directory / task.split / plan.shard_name(*task)
         with explain_write_errors(path.parent):
-            temporary = self._fresh(path)
+            temporary = self._temporary_path(path)
             try:
                 with _ShardWriter(temporary, int(plan.shard_bytes(task.split)[task.shard]), self.hash_shards) as writer:
-                    columns, rejects = self._fill(writer, plan.entries(*task), source, task.shard, count)
+                    columns, rejects = self._write_images(writer, plan.entries(*task), source, task.shard, on_image)
                 record = ShardRecord(plan.fingerprint, writer.position, writer.sha256, columns, rejects)
                 record_path(self.directory, plan, *task).unlink(missing_ok=True)
                 temporary.rename(path)
@@ -84,14 +84,19 @@ class Packer:
             record.write(record_path(self.directory, plan, *task))
         return record
 
-    def _fresh(self, path: Path) -> Path:
+    def _temporary_path(self, path: Path) -> Path:
         """A temporary name beside `path`; what dead packers of the same shard left is removed."""
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):
             leftover.unlink(missing_ok=True)
         return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
-    def _fill(
-        self, writer: "_ShardWriter", entries: Iterator[PlannedImage], source: Source, shard: int, count: PackCallback
+    def _write_images(
+        self,
+        writer: "_ShardWriter",
+        entries: Iterator[PlannedImage],
+        source: Source,
+        shard: int,
+        on_image: PackCallback,
     ) -> tuple[dict[str, Any], list[RejectedImage]]:
         rows, rejects = RecordRows(), []
         for entry in entries:
@@ -107,16 +112,16 @@ class Packer:
                         .refusal(str(problem), "Mend or remove it, or set data.policy to quarantine.")
                     ) from None
                 rejects.append(RejectedImage(entry.key, problem.reason, problem.detail))
-                count(PackProgress(1, 0, 1, len(original)))
+                on_image(PackProgress(1, 0, 1, len(original)))
                 continue
             digest = xxhash.xxh3_128_intdigest(original)
-            offset = writer.sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
+            offset = writer.write_sample(entry.key, b"jpg" if image.format == JPEG else b"png", content, entry.label)
             rows.add(
                 *(entry.key, offset, len(content), shard, entry.label),
                 *(image.height, image.width, image.format, image.flags),
                 *(digest >> 64, digest & (2**64 - 1)),
             )
-            count(PackProgress(1, len(content), 0, len(original)))
+            on_image(PackProgress(1, len(content), 0, len(original)))
         return rows.columns(), rejects
 
     def _read(self, source: Source, entry: PlannedImage) -> bytes:
@@ -153,7 +158,7 @@ class _ShardWriter:
         self._pending = 0
         self.position = 0
 
-    def sample(self, key: int, ending: bytes, content: bytes, label: int) -> int:
+    def write_sample(self, key: int, ending: bytes, content: bytes, label: int) -> int:
         """Appends image and label of one sample; returns where the image begins."""
         name = b"%08d." % key
         size = len(content)
@@ -245,21 +250,21 @@ def pack_shards(
     workers: int,
     report: ProgressCallback,
     limit: int,
-    watch: BuildObserver = NULL_OBSERVER,
+    observer: BuildObserver = NULL_OBSERVER,
 ) -> None:
     """Packs `tasks`, in this process where there is little to do, else in `workers` processes.
 
     Raises InputError where the place fails, and TooManyRejects as soon as the finished shards hold more than `limit`
     unusable images.
     """
-    total = sum(plan.images(*task) for task in tasks)
+    total = sum(plan.image_count(*task) for task in tasks)
     size = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
-    ticker = SplitProgressReporter(ProgressReporter("pack", report, total), watch)
+    ticker = SplitProgressReporter(ProgressReporter("pack", report, total), observer)
     workers = min(workers, len(tasks))
     rejects = 0
     pack = _pack_serially if workers <= 1 or size < SERIAL_PACK_BYTES else _pack_in_pool
     for split, rejected in pack(packer, plan, tasks, workers, ticker):
-        watch.finished(split, rejected)
+        observer.shard_finished(split, rejected)
         rejects += sum(rejected.values())
         if rejects > limit:
             raise TooManyRejects
@@ -274,7 +279,7 @@ def _pack_serially(
     for task in tasks:
         counter = PackerCounter(partial(ticker.add, task.split))
         record = packer.pack(plan, source, task, counter)
-        counter.publish()
+        counter.flush()
         yield task.split, _reject_counts(record)
 
 
@@ -325,7 +330,7 @@ def _pack_task(task: PackTask) -> tuple[str, RejectCounts]:
     worker = _worker_state[0]
     counter = PackerCounter(partial(add_to_totals, worker.totals[task.split]))
     record = worker.packer.pack(worker.plan, worker.source, task, counter)
-    counter.publish()
+    counter.flush()
     return task.split, _reject_counts(record)
 
 

@@ -57,18 +57,18 @@ class ShardPlan:
     def __len__(self) -> int:
         return len(self.columns["label"])
 
-    def shards(self, split: str) -> int:
+    def shard_count(self, split: str) -> int:
         return len(self.bounds[split]) - 1
 
-    def images(self, split: str, shard: int) -> int:
+    def image_count(self, split: str, shard: int) -> int:
         """How many images a shard is made of, unusable ones among them."""
         return int(self.bounds[split][shard + 1] - self.bounds[split][shard])
 
     def shard_name(self, split: str, shard: int) -> str:
-        return f"shard-{shard:05d}-of-{self.shards(split):05d}.tar"
+        return f"shard-{shard:05d}-of-{self.shard_count(split):05d}.tar"
 
     @property
-    def names(self) -> columnar.ByteStrings:
+    def source_names(self) -> columnar.ByteStrings:
         """Source names by row."""
         return columnar.ByteStrings(self.columns, "name")
 
@@ -82,7 +82,7 @@ class ShardPlan:
         if "offset" in self.columns:
             containers = columnar.ByteStrings(self.columns, "container")[:]
             places = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
-        described = zip(self.names[rows], labels, sizes, places, strict=False)  # places may have no end
+        described = zip(self.source_names[rows], labels, sizes, places, strict=False)  # places may have no end
         for row, (name, label, size, (container, offset)) in enumerate(described, rows.start):
             yield PlannedImage(
                 row, label, SourceItem(name, self.classes[label], size, split, containers[container], offset)
@@ -112,10 +112,10 @@ def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = 
     Raises InputError where the listing cannot make a data set: nothing in it, one class, a class without images in a
     split, a name twice, other classes than expected.
     """
-    listing = _Listing.of(source, ProgressReporter("list", progress))
+    listing = _Listing.read(source, ProgressReporter("list", progress))
     if not listing.names:
         raise _refusal(data, "no images found (jpg, png, ... in class folders)", "Check the path.")
-    listing.refuse_duplicates(data)
+    listing.check_duplicates(data)
     classes = _class_names(listing.classes, data)
     labels = np.asarray([classes.index(name) for name in listing.classes])[np.asarray(listing.labels)]
     names_hash = _name_hashes(listing.names, _SPLIT_SALT, data.seed)
@@ -144,7 +144,7 @@ class _Listing:
         self.container_names: list[bytes] = []
 
     @classmethod
-    def of(cls, source: Source, ticker: ProgressReporter) -> "_Listing":
+    def read(cls, source: Source, ticker: ProgressReporter) -> "_Listing":
         listing = cls()
         classes: dict[str, int] = {}
         containers: dict[bytes, int] = {}
@@ -167,7 +167,7 @@ class _Listing:
         rank[order] = np.arange(len(order))
         return rank
 
-    def refuse_duplicates(self, data: DataSection) -> None:
+    def check_duplicates(self, data: DataSection) -> None:
         if len(set(self.names)) < len(self.names):
             seen: set[bytes] = set()
             twice = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -291,8 +291,8 @@ def _fingerprint(classes: list[str], bounds: dict[str, IntArray], columns: colum
 
 def describe_changes(before: ShardPlan, now: ShardPlan) -> str:
     """What differs between two listings of one source, in words for people."""
-    old = dict(zip(before.names, zip(before.columns["size"], before.columns["label"], strict=True), strict=True))
-    new = dict(zip(now.names, zip(now.columns["size"], now.columns["label"], strict=True), strict=True))
+    old = dict(zip(before.source_names, zip(before.columns["size"], before.columns["label"], strict=True), strict=True))
+    new = dict(zip(now.source_names, zip(now.columns["size"], now.columns["label"], strict=True), strict=True))
     parts = []
     for word, names in (
         ("added", new.keys() - old.keys()),

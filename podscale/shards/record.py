@@ -43,7 +43,7 @@ class ShardRecord:
         return len(self.columns["key"])
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         return all(reject.reason != UNREADABLE for reject in self.rejects)
 
     def write(self, path: Path) -> None:

@@ -28,7 +28,7 @@ class ShardMapper(Protocol):
     def prefetch(self, paths: Sequence[Path]) -> None: ...
 
     @property
-    def held(self) -> int:
+    def cached_bytes(self) -> int:
         """Bytes of records in this process's own memory; pages of mapped files are the kernel's."""
         ...
 
@@ -36,7 +36,7 @@ class ShardMapper(Protocol):
 class LocalShardMapper:
     """Shards that lie in a local directory: each is mapped once per process."""
 
-    held = 0
+    cached_bytes = 0
 
     def __init__(self) -> None:
         self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
@@ -55,7 +55,7 @@ class LocalShardMapper:
     def prefetch(self, paths: Sequence[Path]) -> None:
         """Nothing to do: they are here."""
 
-    def here(self, path: Path) -> bool:
+    def is_local(self, path: Path) -> bool:
         return True
 
     def size(self, path: Path) -> int:
@@ -122,23 +122,23 @@ class Split:
         """One column of the index (see `index.COLUMNS`), restricted to samples in use."""
         return self._columns[name]
 
-    def record(self, i: int) -> npt.NDArray[np.uint8]:
-        """The encoded image of sample `i`: a read-only view of the mapped shard, nothing is copied."""
-        offset, size = int(self._columns["offset"][i]), int(self._columns["size"][i])
-        return self._shards(self._paths[int(self._columns["shard"][i])])[offset : offset + size]
+    def read(self, row: int) -> npt.NDArray[np.uint8]:
+        """The encoded image of sample `row`: a read-only view of the mapped shard, nothing is copied."""
+        offset, size = int(self._columns["offset"][row]), int(self._columns["size"][row])
+        return self._shards(self._paths[int(self._columns["shard"][row])])[offset : offset + size]
 
     @property
-    def held(self) -> int:
+    def cached_bytes(self) -> int:
         """Bytes of records in this process's own memory, of all splits of the set."""
-        return self._shards.held
+        return self._shards.cached_bytes
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
         """Says that these samples will be read, so that a remote set can bring their shards ahead of time."""
         self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
 
-    def source(self, i: int) -> bytes:
+    def source(self, row: int) -> bytes:
         """Where sample `i` came from, as the source named it."""
-        return self._sources[int(self._rows[i])]
+        return self._sources[int(self._rows[row])]
 
     @cached_property
     def _sources(self) -> index.SourceNames:

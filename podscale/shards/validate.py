@@ -32,10 +32,10 @@ class InvalidImage(Exception):
 
     def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail, self.convertible = reason, detail, convertible
+        self.reason, self.detail, self.is_convertible = reason, detail, convertible
 
     def __reduce__(self) -> tuple[type, tuple[str, str, bool]]:
-        return type(self), (self.reason, self.detail, self.convertible)
+        return type(self), (self.reason, self.detail, self.is_convertible)
 
 
 class ImageHeader(NamedTuple):

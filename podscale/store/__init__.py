@@ -31,11 +31,11 @@ class Store(Protocol):
     def wait(self, keys: Sequence[str], seconds: float) -> None:
         """Returns when every key has a value; StoreTimeout after `seconds`."""
 
-    def check(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether the key has a value."""
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a counter, which begins at 0; its new value. A counter is no key of the other calls."""
 
-    def own(self, seconds: float) -> "Store":
+    def clone(self, timeout_seconds: float) -> "Store":
         """The same store for another thread, with `seconds` of patience."""

@@ -20,37 +20,37 @@ GRACE_SECONDS = 5.0
 class StoreClient:
     """A connection to the server at `address`:`port`, made at the first question.
 
-    seconds: the patience of its calls. A server that is not there yet is looked for again for as long; one that was
-    there and is no more is gone, even where another has taken its place: it would be told of a world that it knows
+    timeout_seconds: the patience of its calls. A server that is not there yet is looked for again for as long; one that
+    was there and is no more is gone, even where another has taken its place: it would be told of a world that it knows
     nothing of. Connections are not shared between threads: see `own`.
     """
 
-    def __init__(self, address: str, port: int, seconds: float, known: set[str] | None = None) -> None:
+    def __init__(self, address: str, port: int, timeout_seconds: float, known: set[str] | None = None) -> None:
         """known: the name of the store, once it was met; all that `own` has made know it, too."""
-        self._address, self._port, self._seconds = address, port, seconds
+        self._address, self._port, self._timeout_seconds = address, port, timeout_seconds
         self._known = set() if known is None else known
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._buffer = b""
-        self._gone = ""
+        self._lost_reason = ""
 
     def set(self, key: str, value: str) -> None:
-        self._ask({"set": key, "value": value})
+        self._request({"set": key, "value": value})
 
     def get(self, keys: Sequence[str]) -> list[str]:
-        return self._get(keys, self._seconds)
+        return self._get(keys, self._timeout_seconds)
 
     def wait(self, keys: Sequence[str], seconds: float) -> None:
         self._get(keys, seconds)
 
-    def check(self, key: str) -> bool:
-        return bool(self._ask({"check": key})["found"])
+    def has(self, key: str) -> bool:
+        return bool(self._request({"check": key})["found"])
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask({"add": key, "amount": amount})["sum"])
+        return int(self._request({"add": key, "amount": amount})["sum"])
 
-    def own(self, seconds: float) -> "StoreClient":
-        return StoreClient(self._address, self._port, seconds, self._known)
+    def clone(self, timeout_seconds: float) -> "StoreClient":
+        return StoreClient(self._address, self._port, timeout_seconds, self._known)
 
     def close(self) -> None:
         """Lets the server know that nothing more is asked."""
@@ -58,16 +58,16 @@ class StoreClient:
             self._socket.close()
 
     def _get(self, keys: Sequence[str], seconds: float) -> list[str]:
-        answer = self._ask({"get": list(keys), "seconds": seconds}, seconds)
+        answer = self._request({"get": list(keys), "seconds": seconds}, seconds)
         if "missing" in answer:
             raise StoreTimeout(f"timed out after {seconds:g} s without {', '.join(answer['missing'])}")
         return [str(value) for value in answer["values"]]
 
-    def _ask(self, question: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
+    def _request(self, question: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
         """seconds: that the server is asked to wait."""
         with self._lock:
-            if self._gone:
-                raise StoreError(self._gone)
+            if self._lost_reason:
+                raise StoreError(self._lost_reason)
             try:
                 line = self._exchange(json.dumps(question).encode() + b"\n", seconds)
                 answer: dict[str, Any] = json.loads(line)
@@ -77,19 +77,21 @@ class StoreClient:
                 KeyError,
                 TypeError,
             ) as error:  # from here on question and answer would not match
-                self._gone = f"the store at {self._address}:{self._port} does not answer ({error or 'it has ended'})"
+                self._lost_reason = (
+                    f"the store at {self._address}:{self._port} does not answer ({error or 'it has ended'})"
+                )
                 self.close()
-                raise StoreError(self._gone) from error
+                raise StoreError(self._lost_reason) from error
             return answer
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
         if self._socket is None:
             self._socket = self._connect()
-            self._socket.settimeout(self._seconds + GRACE_SECONDS)
+            self._socket.settimeout(self._timeout_seconds + GRACE_SECONDS)
             self._known.add(json.loads(self._receive(self._socket))["store"])
             if len(self._known) > 1:
                 raise ConnectionError("another one has taken its place")
-        self._socket.settimeout(max(self._seconds, seconds) + GRACE_SECONDS)
+        self._socket.settimeout(max(self._timeout_seconds, seconds) + GRACE_SECONDS)
         self._socket.sendall(line)
         return self._receive(self._socket)
 
@@ -104,10 +106,10 @@ class StoreClient:
         return answer
 
     def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:
-                seconds = min(CONNECT_SECONDS, max(1.0, self._seconds))
+                seconds = min(CONNECT_SECONDS, max(1.0, self._timeout_seconds))
                 connection = socket.create_connection((self._address, self._port), timeout=seconds)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return connection
@@ -135,12 +137,12 @@ class LocalStore:
         if missing := [key for key in keys if key not in self._values]:
             raise StoreTimeout(f"nobody else is here to bring {', '.join(missing)}")
 
-    def check(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         return key in self._values
 
     def add(self, key: str, amount: int) -> int:
         self._sums[key] += amount
         return self._sums[key]
 
-    def own(self, seconds: float) -> "LocalStore":
+    def clone(self, timeout_seconds: float) -> "LocalStore":
         return self

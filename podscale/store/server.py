@@ -29,7 +29,7 @@ class StoreServer:
     def __init__(self, address: str, port: int = 0) -> None:
         self._values: dict[str, str] = {}
         self._sums: defaultdict[str, int] = defaultdict(int)
-        self._arrivals: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._key_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._clients = 0
         self._name = uuid.uuid4().hex
         self._loop = asyncio.new_event_loop()
@@ -39,7 +39,7 @@ class StoreServer:
         self.port: int = self._server.sockets[0].getsockname()[1]
         threading.Thread(target=self._loop.run_forever, name="store", daemon=True).start()
 
-    def linger(self, seconds: float = LINGER_SECONDS) -> None:
+    def wait_for_clients(self, seconds: float = LINGER_SECONDS) -> None:
         """Returns when every client has gone, or after `seconds`: ranks of other pods may have one more question."""
         deadline = time.monotonic() + seconds
         while self._clients and time.monotonic() < deadline:
@@ -65,7 +65,7 @@ class StoreServer:
         match asked:
             case {"set": key, "value": value}:
                 self._values[key] = value
-                if arrival := self._arrivals.pop(key, None):
+                if arrival := self._key_events.pop(key, None):
                     arrival.set()
                 return {}
             case {"get": keys, "seconds": seconds}:
@@ -73,7 +73,7 @@ class StoreServer:
                     async with asyncio.timeout(seconds):
                         for key in keys:
                             if key not in self._values:
-                                await self._arrivals[key].wait()
+                                await self._key_events[key].wait()
                 missing = [key for key in keys if key not in self._values]
                 return {"missing": missing} if missing else {"values": [self._values[key] for key in keys]}
             case {"check": key}:

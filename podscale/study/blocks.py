@@ -35,13 +35,13 @@ class BulletBlock:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Cells as text; all columns but the first `left` are numbers. folded: shown where asked for."""
+    """Cells as text; all columns but the first `left` are numbers. is_collapsed: shown where asked for."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-    left: int = 1
-    folded: bool = False
+    text_columns: int = 1
+    is_collapsed: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,55 +69,57 @@ class DotBlock:
 ResultBlock = TextBlock | BulletBlock | TableBlock | ChartBlock | DotBlock
 
 
-def result_blocks(found: StudyResults) -> Iterator[ResultBlock]:
+def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
     """Everything there is to show, first what matters most."""
-    study = found.study
+    study = results.study
     if study.question:
         yield TextBlock(study.question.strip())
-    if glance := list(summary_sentences(found)):
+    if glance := list(summary_sentences(results)):
         yield BulletBlock(glance)
-    yield from _chart_blocks(found)
-    for x in found.xs:
-        yield comparison_table(found, found.at(x), "" if x is None else f"{axis_name(found)} {format_axis_value(x)}")
-    if found.numeric and len(found.lines) > 1:
-        yield range_table(found)
-    if any(arm.tried for arm in found.arms):
-        yield learning_rate_table(found)
+    yield from _chart_blocks(results)
+    for x in results.xs:
+        yield comparison_table(
+            results, results.groups_at(x), "" if x is None else f"{axis_name(results)} {format_axis_value(x)}"
+        )
+    if results.has_numeric_axis and len(results.lines) > 1:
+        yield range_table(results)
+    if any(arm.sweep_records for arm in results.groups):
+        yield learning_rate_table(results)
     if study.reading:
         yield TextBlock(study.reading.strip())
-    yield _trial_table(found)
+    yield _trial_table(results)
 
 
-def summary_sentences(found: StudyResults) -> Iterator[str]:
+def summary_sentences(results: StudyResults) -> Iterator[str]:
     """A sentence for each thing that the figures decide."""
-    if found.unfinished:
-        yield f"Not finished: {format_count(found.unfinished, 'cell')} still to be run."
-    last = [arm for arm in found.at(found.xs[-1]) if arm.top1s] if found.xs else []
+    if results.unfinished_trials:
+        yield f"Not finished: {format_count(results.unfinished_trials, 'cell')} still to be run."
+    last = [arm for arm in results.groups_at(results.xs[-1]) if arm.top1s] if results.xs else []
     if len(last) > 1:
         best = max(last, key=lambda arm: statistics.fmean(arm.top1s))
-        where = f" at {axis_name(found)} {format_axis_value(best.x)}" if best.x is not None else ""
+        where = f" at {axis_name(results)} {format_axis_value(best.x)}" if best.x is not None else ""
         equal = [arm.line for arm in last if arm is not best and _noise_sentence(arm, best)]
         beside = f"; within noise of it: {', '.join(equal)}" if equal else ""
         yield f"Best{where}: {best.line}, {mean_deviation_percent(best.top1s)} (n = {len(best.top1s)}){beside}."
-    if found.numeric:
-        for line in found.lines:
-            to = found.holds_to(line)
+    if results.has_numeric_axis:
+        for line in results.lines:
+            to = results.holds_up_to(line)
             if to is not None:
                 held = (
-                    f"keeps its accuracy to {axis_name(found)} {format_axis_value(to)}"
-                    if to != found.xs[0]
+                    f"keeps its accuracy to {axis_name(results)} {format_axis_value(to)}"
+                    if to != results.xs[0]
                     else "loses from there"
                 )
-                yield f"{line}: {mean_deviation_percent(found.of(line)[0].top1s)} at {format_axis_value(found.xs[0])}, {held}."
-    for line in found.lines:
-        yield from _critical_text(found, line)
+                yield f"{line}: {mean_deviation_percent(results.groups_of_line(line)[0].top1s)} at {format_axis_value(results.xs[0])}, {held}."
+    for line in results.lines:
+        yield from _critical_text(results, line)
 
 
-def _critical_text(found: StudyResults, line: str) -> Iterator[str]:
-    critical = found.critical(line)
+def _critical_text(results: StudyResults, line: str) -> Iterator[str]:
+    critical = results.critical_batch(line)
     if critical is None:
         return
-    target = format_percent(found.study.target)
+    target = format_percent(results.study.target)
     if critical.batch is not None:
         said = (
             f"critical batch size {_round_two_digits(critical.batch)} (fit of S = S_min (1 + B_crit / B), relative error "
@@ -126,51 +128,51 @@ def _critical_text(found: StudyResults, line: str) -> Iterator[str]:
     else:
         said = f"no critical batch size to {target}: {critical.reason}"
     measured = []
-    if critical.linear_to is not None and critical.linear_to != found.xs[0]:
+    if critical.linear_to is not None and critical.linear_to != results.xs[0]:
         measured.append(f"updates fall nearly in proportion up to batch {critical.linear_to:,}")
     if critical.useful_to is not None:
         measured.append(f"hardly at all beyond {critical.useful_to:,}")
     yield f"{line}: {said}{'; measured: ' + ', '.join(measured) if measured else ''}."
 
 
-def _noise_sentence(arm: ResultGroup, best: ResultGroup) -> bool:
-    found = mean_difference(best.top1s, arm.top1s)
-    return found is not None and found.noise
+def _noise_sentence(group: ResultGroup, best: ResultGroup) -> bool:
+    found = mean_difference(best.top1s, group.top1s)
+    return found is not None and found.is_noise
 
 
-def _chart_blocks(found: StudyResults) -> Iterator[ChartBlock | DotBlock]:
-    looks = {line: _line_style(number) for number, line in enumerate(found.lines)}
-    xs = [float(x) for x in found.xs] if found.numeric else []
-    axis: dict[str, Any] = {"x_unit": axis_name(found), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
-    by = f"by {axis_name(found)}"
-    if found.numeric:
-        lines = [_line_series(found, line, looks[line], lambda arm: arm.top1s, 100.0) for line in found.lines]
+def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
+    looks = {line: _line_style(number) for number, line in enumerate(results.lines)}
+    xs = [float(x) for x in results.xs] if results.has_numeric_axis else []
+    axis: dict[str, Any] = {"x_unit": axis_name(results), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
+    by = f"by {axis_name(results)}"
+    if results.has_numeric_axis:
+        lines = [_line_series(results, line, looks[line], lambda arm: arm.top1s, 100.0) for line in results.lines]
         if drawn := _drawable_lines(lines):
             options = {**axis, "y_range": _percent_range(drawn)}
             yield ChartBlock("accuracy", f"Last top-1 {by}", drawn, "top-1, %; bars: standard deviation", options)
-    target = found.study.target
-    if found.numeric and target is not None:
+    target = results.study.target
+    if results.has_numeric_axis and target is not None:
         for number, name in ((1, "epochs"), (0, "updates")):
             lines = [
-                _line_series(found, line, looks[line], lambda arm, i=number: [r[i] for r in arm.reached(target)], 1.0)
-                for line in found.lines
+                _line_series(results, line, looks[line], lambda arm, i=number: [r[i] for r in arm.reached(target)], 1.0)
+                for line in results.lines
             ]
             if any(line.points for line in lines):
-                marks = _critical_marks(found, looks)
+                marks = _critical_marks(results, looks)
                 options = {**axis, "log": name == "updates", "x_marks": marks}
                 unit = f"{name} to {format_percent(target)}{'; dashed: critical batch size' if marks else ''}"
                 yield ChartBlock(
                     name, f"{name.capitalize()} to {format_percent(target)} {by}", _drawable_lines(lines), unit, options
                 )
-    last = found.at(found.xs[-1]) if found.xs else []
-    if not found.numeric and len(last) > 1 and any(arm.top1s for arm in last):
+    last = results.groups_at(results.xs[-1]) if results.xs else []
+    if not results.has_numeric_axis and len(last) > 1 and any(arm.top1s for arm in last):
         unit = "top-1, %; dots: seeds, bar: their mean, dashed: mean of the first"
         yield DotBlock(
             "accuracy", "Last top-1", [_dot_row(arm, looks[arm.line]) for arm in last], unit, {"x_range": (0, 100)}
         )
     curves = [(arm, curve) for arm in last if (curve := arm.curve())]
     if curves:
-        where = f", {axis_name(found)} {format_axis_value(last[0].x)}" if last[0].x is not None else ""
+        where = f", {axis_name(results)} {format_axis_value(last[0].x)}" if last[0].x is not None else ""
         banded = len(curves) <= MAX_BANDS
         series = [
             LineSeries(
@@ -201,40 +203,44 @@ def _percent_range(lines: Sequence[LineSeries]) -> tuple[float, float]:
     return low, min(100.0, high)
 
 
-def _dot_row(arm: ResultGroup, look: dict[str, Any]) -> DotRow:
-    note = mean_deviation_percent(arm.top1s) if arm.top1s else "diverged" if arm.diverged else "not run yet"
-    return DotRow(arm.line, [100 * top1 for top1 in arm.top1s], look["colour"], note)
+def _dot_row(group: ResultGroup, style: dict[str, Any]) -> DotRow:
+    note = mean_deviation_percent(group.top1s) if group.top1s else "diverged" if group.diverged else "not run yet"
+    return DotRow(group.line, [100 * top1 for top1 in group.top1s], style["colour"], note)
 
 
 def _drawable_lines(lines: Sequence[LineSeries]) -> list[LineSeries]:
     return [line for line in lines if line.points]
 
 
-def _line_series(found: StudyResults, line: str, look: dict[str, Any], values: Any, times: float) -> LineSeries:
-    points = {float(arm.x): mean_deviation([times * v for v in values(arm)]) for arm in found.of(line) if values(arm)}
+def _line_series(results: StudyResults, line: str, style: dict[str, Any], values: Any, times: float) -> LineSeries:
+    points = {
+        float(arm.x): mean_deviation([times * v for v in values(arm)])
+        for arm in results.groups_of_line(line)
+        if values(arm)
+    }
     ordered = sorted(points)
     means, spreads = [(x, points[x][0]) for x in ordered], [points[x][1] for x in ordered]
-    return LineSeries(line, means, dots=True, spread=spreads, **look)
+    return LineSeries(line, means, dots=True, spread=spreads, **style)
 
 
-def _critical_marks(found: StudyResults, looks: dict[str, dict[str, Any]]) -> list[tuple[float, int]]:
+def _critical_marks(results: StudyResults, styles: dict[str, dict[str, Any]]) -> list[tuple[float, int]]:
     """The critical batches inside the measured range, or near it."""
-    critical = {line: found.critical(line) for line in found.lines}
+    critical = {line: results.critical_batch(line) for line in results.lines}
     return [
-        (one.batch, looks[line]["colour"])
+        (one.batch, styles[line]["colour"])
         for line, one in critical.items()
-        if one is not None and one.batch is not None and found.xs[0] / 2 <= one.batch <= 2 * found.xs[-1]
+        if one is not None and one.batch is not None and results.xs[0] / 2 <= one.batch <= 2 * results.xs[-1]
     ]
 
 
-def comparison_table(found: StudyResults, arms: Sequence[ResultGroup], caption: str) -> TableBlock:
+def comparison_table(results: StudyResults, groups: Sequence[ResultGroup], caption: str) -> TableBlock:
     """One row an arm: its figures over the seeds, and its distance from the first arm."""
-    target = found.study.target
+    target = results.study.target
     heads = ["", "rate", "updates", "n", "top-1, mean and deviation", "from the first", "training loss, nats"]
     if target is not None:
         heads[4:4] = [f"updates to {format_percent(target)}", "epochs"]
     rows = []
-    for arm in arms:
+    for arm in groups:
         n = f"{len(arm.top1s)} of {arm.expected}" if len(arm.records) < arm.expected else str(len(arm.top1s))
         cells = [
             arm.line,
@@ -242,7 +248,7 @@ def comparison_table(found: StudyResults, arms: Sequence[ResultGroup], caption: 
             f"{arm.updates:,}" if arm.updates is not None else "",
             n + (f" ({arm.diverged} diverged)" if arm.diverged else ""),
             mean_deviation_percent(arm.top1s) if arm.records else "",
-            str(mean_difference(arms[0].top1s, arm.top1s) or "") if arm is not arms[0] else "",
+            str(mean_difference(groups[0].top1s, arm.top1s) or "") if arm is not groups[0] else "",
             f"{arm.training_loss:.3f}" if arm.training_loss is not None else "",
         ]
         if target is not None:
@@ -251,11 +257,11 @@ def comparison_table(found: StudyResults, arms: Sequence[ResultGroup], caption: 
     return TableBlock(heads, rows, caption)
 
 
-def _steps_to_target_cell(arm: ResultGroup, target: float) -> list[str]:
-    found = arm.reached(target)
+def _steps_to_target_cell(group: ResultGroup, target: float) -> list[str]:
+    found = group.steps_to_target(target)
     if not found:
-        return ["never" if arm.records else "", ""]
-    some = f" ({len(found)} of {len(arm.records)})" if len(found) < len(arm.records) else ""
+        return ["never" if group.records else "", ""]
+    some = f" ({len(found)} of {len(group.records)})" if len(found) < len(group.records) else ""
     columns = [mean_deviation(column) for column in zip(*found, strict=True)]
     return [
         f"{columns[0][0]:,.0f} \u00b1 {columns[0][1]:,.0f}{some}",
@@ -263,26 +269,26 @@ def _steps_to_target_cell(arm: ResultGroup, target: float) -> list[str]:
     ]
 
 
-def range_table(found: StudyResults) -> TableBlock:
+def range_table(results: StudyResults) -> TableBlock:
     """Each line over the whole horizontal axis, and its own change from one end to the other."""
-    xs = found.xs
+    xs = results.xs
     rows = []
-    for line in found.lines:
-        by_x = {arm.x: arm.top1s for arm in found.of(line)}
+    for line in results.lines:
+        by_x = {arm.x: arm.top1s for arm in results.groups_of_line(line)}
         change = mean_difference(by_x.get(xs[0], []), by_x.get(xs[-1], []))
         rows.append([line, *(mean_deviation_percent(by_x.get(x, [])) for x in xs), str(change or "")])
     heads = ["", *map(format_axis_value, xs), f"from {format_axis_value(xs[0])} to {format_axis_value(xs[-1])}"]
-    return TableBlock(heads, rows, f"Top-1 by {axis_name(found)}")
+    return TableBlock(heads, rows, f"Top-1 by {axis_name(results)}")
 
 
-def learning_rate_table(found: StudyResults) -> TableBlock:
+def learning_rate_table(results: StudyResults) -> TableBlock:
     """The learning rates tried, with the mean of each."""
     rows = []
-    for arm in found.arms:
-        cells = [_rate_cells(rate, records, best=rate == arm.rate) for rate, records in arm.tried.items()]
+    for arm in results.groups:
+        cells = [_rate_cells(rate, records, best=rate == arm.rate) for rate, records in arm.sweep_records.items()]
         if cells:
-            rows.append([arm.chain.name, ", ".join(cells)])
-    return TableBlock(["", "rate: top-1"], rows, "Learning rates tried (* chosen)", left=2)
+            rows.append([arm.series.name, ", ".join(cells)])
+    return TableBlock(["", "rate: top-1"], rows, "Learning rates tried (* chosen)", text_columns=2)
 
 
 def _rate_cells(rate: float, records: Sequence[Any], *, best: bool) -> str:
@@ -291,9 +297,9 @@ def _rate_cells(rate: float, records: Sequence[Any], *, best: bool) -> str:
     return f"{rate:g}{'*' if best else ''}: {shares}"
 
 
-def _trial_table(found: StudyResults) -> TableBlock:
+def _trial_table(results: StudyResults) -> TableBlock:
     """Every training behind the figures, and the code that ran it."""
-    records = sorted(found.records, key=lambda record: record.cell)
+    records = sorted(results.records, key=lambda record: record.cell)
     codes = sorted({record.code[:12] for record in records})
     cpu = sum(record.cpu_seconds for record in records)
     rows = [
@@ -313,14 +319,14 @@ def _trial_table(found: StudyResults) -> TableBlock:
         ["cell", "settings", "seed", "updates", "top-1", "masked updates", "CPU seconds"],
         rows,
         f"Every training: {len(records)}, {cpu / 60:.0f} CPU minutes{made}",
-        left=2,
-        folded=True,
+        text_columns=2,
+        is_collapsed=True,
     )
 
 
-def axis_name(found: StudyResults) -> str:
+def axis_name(results: StudyResults) -> str:
     """The option on the horizontal axis for people."""
-    return (found.study.axis or "").rpartition(".")[2].removeprefix("global_").replace("_", " ")
+    return (results.study.axis_option or "").rpartition(".")[2].removeprefix("global_").replace("_", " ")
 
 
 def format_axis_value(x: Any) -> str:

@@ -23,22 +23,23 @@ from podscale.study.records import GetRecord, TrialRecord
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What is to be run. kept, left_out: of the due cells and of those whose rate is not known yet, in their order.
+    """What is to be run. kept, excluded_trials: of the due cells and of those whose rate is not known yet, in their
+    order.
 
     seconds: of all that is kept, one after the other, on `jobs` of them at a time; None where nothing is known. pace:
     of the clock for a CPU second; None where that was not measured. ended: measured cells of this launch.
     """
 
-    done: int
-    kept: Sequence[Trial | PendingTrial]
-    left_out: Sequence[Trial | PendingTrial]
+    done_trials: int
+    planned_trials: Sequence[Trial | PendingTrial]
+    excluded_trials: Sequence[Trial | PendingTrial]
     seconds: float | None
     measured: int
     jobs: int
     widening: int
     """Cells that sweeps may add, at most, where their best rate is at their edge."""
-    box: float | None = None
-    by_chain: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    time_box_seconds: float | None = None
+    seconds_by_series: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(kept, left out) of each chain."""
     pace: float | None = None
     ended: int = 0
@@ -77,7 +78,7 @@ class TrialCosts:
             self.pace = max(took, jobs / cores)
         self._known: list[tuple[str, float, float, float]] = [
             (
-                cell.chain,
+                cell.series,
                 *_epochs_and_steps(cell.config),
                 record.seconds if self.pace is None else record.cpu_seconds * self.pace,
             )
@@ -94,7 +95,7 @@ class TrialCosts:
         epochs, updates = _epochs_and_steps(cell.config)
         if not self._known:
             return self._guess
-        nearest = min(self._known, key=lambda known: (known[0] != cell.chain, abs(math.log(known[2] / updates))))
+        nearest = min(self._known, key=lambda known: (known[0] != cell.series, abs(math.log(known[2] / updates))))
         _, known_epochs, known_updates, seconds = nearest
         return seconds * max(1.0, epochs / known_epochs, math.sqrt(updates / known_updates))
 
@@ -104,48 +105,50 @@ def plan_study(
     get: GetRecord,
     *,
     jobs: int,
-    box: float | None,
-    chains: Sequence[SweepSeries] | None = None,
+    time_box_seconds: float | None,
+    series: Sequence[SweepSeries] | None = None,
     ended: Collection[str] = (),
     cores: int | None = None,
 ) -> StudyPlan:
-    """What the next launch will do, or the rest of this one. box: its seconds; chains: a part of the study; ended,
-    cores: see Costs."""
-    cells = grid.all(get).values()
+    """What the next launch will do, or the rest of this one. time_box_seconds: its seconds; series: a part of the
+    study; ended, cores: see Costs."""
+    cells = grid.known_trials(get).values()
     costs = TrialCosts(cells, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
     waiting: list[Trial | PendingTrial] = sorted(
-        [*grid.due(get, chains), *grid.unknown(get, chains)], key=lambda cell: (cell.turn, cell.cost)
+        [*grid.due_trials(get, series), *grid.pending_trials(get, series)], key=lambda cell: (cell.priority, cell.cost)
     )
     each = [costs.seconds(cell) for cell in waiting]
     kept: list[Trial | PendingTrial] = []
     left: list[Trial | PendingTrial] = []
     used = 0.0
     for cell, seconds in zip(waiting, each, strict=True):
-        fits = box is None or seconds is None or used + seconds / jobs <= box
+        fits = time_box_seconds is None or seconds is None or used + seconds / jobs <= time_box_seconds
         if fits:
             used += (seconds or 0.0) / jobs
         (kept if fits and not left else left).append(cell)
-    counts = {True: Counter(cell.chain for cell in kept), False: Counter(cell.chain for cell in left)}
+    counts = {True: Counter(cell.series for cell in kept), False: Counter(cell.series for cell in left)}
     return StudyPlan(
-        done=sum(get(cell.key) is not None for cell in cells),
-        kept=kept,
-        left_out=left,
+        done_trials=sum(get(cell.key) is not None for cell in cells),
+        planned_trials=kept,
+        excluded_trials=left,
         seconds=None if None in each else used,
         measured=costs.measured,
         jobs=jobs,
-        widening=sum(_may_widen_sweep(chain, get) for chain in (grid.chains if chains is None else chains)),
-        box=box,
-        by_chain={name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.chain for c in waiting)},
+        widening=sum(_may_widen_sweep(chain, get) for chain in (grid.series if series is None else series)),
+        time_box_seconds=time_box_seconds,
+        seconds_by_series={
+            name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.series for c in waiting)
+        },
         pace=costs.pace,
         ended=costs.ended,
     )
 
 
-def _may_widen_sweep(chain: SweepSeries, get: GetRecord) -> int:
-    section = chain.section
-    if section is None or section.sweep is None or chain.rate(get) is not None:
+def _may_widen_sweep(series: SweepSeries, get: GetRecord) -> int:
+    section = series.rate_section
+    if section is None or section.sweep is None or series.chosen_rate(get) is not None:
         return 0
-    tried = max(0, len(chain.sweep(get)) - len(section.sweep.factors))
+    tried = max(0, len(series.sweep_rates(get)) - len(section.sweep.factors))
     return (section.sweep.widen - tried) * section.sweep.seeds
 
 

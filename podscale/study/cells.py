@@ -22,12 +22,12 @@ GridPoint = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. settings: on top of the study's own; turn: 0 for what is run first, then a seed each."""
+    """One run. settings: on top of the study's own; priority: 0 for what is run first, then a seed each."""
 
-    chain: str
+    series: str
     settings: OptionValues
     seed: int
-    turn: int
+    priority: int
     config: RunConfig
 
     @property
@@ -41,7 +41,7 @@ class Trial:
     @property
     def name(self) -> str:
         """For people: the chain, the rate and the seed."""
-        return f"{self.chain}, rate {self.rate:g}, seed {self.seed}"
+        return f"{self.series}, rate {self.rate:g}, seed {self.seed}"
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -54,23 +54,23 @@ class TrialGrid:
     def __init__(self, study: StudyDocument) -> None:
         self.study = study
         self._configs: dict[tuple[str, int], RunConfig] = {}
-        self.places: list[GridPoint] = [
+        self.points: list[GridPoint] = [
             tuple(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())
         ]
-        self.chains = [SweepSeries(self, variant, place) for place in self.places for variant in study.variants]
-        for chain in self.chains:
+        self.series = [SweepSeries(self, variant, place) for place in self.points for variant in study.variants]
+        for chain in self.series:
             chain.check()
 
     @property
     def workspace(self) -> str:
-        return self.chains[0].config.run.workspace
+        return self.series[0].config.run.workspace
 
-    def chain(self, variant: str, place: GridPoint) -> "SweepSeries":
-        found = (chain for chain in self.chains if chain.variant.name == variant and chain.place == place)
+    def find_series(self, variant: str, point: GridPoint) -> "SweepSeries":
+        found = (chain for chain in self.series if chain.variant.name == variant and chain.point == point)
         chain = next(found, None)
         if chain is None:
             raise InputError(
-                f"a learning rate follows {variant} at {', '.join(f'{name}={value}' for name, value in place)}, which "
+                f"a learning rate follows {variant} at {', '.join(f'{name}={value}' for name, value in point)}, which "
                 "is not in the grid",
                 field="learning_rate.at",
                 got=variant,
@@ -90,32 +90,32 @@ class TrialGrid:
             self._configs[known] = config.model_copy(update={"run": run})
         return self._configs[known]
 
-    def due(self, get: GetRecord, chains: "Sequence[SweepSeries] | None" = None) -> list[Trial]:
+    def due_trials(self, get: GetRecord, series: "Sequence[SweepSeries] | None" = None) -> list[Trial]:
         """The cells that are known and have no record yet, in the order in which they are to run.
 
         First all sweeps and first seeds, then a seed at a time, and of each the cheapest first: a study that is cut
         short has something to say about every point.
         """
         found: dict[str, Trial] = {}
-        for chain in self.chains if chains is None else chains:
-            for cell in chain.cells(get):
-                if get(cell.key) is None and (cell.key not in found or cell.turn < found[cell.key].turn):
+        for chain in self.series if series is None else series:
+            for cell in chain.trials(get):
+                if get(cell.key) is None and (cell.key not in found or cell.priority < found[cell.key].priority):
                     found[cell.key] = cell
-        return sorted(found.values(), key=lambda cell: (cell.turn, cell.cost))
+        return sorted(found.values(), key=lambda cell: (cell.priority, cell.cost))
 
-    def all(self, get: GetRecord) -> dict[str, Trial]:
+    def known_trials(self, get: GetRecord) -> dict[str, Trial]:
         """Every cell that is known so far, with and without a record, by its key."""
-        return {cell.key: cell for chain in self.chains for cell in chain.cells(get)}
+        return {cell.key: cell for chain in self.series for cell in chain.trials(get)}
 
-    def unknown(self, get: GetRecord, chains: "Sequence[SweepSeries] | None" = None) -> list["PendingTrial"]:
+    def pending_trials(self, get: GetRecord, series: "Sequence[SweepSeries] | None" = None) -> list["PendingTrial"]:
         """The cells whose rate another cell will decide."""
-        return [cell for chain in (self.chains if chains is None else chains) for cell in chain.unknown(get)]
+        return [cell for chain in (self.series if series is None else series) for cell in chain.pending_trials(get)]
 
     def waves(self) -> list[list["SweepSeries"]]:
         """Chains that need nothing of each other together, each wave after those that it follows."""
-        depths = [chain.depth for chain in self.chains]
+        depths = [chain.depth for chain in self.series]
         return [
-            [chain for chain, depth in zip(self.chains, depths, strict=True) if depth == wave]
+            [chain for chain, depth in zip(self.series, depths, strict=True) if depth == wave]
             for wave in range(max(depths) + 1)
         ]
 
@@ -124,9 +124,9 @@ class TrialGrid:
 class PendingTrial:
     """A cell that will run, at a rate that is not known yet; config is that of any rate."""
 
-    chain: str
+    series: str
     seed: int
-    turn: int
+    priority: int
     config: RunConfig
 
     @property
@@ -140,20 +140,20 @@ class SweepSeries:
 
     grid: TrialGrid
     variant: Variant
-    place: GridPoint
+    point: GridPoint
 
     @property
     def name(self) -> str:
-        values = ", ".join(f"{_short_name(name)} {_format_value(value)}" for name, value in self.place)
+        values = ", ".join(f"{_short_name(name)} {_format_value(value)}" for name, value in self.point)
         return f"{self.variant.name}, {values}" if values else self.variant.name
 
     @property
-    def section(self) -> RateSection | None:
+    def rate_section(self) -> RateSection | None:
         return self.grid.study.rate_of(self.variant)
 
     @cached_property
     def settings(self) -> OptionValues:
-        return {**self.variant.set, **dict(self.place)}
+        return {**self.variant.set, **dict(self.point)}
 
     @cached_property
     def config(self) -> RunConfig:
@@ -167,23 +167,23 @@ class SweepSeries:
     @property
     def depth(self) -> int:
         """Of chains whose rates must be known before this one's."""
-        followed = self.followed
+        followed = self.depends_on
         return 0 if followed is None else followed.depth + 1
 
     @property
-    def followed(self) -> "SweepSeries | None":
+    def depends_on(self) -> "SweepSeries | None":
         """The chain whose chosen rate this one's follows from."""
-        section = self.section
+        section = self.rate_section
         if section is None or not isinstance(section.at, str):
             return None
-        place = self.place
+        place = self.point
         if section.batch is not None:
             place = tuple((name, section.batch if name == BATCH_OPTION else value) for name, value in place)
-        return self.grid.chain(section.at, place)
+        return self.grid.find_series(section.at, place)
 
     def check(self) -> None:
         """Raises InputError where this chain could not run whatever the rates turn out to be."""
-        section, batch = self.section, self.batch
+        section, batch = self.rate_section, self.batch
         if section is not None and section.table and batch not in section.table:
             raise InputError(
                 f"no rate for this batch of {self.variant.name}; it has {', '.join(map(str, section.table))}",
@@ -198,35 +198,35 @@ class SweepSeries:
                 got=section.sweep.seeds,
                 place=f"study {self.grid.study.name}",
             )
-        for name, _ in self.place:
+        for name, _ in self.point:
             if name in self.variant.set:
                 problem = f"in the grid and in {self.variant.name}"
                 raise InputError(problem, field=name, place=f"study {self.grid.study.name}")
-        _ = self.followed
+        _ = self.depends_on
 
-    def ruled(self, get: GetRecord) -> float | None:
+    def rate_from_rule(self, get: GetRecord) -> float | None:
         """The rate by rule or table; None while the rate that it follows is not known, or where there is no rule."""
-        section = self.section
+        section = self.rate_section
         if section is None:
             return None
         if section.table:
             return section.table[self.batch]
-        followed = self.followed
-        base = section.at if followed is None else followed.rate(get)
+        followed = self.depends_on
+        base = section.at if followed is None else followed.chosen_rate(get)
         if base is None:
             return None
         assert isinstance(base, float)
         times = 1.0 if section.batch is None else self.batch / section.batch
         return round_rate(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
 
-    def sweep(self, get: GetRecord) -> list[float]:
+    def sweep_rates(self, get: GetRecord) -> list[float]:
         """The rates to try, rising, as far as the records so far tell; empty without a sweep."""
-        section, centre = self.section, self.ruled(get)
+        section, centre = self.rate_section, self.rate_from_rule(get)
         if section is None or section.sweep is None or centre is None:
             return []
         rates = [round_rate(centre * factor) for factor in section.sweep.factors]
         for _ in range(section.sweep.widen):
-            best = self._best(rates, get)
+            best = self._best_rate(rates, get)
             if best == rates[0]:
                 rates.insert(0, round_rate(rates[0] * rates[0] / rates[1]))
             elif best == rates[-1]:
@@ -235,53 +235,53 @@ class SweepSeries:
                 break
         return rates
 
-    def rate(self, get: GetRecord) -> float | None:
+    def chosen_rate(self, get: GetRecord) -> float | None:
         """The rate of this chain's comparison; None while it is not known."""
-        if self.section is None:
+        if self.rate_section is None:
             return self.config.train.schedule.learning_rate
-        if self.section.sweep is None:
-            return self.ruled(get)
-        return self._best(self.sweep(get), get)
+        if self.rate_section.sweep is None:
+            return self.rate_from_rule(get)
+        return self._best_rate(self.sweep_rates(get), get)
 
-    def cells(self, get: GetRecord) -> Iterator[Trial]:
+    def trials(self, get: GetRecord) -> Iterator[Trial]:
         """What is known so far: the sweep, then every seed at the chosen rate; a cell may come twice."""
-        for rate in self.sweep(get):
-            yield from self.tried(rate)
-        if (chosen := self.rate(get)) is not None:
-            yield from self.seeded(chosen)
+        for rate in self.sweep_rates(get):
+            yield from self.sweep_trials(rate)
+        if (chosen := self.chosen_rate(get)) is not None:
+            yield from self.seed_trials(chosen)
 
-    def tried(self, rate: float) -> list[Trial]:
+    def sweep_trials(self, rate: float) -> list[Trial]:
         """One rate of the sweep."""
-        assert self.section is not None
-        assert self.section.sweep is not None
-        return [self._cell(rate, seed, 0) for seed in self.grid.study.seeds[: self.section.sweep.seeds]]
+        assert self.rate_section is not None
+        assert self.rate_section.sweep is not None
+        return [self._trial(rate, seed, 0) for seed in self.grid.study.seeds[: self.rate_section.sweep.seeds]]
 
-    def seeded(self, rate: float) -> list[Trial]:
+    def seed_trials(self, rate: float) -> list[Trial]:
         """One rate with every seed."""
-        return [self._cell(rate, seed, turn) for turn, seed in enumerate(self.grid.study.seeds)]
+        return [self._trial(rate, seed, turn) for turn, seed in enumerate(self.grid.study.seeds)]
 
-    def unknown(self, get: GetRecord) -> Iterator[PendingTrial]:
+    def pending_trials(self, get: GetRecord) -> Iterator[PendingTrial]:
         """The cells that wait for a rate: of the sweep where nothing is known of its centre, and the further seeds."""
-        if self.rate(get) is not None:
+        if self.chosen_rate(get) is not None:
             return
-        study, section = self.grid.study, self.section
+        study, section = self.grid.study, self.rate_section
         assert section is not None
         tried = section.sweep.seeds if section.sweep is not None else 0
-        if section.sweep is not None and not self.sweep(get):
+        if section.sweep is not None and not self.sweep_rates(get):
             for seed in study.seeds[:tried]:
                 yield from (PendingTrial(self.name, seed, 0, self.config) for _ in section.sweep.factors)
         for turn, seed in enumerate(study.seeds):
             if turn >= tried:
                 yield PendingTrial(self.name, seed, turn, self.config)
 
-    def _cell(self, rate: float, seed: int, turn: int) -> Trial:
-        settings = self.settings if self.section is None else {**self.settings, RATE_OPTION: rate}
-        return Trial(self.name, settings, seed, turn, self.grid.config(settings, seed))
+    def _trial(self, rate: float, seed: int, priority: int) -> Trial:
+        settings = self.settings if self.rate_section is None else {**self.settings, RATE_OPTION: rate}
+        return Trial(self.name, settings, seed, priority, self.grid.config(settings, seed))
 
-    def _best(self, rates: Sequence[float], get: GetRecord) -> float | None:
+    def _best_rate(self, rates: Sequence[float], get: GetRecord) -> float | None:
         """The best of these rates, the mean over the seeds of the sweep deciding; None until all are tried."""
         scores: Mapping[float, list[TrialRecord | None]] = {
-            rate: [get(cell.key) for cell in self.tried(rate)] for rate in rates
+            rate: [get(cell.key) for cell in self.sweep_trials(rate)] for rate in rates
         }
         if not scores or any(record is None for found in scores.values() for record in found):
             return None
@@ -295,7 +295,7 @@ class SweepSeries:
         loss = -fmean(known) if len(known := [x for x in losses if x is not None]) == len(losses) else worst
         if self.grid.study.choose == "accuracy":
             return accuracy, loss
-        reached = [record.reached(self.grid.study.target or 0.0) for record in found]
+        reached = [record.steps_to_target(self.grid.study.target or 0.0) for record in found]
         updates = [point[0] for point in reached if point is not None]
         return -fmean(updates) if len(updates) == len(found) else worst, accuracy, loss
 

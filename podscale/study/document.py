@@ -92,7 +92,7 @@ class StudyDocument(Section):
     cell_seconds: float | None = Field(None, description="Guess for a cell until one was measured.", gt=0)
 
     @model_validator(mode="after")
-    def _whole(self) -> "StudyDocument":
+    def _check_document(self) -> "StudyDocument":
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
             raise conflict_error("variants", "two have the same name")
@@ -129,7 +129,7 @@ class StudyDocument(Section):
                 )
 
     @property
-    def axis(self) -> str | None:
+    def axis_option(self) -> str | None:
         """The option on the horizontal axis: None without a grid."""
         return self.x or next(iter(self.grid), None)
 

@@ -16,16 +16,17 @@ from podscale.study.statistics import CriticalBatch, critical_batch, mean_deviat
 class ResultGroup:
     """One line at one place: the trainings with every seed at the chosen rate.
 
-    rate: None while it is not known. expected: trainings that the study asks for. tried: records by rate of its sweep.
+    rate: None while it is not known. expected: trainings that the study asks for. sweep_records: records by rate of its
+    sweep.
     """
 
-    chain: SweepSeries
+    series: SweepSeries
     line: str
     x: Any
     rate: float | None
     records: Sequence[TrialRecord]
     expected: int
-    tried: dict[float, list[TrialRecord]]
+    sweep_records: dict[float, list[TrialRecord]]
 
     @cached_property
     def top1s(self) -> list[float]:
@@ -46,9 +47,9 @@ class ResultGroup:
         losses = [record.training_loss for record in self.records if record.training_loss is not None]
         return fmean(losses) if losses else None
 
-    def reached(self, target: float) -> list[tuple[float, float]]:
+    def steps_to_target(self, target: float) -> list[tuple[float, float]]:
         """(updates, epochs) of the trainings that came to the target."""
-        return [found for record in self.records if (found := record.reached(target)) is not None]
+        return [found for record in self.records if (found := record.steps_to_target(target)) is not None]
 
     def curve(self) -> list[tuple[float, float, float]]:
         """(epoch, mean, deviation) of top-1 over the trainings, at the evaluations that all of them have."""
@@ -61,60 +62,60 @@ class ResultGroup:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All arms of a study by line, in the order of the document; `unfinished`: cells that are still to be run."""
+    """All arms of a study by line, in the order of the document; `unfinished_trials`: cells that are still to be run."""
 
     study: StudyDocument
-    arms: Sequence[ResultGroup]
-    unfinished: int
+    groups: Sequence[ResultGroup]
+    unfinished_trials: int
 
     @property
     def lines(self) -> list[str]:
-        return list(dict.fromkeys(arm.line for arm in self.arms))
+        return list(dict.fromkeys(arm.line for arm in self.groups))
 
     @property
     def xs(self) -> list[Any]:
-        return list(dict.fromkeys(arm.x for arm in self.arms))
+        return list(dict.fromkeys(arm.x for arm in self.groups))
 
-    def of(self, line: str) -> list[ResultGroup]:
-        return [arm for arm in self.arms if arm.line == line]
+    def groups_of_line(self, line: str) -> list[ResultGroup]:
+        return [arm for arm in self.groups if arm.line == line]
 
-    def at(self, x: Any) -> list[ResultGroup]:
-        return [arm for arm in self.arms if arm.x == x]
+    def groups_at(self, x: Any) -> list[ResultGroup]:
+        return [arm for arm in self.groups if arm.x == x]
 
     @property
-    def numeric(self) -> bool:
+    def has_numeric_axis(self) -> bool:
         """Whether there is a horizontal axis: two numbers at least."""
         return len(self.xs) > 1 and all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.xs)
 
     @property
     def records(self) -> list[TrialRecord]:
         """Every record that had a part in this, once."""
-        each = [records for arm in self.arms for records in (arm.records, *arm.tried.values())]
+        each = [records for arm in self.groups for records in (arm.records, *arm.sweep_records.values())]
         return list({record.cell: record for records in each for record in records}.values())
 
-    def critical(self, line: str) -> CriticalBatch | None:
+    def critical_batch(self, line: str) -> CriticalBatch | None:
         """The critical batch of a line; None where the study counts no updates by batch.
 
         A batch counts where every training that ended reached the target.
         """
         target = self.study.target
-        if target is None or self.study.axis != BATCH_OPTION or not self.numeric:
+        if target is None or self.study.axis_option != BATCH_OPTION or not self.has_numeric_axis:
             return None
-        arms = [arm for arm in self.of(line) if arm.records]
+        arms = [arm for arm in self.groups_of_line(line) if arm.records]
         if not arms:
             return None
-        whole = {arm.chain.batch: arm for arm in arms if len(arm.reached(target)) == len(arm.records)}
-        means = {batch: fmean(updates for updates, _ in arm.reached(target)) for batch, arm in whole.items()}
-        return critical_batch(means, [arm.chain.batch for arm in arms if arm.chain.batch not in whole])
+        whole = {arm.series.batch: arm for arm in arms if len(arm.steps_to_target(target)) == len(arm.records)}
+        means = {batch: fmean(updates for updates, _ in arm.steps_to_target(target)) for batch, arm in whole.items()}
+        return critical_batch(means, [arm.series.batch for arm in arms if arm.series.batch not in whole])
 
-    def holds_to(self, line: str) -> Any:
+    def holds_up_to(self, line: str) -> Any:
         """The last x up to which no arm of a line is worse than its first beyond noise; None where seeds are too few to
         know noise."""
-        first, *others = self.of(line)
+        first, *others = self.groups_of_line(line)
         last = first.x if len(first.top1s) > 1 and any(len(arm.top1s) > 1 for arm in others) else None
         for arm in others:
             found = mean_difference(first.top1s, arm.top1s)
-            if found is None or found.half is None or arm.diverged or (found.value < 0 and not found.noise):
+            if found is None or found.half_width is None or arm.diverged or (found.value < 0 and not found.is_noise):
                 break
             last = arm.x
         return last
@@ -122,24 +123,27 @@ class StudyResults:
 
 def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:
     """What the records say so far."""
-    arms = [_build_group(grid.study, chain, get) for chain in grid.chains]
-    return StudyResults(grid.study, arms, len(grid.due(get)) + len(grid.unknown(get)))
+    arms = [_build_group(grid.study, chain, get) for chain in grid.series]
+    return StudyResults(grid.study, arms, len(grid.due_trials(get)) + len(grid.pending_trials(get)))
 
 
-def _build_group(study: StudyDocument, chain: SweepSeries, get: GetRecord) -> ResultGroup:
+def _build_group(study: StudyDocument, series: SweepSeries, get: GetRecord) -> ResultGroup:
     others = [
-        f"{name.rpartition('.')[2].replace('_', ' ')} {value}" for name, value in chain.place if name != study.axis
+        f"{name.rpartition('.')[2].replace('_', ' ')} {value}"
+        for name, value in series.point
+        if name != study.axis_option
     ]
-    named = [chain.variant.name] if len(study.variants) > 1 or not others else []
-    rate = chain.rate(get)
-    cells = chain.seeded(rate) if rate is not None else []
+    named = [series.variant.name] if len(study.variants) > 1 or not others else []
+    rate = series.chosen_rate(get)
+    cells = series.seed_trials(rate) if rate is not None else []
     tried = {
-        rate: [found for cell in chain.tried(rate) if (found := get(cell.key)) is not None] for rate in chain.sweep(get)
+        rate: [found for cell in series.sweep_trials(rate) if (found := get(cell.key)) is not None]
+        for rate in series.sweep_rates(get)
     }
     return ResultGroup(
-        chain,
+        series,
         ", ".join([*named, *others]),
-        dict(chain.place).get(study.axis or ""),
+        dict(series.point).get(study.axis_option or ""),
         rate,
         [record for cell in cells if (record := get(cell.key)) is not None],
         len(study.seeds),

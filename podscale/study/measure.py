@@ -24,33 +24,33 @@ def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutco
     return "diverged" if NONFINITE_MESSAGE in error else None
 
 
-def build_record(cell: Trial, ended: TrialOutcome, error: str, history: RunHistory, *, images: int) -> TrialRecord:
+def build_record(trial: Trial, ended: TrialOutcome, error: str, history: RunHistory, *, images: int) -> TrialRecord:
     """The record of a cell that ended, but for what it cost. images: of the training split."""
     return TrialRecord(
-        cell=cell.key,
+        cell=trial.key,
         ended=ended,
-        settings=dict(cell.settings),
-        seed=cell.seed,
+        settings=dict(trial.settings),
+        seed=trial.seed,
         error=error[-500:] if ended == "diverged" else "",
-        code=_source_version(RunDirectory.of(cell.config)),
+        code=_source_version(RunDirectory.for_config(trial.config)),
         images=images,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        **_result_fields(history, whole=ended == "done"),
+        **_result_fields(history, is_complete=ended == "done"),
     )
 
 
-def read_trial_history(cell: Trial) -> RunHistory:
-    return read_history(RunDirectory.of(cell.config).metrics)
+def read_trial_history(trial: Trial) -> RunHistory:
+    return read_history(RunDirectory.for_config(trial.config).metrics)
 
 
-def _result_fields(history: RunHistory, *, whole: bool) -> dict[str, Any]:
+def _result_fields(history: RunHistory, *, is_complete: bool) -> dict[str, Any]:
     """What metrics.jsonl tells, as fields of a Record; a training that did not end well has no accuracy."""
     curve = tuple(
         EvaluationPoint(int(line["step"]), float(line["epoch"]), float(line["top1"]), finite_number(line.get("loss")))
         for line in history.evaluations
     )
     found: dict[str, Any] = {"curve": curve, "updates": int(history.steps[-1]["step"]) if history.steps else 0}
-    if not whole:
+    if not is_complete:
         return found
     last_epoch = float(history.steps[-1]["epoch"]) - 1 if history.steps else 0.0
     losses = [

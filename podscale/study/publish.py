@@ -27,17 +27,17 @@ from podscale.study.records import RecordStore
 from podscale.version import VERSION, installed
 
 
-def write_results(found: StudyResults, folder: Path, head: Sequence[str]) -> list[Path]:
+def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> list[Path]:
     """Writes <name>.md with <name>-*.svg, <name>.html and <name>.csv into the folder; their paths.
 
     head: lines about the conditions, for below the title.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name, made = found.study.name, list(result_blocks(found))
+    name, made = results.study.name, list(result_blocks(results))
     files = {
-        f"{name}.md": render_markdown(found, made, head),
-        f"{name}.html": render_results_page(found, made, head),
-        f"{name}.csv": render_csv(found),
+        f"{name}.md": render_markdown(results, made, head),
+        f"{name}.html": render_results_page(results, made, head),
+        f"{name}.csv": render_csv(results),
         **{f"{name}-{block.name}.svg": _chart_svg(block) for block in made if isinstance(block, ChartBlock | DotBlock)},
     }
     for file, content in files.items():
@@ -49,7 +49,9 @@ def write_study_results(study: StudyDocument) -> list[Path]:
     """Writes the results of a study into its folder of the workspace, from the records that are there."""
     grid = TrialGrid(study)
     records = RecordStore(grid.workspace)
-    return write_results(study_results(grid, records.get), records.folder(study.name), measurement_conditions())
+    return write_results(
+        study_results(grid, records.get), records.study_directory(study.name), measurement_conditions()
+    )
 
 
 def measurement_conditions() -> list[str]:
@@ -65,23 +67,23 @@ def measurement_conditions() -> list[str]:
     ]
 
 
-def _strip_paths(word: str) -> str:
+def _strip_paths(text: str) -> str:
     """A word of a command without folders of this machine: of an absolute path its last name, after `option=` too."""
-    option, equals, value = word.rpartition("=")
+    option, equals, value = text.rpartition("=")
     return f"{option}{equals}{Path(value).name if value.startswith(('/', '~')) else value}"
 
 
-def render_markdown(found: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
+def render_markdown(results: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
     """The results for a repository."""
-    lines = [f"# {found.study.title or found.study.name}", "", *(f"{line}  " for line in head), ""]
+    lines = [f"# {results.study.title or results.study.name}", "", *(f"{line}  " for line in head), ""]
     for block in made:
-        lines += [*_block_markdown(block, found.study.name), ""]
+        lines += [*_block_markdown(block, results.study.name), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_results_page(found: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
+def render_results_page(results: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
     """The results as one self-contained page."""
-    title = found.study.title or found.study.name
+    title = results.study.title or results.study.name
     charts = [block for block in made if isinstance(block, ChartBlock | DotBlock)]
     drawn = tag("div", [_chart_html(chart) for chart in charts], class_="grid2") if charts else None
     before: list[Any] = []
@@ -100,16 +102,16 @@ def render_results_page(found: StudyResults, made: Sequence[ResultBlock], head: 
     )
 
 
-def render_csv(found: StudyResults) -> str:
+def render_csv(results: StudyResults) -> str:
     """One line a training, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = sorted({name for record in found.records for name in record.settings})
+    names = sorted({name for record in results.records for name in record.settings})
     figures = ("ended", "top1", "loss", "training_loss", "updates", "masked", "seconds", "cpu_seconds", "code")
     writer.writerow(["cell", "seed", *names, *figures, "updates_to_target", "epochs_to_target"])
-    for record in found.records:
-        target = found.study.target
-        reached = record.reached(target) if target is not None else None
+    for record in results.records:
+        target = results.study.target
+        reached = record.steps_to_target(target) if target is not None else None
         settings = [record.settings.get(name, "") for name in names]
         values = [getattr(record, name) for name in figures]
         writer.writerow([record.cell, record.seed, *settings, *values, *(reached or ("", ""))])
@@ -136,14 +138,14 @@ def _block_markdown(block: ResultBlock, name: str) -> Iterator[str]:
     elif isinstance(block, ChartBlock | DotBlock):
         yield f"![{block.title}]({name}-{block.name}.svg)"
     else:
-        if block.folded:
+        if block.is_collapsed:
             yield from ("<details>", f"<summary>{block.caption}</summary>", "")
         elif block.caption:
             yield from (f"{block.caption}:", "")
         yield f"| {' | '.join(block.heads)} |"
-        yield f"|{'|'.join('---' if i < block.left else '---:' for i in range(len(block.heads)))}|"
+        yield f"|{'|'.join('---' if i < block.text_columns else '---:' for i in range(len(block.heads)))}|"
         yield from (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in block.rows)
-        if block.folded:
+        if block.is_collapsed:
             yield from ("", "</details>")
 
 
@@ -152,12 +154,12 @@ def _block_html(block: TextBlock | BulletBlock | TableBlock) -> Any:
         return [tag("p", paragraph) for paragraph in re.split(r"\n\s*\n", block.text)]
     if isinstance(block, BulletBlock):
         return tag("div", tag("ul", [tag("li", item) for item in block.items]), class_="notice")
-    heads = [tag("th", head, class_=None if i < block.left else "n") for i, head in enumerate(block.heads)]
+    heads = [tag("th", head, class_=None if i < block.text_columns else "n") for i, head in enumerate(block.heads)]
     rows = [
-        tag("tr", [tag("td", cell, class_=None if i < block.left else "n") for i, cell in enumerate(row)])
+        tag("tr", [tag("td", cell, class_=None if i < block.text_columns else "n") for i, cell in enumerate(row)])
         for row in block.rows
     ]
     drawn = tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows), class_="compact")
-    if block.folded:
+    if block.is_collapsed:
         return tag("details", tag("summary", block.caption), drawn)
     return [tag("h3", block.caption) if block.caption else None, drawn]

@@ -50,7 +50,7 @@ class TrialRecord:
     cpu_seconds: float = 0.0
     date: str = ""
 
-    def reached(self, target: float) -> tuple[float, float] | None:
+    def steps_to_target(self, target: float) -> tuple[float, float] | None:
         """(updates, epochs) at which top-1 came to the target, by a straight line between evaluations; None: never."""
         before = EvaluationPoint(0, 0.0, 0.0)
         for point in self.curve:
@@ -77,30 +77,30 @@ class RecordStore:
     def __init__(self, workspace: str) -> None:
         self._studies = local_path(workspace) / "studies"
         self._folder = self._studies / "cells"
-        self._found: dict[str, TrialRecord] = {}
+        self._cache: dict[str, TrialRecord] = {}
 
-    def folder(self, study: str) -> Path:
+    def study_directory(self, study: str) -> Path:
         """Where the results of a study of this name go."""
         return self._studies / "results" / study
 
     def get(self, cell: str) -> TrialRecord | None:
         """The record of a cell, also where another process has just written it."""
-        if cell not in self._found:
+        if cell not in self._cache:
             path = self._path(cell)
             if path.exists():
-                self._found[cell] = parse_record(path.read_text(encoding="utf-8"))
-        return self._found.get(cell)
+                self._cache[cell] = parse_record(path.read_text(encoding="utf-8"))
+        return self._cache.get(cell)
 
     def add(self, record: TrialRecord) -> None:
         """Keeps the record, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._path(record.cell), asdict(record))
-        self._found[record.cell] = record
+        self._cache[record.cell] = record
 
-    def drop(self, cell: str) -> None:
+    def delete(self, cell: str) -> None:
         """Forgets a cell, so that it is run again."""
         self._path(cell).unlink(missing_ok=True)
-        self._found.pop(cell, None)
+        self._cache.pop(cell, None)
 
     def _path(self, cell: str) -> Path:
         return self._folder / f"{cell}.json"

@@ -38,11 +38,11 @@ TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
 class RunningTrial:
     """A cell at work."""
 
-    cell: Trial
+    trial: Trial
     process: "subprocess.Popen[bytes]"
     log: Path
     started: float
-    anew: bool
+    is_fresh: bool
     """Not continued from an earlier launch, so that its time is that of the whole cell."""
 
 
@@ -50,28 +50,29 @@ class RunningTrial:
 class StudyRunner:
     """The cells of a study in the workspace of its run document.
 
-    jobs: cells at a time. box: seconds after which no cell is to be at work. chains: the part of the grid to run.
+    jobs: cells at a time. time_box_seconds: seconds after which no cell is to be at work. series: the part of the grid
+    to run.
     """
 
     grid: TrialGrid
     records: RecordStore
     jobs: int
-    box: float | None = None
-    chains: Sequence[SweepSeries] | None = None
+    time_box_seconds: float | None = None
+    series: Sequence[SweepSeries] | None = None
     keep_runs: bool = False
-    told: TrialCallback = lambda cell, record, error: None
+    on_trial_end: TrialCallback = lambda cell, record, error: None
     failures: dict[str, str] = field(default_factory=dict)
     """Why, by the name of the cell."""
     ended: set[str] = field(default_factory=set)
     """Keys of the cells that ended in this launch."""
     _running: list[RunningTrial] = field(default_factory=list)
     _shard_sets: dict[str, tuple[str, int]] = field(default_factory=dict)
-    _in_a_row: int = 0
+    _consecutive_failures: int = 0
 
     def prepare(self) -> None:
         """Makes the shard sets, or finds them, and checks that every chain can run here. Raises InputError."""
-        for cell in self.grid.due(self.records.get, self.chains):
-            if cell.turn == 0:
+        for cell in self.grid.due_trials(self.records.get, self.series):
+            if cell.priority == 0:
                 self._shard_set(cell.config)
                 preflight(cell.config, stages.preflight_target())
 
@@ -80,35 +81,35 @@ class StudyRunner:
         started = time.monotonic()
         try:
             while True:
-                for cell in self._next(time.monotonic() - started):
-                    self._start(cell)
+                for cell in self._next_trials(time.monotonic() - started):
+                    self._start_trial(cell)
                 if not self._running:
                     return
-                self._await()
+                self._wait_for_trial()
         finally:
-            self._stop()
+            self._stop_running()
 
-    def _next(self, elapsed: float) -> list[Trial]:
+    def _next_trials(self, elapsed: float) -> list[Trial]:
         """What is to be started now."""
-        busy = {running.cell.key for running in self._running}
+        busy = {running.trial.key for running in self._running}
         free = self.jobs - len(self._running)
-        due = [cell for cell in self.grid.due(self.records.get, self.chains) if cell.name not in self.failures]
+        due = [cell for cell in self.grid.due_trials(self.records.get, self.series) if cell.name not in self.failures]
         chosen = [cell for cell in due if cell.key not in busy][: max(0, free)]
-        if self.box is None or not chosen:
+        if self.time_box_seconds is None or not chosen:
             return chosen
-        cells, guess = self.grid.all(self.records.get).values(), self.grid.study.cell_seconds
+        cells, guess = self.grid.known_trials(self.records.get).values(), self.grid.study.cell_seconds
         costs = TrialCosts(cells, self.records.get, guess, jobs=self.jobs, ended=self.ended)
-        return [cell for cell in chosen if elapsed + (costs.seconds(cell) or 0.0) <= self.box]
+        return [cell for cell in chosen if elapsed + (costs.seconds(cell) or 0.0) <= self.time_box_seconds]
 
-    def _start(self, cell: Trial) -> None:
-        config = _config_for_machine(cell.config, self.jobs)
+    def _start_trial(self, trial: Trial) -> None:
+        config = _config_for_machine(trial.config, self.jobs)
         location, _ = self._shard_set(config)
-        folder = self.folder
+        folder = self.study_directory
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        document, log = folder / "logs" / f"{cell.key}.json", folder / "logs" / f"{cell.key}.log"
+        document, log = folder / "logs" / f"{trial.key}.json", folder / "logs" / f"{trial.key}.log"
         write_atomically(document, config.model_dump_json(indent=1))
         command = [sys.executable, "-m", "podscale.study.cell", str(document), location, str(os.getpid())]
-        anew = not RunDirectory.of(config).path.exists()
+        anew = not RunDirectory.for_config(config).path.exists()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -117,9 +118,9 @@ class StudyRunner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the whole terminal: this process decides
             )
-        self._running.append(RunningTrial(cell, process, log, time.monotonic(), anew))
+        self._running.append(RunningTrial(trial, process, log, time.monotonic(), anew))
 
-    def _await(self) -> None:
+    def _wait_for_trial(self) -> None:
         """Waits until a cell has ended, and settles it."""
         while True:
             for running in self._running:
@@ -128,56 +129,56 @@ class StudyRunner:
                     running.process.returncode = os.waitstatus_to_exitcode(status)
                     self._running.remove(running)
                     with _defer_signals():
-                        self._settle(running, used.ru_utime + used.ru_stime)
+                        self._finish_trial(running, used.ru_utime + used.ru_stime)
                     return
             time.sleep(POLL_SECONDS)
 
-    def _settle(self, running: RunningTrial, cpu_seconds: float) -> None:
-        cell, code = running.cell, running.process.returncode
-        run, history = RunDirectory.of(cell.config), read_trial_history(cell)
+    def _finish_trial(self, running: RunningTrial, cpu_seconds: float) -> None:
+        cell, code = running.trial, running.process.returncode
+        run, history = RunDirectory.for_config(cell.config), read_trial_history(cell)
         error = _trial_error(running, run)
         ended = trial_outcome(code, error, history)
         if ended is not None:
             record = build_record(cell, ended, error, history, images=self._shard_set(cell.config)[1])
-            if running.anew:
+            if running.is_fresh:
                 seconds = time.monotonic() - running.started
                 record = replace(record, seconds=seconds, cpu_seconds=cpu_seconds)
             self.records.add(record)
             self.ended.add(cell.key)
-            self._in_a_row = 0
+            self._consecutive_failures = 0
             if not self.keep_runs:
                 shutil.rmtree(run.path, ignore_errors=True)
             for path in (running.log, running.log.with_suffix(".json")):
                 path.unlink(missing_ok=True)
-            return self.told(cell, record, "")
+            return self.on_trial_end(cell, record, "")
         self.failures[cell.name] = f"exit code {code}: {error}"
-        self._in_a_row += 1
-        self.told(cell, None, self.failures[cell.name])
+        self._consecutive_failures += 1
+        self.on_trial_end(cell, None, self.failures[cell.name])
         if code == ExitCode.BAD_INPUT:
             raise InputError(error, field=cell.name)
-        if self._in_a_row >= MAX_CONSECUTIVE_FAILURES:
+        if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise PodscaleError(
                 f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=cell.name
             )
         return None
 
-    def _stop(self) -> None:
+    def _stop_running(self) -> None:
         """Has what is still at work save and end; what does not in its time is killed."""
         for running in self._running:
             with suppress(ProcessLookupError):
                 running.process.send_signal(signal.SIGTERM)
         for running in self._running:
             try:
-                running.process.wait(running.cell.config.launch.grace_seconds)
+                running.process.wait(running.trial.config.launch.grace_seconds)
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 running.process.wait()
         self._running.clear()
 
     @property
-    def folder(self) -> Path:
+    def study_directory(self) -> Path:
         """Of the study in the workspace."""
-        return self.records.folder(self.grid.study.name)
+        return self.records.study_directory(self.grid.study.name)
 
     def _shard_set(self, config: RunConfig) -> tuple[str, int]:
         """Location and training images of the shard set of a cell; made where it is not there."""
@@ -215,7 +216,7 @@ def _trial_error(running: RunningTrial, run: RunDirectory) -> str:
     if running.process.returncode == ExitCode.DONE:
         return ""
     outcome = read_outcomes(run.outcome).get("train")
-    if outcome is not None and not outcome.done:
+    if outcome is not None and not outcome.is_done:
         return outcome.error
     lines = running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "nothing was printed"

@@ -42,18 +42,18 @@ class MeanDifference:
     """Of two means, with the half width of its 95 % interval (Student's t, pooled variance); None of single values."""
 
     value: float
-    half: float | None
+    half_width: float | None
 
     @property
-    def noise(self) -> bool:
+    def is_noise(self) -> bool:
         """Whether there is an interval and it holds 0."""
-        return self.half is not None and abs(self.value) <= self.half
+        return self.half_width is not None and abs(self.value) <= self.half_width
 
     def __str__(self) -> str:
         points = f"{100 * self.value:+.2f}"
-        if self.half is None:
+        if self.half_width is None:
             return points
-        return f"{points} \u00b1 {100 * self.half:.2f}{' (within noise)' if self.noise else ''}"
+        return f"{points} \u00b1 {100 * self.half_width:.2f}{' (within noise)' if self.is_noise else ''}"
 
 
 def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDifference | None:

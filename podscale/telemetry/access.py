@@ -18,7 +18,7 @@ class EndpointAuth:
     tls: ssl.SSLContext | None = None
     token: bytes | None = None
 
-    def permits(self, headers: Iterable[bytes]) -> bool:
+    def is_authorized(self, headers: Iterable[bytes]) -> bool:
         """Whether a request with these header lines bears the token; compared in constant time."""
         if self.token is None:
             return True

@@ -39,13 +39,13 @@ class MetricSpec:
     exporter: Exporter
     meaning: str
     unit: str = ""
-    more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Labels beside `labels`' common ones, each with its values (none listed: an open but bounded set)."""
 
     @property
     def labels(self) -> tuple[str, ...]:
         common = RANK_LABELS if self.exporter in ("every rank", "rank 0") else POD_LABELS
-        return (*common, *self.more)
+        return (*common, *self.own_labels)
 
     @property
     def series(self) -> str:

@@ -28,7 +28,7 @@ class ClientCertFiles:
     key: Path
 
     @classmethod
-    def of(cls, certificate: Path | None, key: Path | None) -> "ClientCertFiles | None":
+    def from_options(cls, certificate: Path | None, key: Path | None) -> "ClientCertFiles | None":
         """As two options say it. Raises InputError where one of them is missing or the files are of no use."""
         if certificate is None and key is None:
             return None
@@ -54,7 +54,7 @@ class ClientCertFiles:
 @dataclass(frozen=True)
 class Endpoint:
     """url: of the metrics. certificate: the PEM file that an HTTPS endpoint shows. token_file: what requests must bear.
-    mutual: it answers clients with a certificate alone.
+    requires_client_certificate: it answers clients with a certificate alone.
 
     Whoever can read the file of the certificate needs no authority: it is that very certificate which is trusted, and
     whatever names it has.
@@ -63,10 +63,10 @@ class Endpoint:
     url: str
     certificate: Path | None = None
     token_file: Path | None = None
-    mutual: bool = False
+    requires_client_certificate: bool = False
 
     @classmethod
-    def of(cls, url: str, section: TelemetrySection) -> "Endpoint":
+    def from_section(cls, url: str, section: TelemetrySection) -> "Endpoint":
         """That of a stage of this process, whose document has paths that count from where it was started."""
         certificate, token = section.tls_certificate, section.bearer_token_file
         return cls(
@@ -83,7 +83,11 @@ class Endpoint:
 
     def write(self, path: Path) -> None:
         """The URL in the first line, and a line for each thing more that a reader needs."""
-        more = {"certificate": self.certificate, "token": self.token_file, "mutual": "TLS" if self.mutual else None}
+        more = {
+            "certificate": self.certificate,
+            "token": self.token_file,
+            "mutual": "TLS" if self.requires_client_certificate else None,
+        }
         lines = [self.url, *(f"{name} {value}" for name, value in more.items() if value is not None)]
         write_atomically(path, "\n".join(lines) + "\n")
 
@@ -101,9 +105,9 @@ class Endpoint:
         here = url.replace(host, LOOPBACK_ADDRESSES.get(host, host), 1)
         return cls(here, files.get("certificate"), files.get("token"), "mutual" in files)
 
-    def get(self, seconds: float, client: ClientCertFiles | None = None) -> str:
+    def fetch_metrics(self, seconds: float, client: ClientCertFiles | None = None) -> str:
         """The metrics as text. Raises NotServed where this reader gets none, OSError where nobody answers."""
-        if self.mutual and client is None:
+        if self.requires_client_certificate and client is None:
             raise EndpointError(f"{self.url} wants a certificate: give --client-certificate and --client-key")
         request = urllib.request.Request(self.url)
         if self.token_file is not None:
@@ -121,7 +125,7 @@ class Endpoint:
                 raise EndpointError(f"{self.url}: {_openssl_reason(cause)}") from error
             raise
 
-    def name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
+    def certificate_name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
         """A name in the certificate, for readers that compare names; None where the host of the URL is one.
 
         Raises OSError where nobody answers, and NotServed where TLS does not come about.

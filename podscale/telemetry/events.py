@@ -89,10 +89,10 @@ class EventLog:
             self._lost += 1
 
 
-def read_records(path: Path, damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[EventRecord]:
+def read_records(path: Path, on_damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[EventRecord]:
     """Every whole line of the log in the order written, one at a time; half lines of a killed writer are left out.
 
-    damaged: is handed each line that cannot be read. Nothing comes where there is no such file.
+    on_damaged: is handed each line that cannot be read. Nothing comes where there is no such file.
     """
     if not path.exists():
         return
@@ -102,7 +102,7 @@ def read_records(path: Path, damaged: Callable[[bytes], object] = lambda line: N
             if record is not None:
                 yield record
             else:
-                damaged(line)
+                on_damaged(line)
 
 
 def newest_step(path: Path) -> int:
@@ -136,15 +136,15 @@ class ReplayFilter:
     """
 
     def __init__(self) -> None:
-        self.kept: list[EventRecord] = []
+        self.records: list[EventRecord] = []
 
     def add(self, record: EventRecord) -> None:
         if record["kind"] in ("step", "evaluation"):
-            self.kept = _drop_from_step(self.kept, record["kind"], record["step"])
+            self.records = _drop_from_step(self.records, record["kind"], record["step"])
         elif record.get("event") in ("start", "resumed") and "step" in record:
             for kind in ("step", "evaluation"):
-                self.kept = _drop_from_step(self.kept, kind, record["step"] + 1)
-        self.kept.append(record)
+                self.records = _drop_from_step(self.records, kind, record["step"] + 1)
+        self.records.append(record)
 
 
 def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
@@ -152,7 +152,7 @@ def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
     run = ReplayFilter()
     for record in records:
         run.add(record)
-    return run.kept
+    return run.records
 
 
 def _drop_from_step(records: list[EventRecord], kind: str, first: int) -> list[EventRecord]:

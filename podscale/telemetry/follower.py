@@ -14,7 +14,7 @@ class FileTail:
         self._offset = path.stat().st_size if path.exists() and not from_start else 0
         self._rest = b""
 
-    def lines(self) -> list[bytes]:
+    def read_lines(self) -> list[bytes]:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -76,11 +76,11 @@ class GoodputState:
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"
 
     @property
-    def wall(self) -> float:
+    def wall_seconds(self) -> float:
         """Seconds since the first launch."""
         return sum(self.seconds.values())
 
@@ -93,7 +93,7 @@ class GoodputState:
         """The figures for people and the log."""
         return {
             "goodput": round(self.goodput, 4),
-            "wall_seconds": round(self.wall, 3),
+            "wall_seconds": round(self.wall_seconds, 3),
             "seconds": {state: round(value, 3) for state, value in self.seconds.items()},
             "life": self.life,
             "restarts": dict(self.restarts),
@@ -101,25 +101,27 @@ class GoodputState:
         }
 
 
-def after_launch(past: GoodputState | None, now: float, age: float) -> GoodputState:
+def after_launch(previous: GoodputState | None, now: float, age: float) -> GoodputState:
     """The book of a life that began `age` seconds before the calendar said `now`, after all that `past` holds.
 
     The time since the last heartbeat is `idle` where the life before ended in order, else `recovery`. A calendar that
     went back in between makes that nothing, never less.
     """
-    if past is None:
+    if previous is None:
         return GoodputState(now, now - age, age=age, seconds={**dict.fromkeys(GOODPUT_STATES, 0.0), "init": age})
-    since = max(0.0, now - past.time)
+    since = max(0.0, now - previous.time)
     init = min(age, since)
-    gap = "idle" if past.ended in CLEAN_EXITS else "recovery"
-    seconds = dict(past.seconds)
+    gap = "idle" if previous.ended in CLEAN_EXITS else "recovery"
+    seconds = dict(previous.seconds)
     seconds[gap] += since - init
     seconds["init"] += init
-    restarts = dict(past.restarts)
-    cause = past.ended or DEFAULT_EXIT_CAUSE
+    restarts = dict(previous.restarts)
+    cause = previous.ended or DEFAULT_EXIT_CAUSE
     if cause in restarts:
         restarts[cause] += 1
-    fresh = GoodputState(now, past.began, past.life + 1, init, reached=past.reached, redone=past.redone, cause=cause)
+    fresh = GoodputState(
+        now, previous.began, previous.life + 1, init, reached=previous.reached, redone=previous.redone, cause=cause
+    )
     return replace(fresh, seconds=seconds, restarts=restarts)
 
 
@@ -145,51 +147,51 @@ class GoodputTracker:
 
     def __init__(
         self,
-        book: GoodputState,
+        initial: GoodputState,
         *,
         clock: Callable[[], float] = time.monotonic,
         calendar: Callable[[], float] = time.time,
     ) -> None:
-        self._before, self._clock, self._calendar = book, clock, calendar
+        self._initial, self._clock, self._calendar = initial, clock, calendar
         self._began = clock()
-        self._launched = book.time - book.age
-        self._step, self._reached, self._redone = book.step, book.reached, book.redone
-        self._of_phase = _FIRST_STEP
+        self._launched = initial.time - initial.age
+        self._step, self._reached, self._redone = initial.step, initial.reached, initial.redone
+        self._state_of_phase = _FIRST_STEP
         # Replaced as a whole, so that a reader never sees a moment twice or not at all.
-        self._at = ([book.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._began)
+        self._current = ([initial.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._began)
 
-    def phase(self, name: str) -> None:
+    def enter_phase(self, name: str) -> None:
         """A phase of telemetry.phases begins."""
-        self._enter(self._of_phase[name])
+        self._enter(self._state_of_phase[name])
 
-    def restoring(self) -> None:
+    def enter_restore(self) -> None:
         """Looks for a checkpoint and reads it, until `begin`."""
         self._enter(_INDEX["checkpoint_restore"])
 
-    def begin(self, step: int) -> None:
+    def start(self, step: int) -> None:
         """Training is about to go on after `step` updates."""
         self._enter(_INDEX["init"])
-        self._step, self._of_phase = step, _FIRST_STEP
+        self._step, self._state_of_phase = step, _FIRST_STEP
 
-    def updated(self, step: int) -> None:
+    def step_done(self, step: int) -> None:
         """Update `step` is done: what an earlier life had reached is being repeated until that is passed."""
         if step <= self._reached:
             self._redone += 1
         else:
             self._reached = step
         self._step = step
-        self._of_phase = _REDONE_STEP if step < self._reached else _NEW_STEP
+        self._state_of_phase = _REDONE_STEP if step < self._reached else _NEW_STEP
 
-    def book(self, ended: str = "") -> GoodputState:
+    def state(self, ended: str = "") -> GoodputState:
         """The book of this moment."""
-        booked, running, since = self._at
+        booked, running, since = self._current
         now = self._clock()
         seconds = list(booked)
         seconds[running] += now - since
         return replace(
-            self._before,
+            self._initial,
             time=self._calendar(),
-            age=self._before.age + now - self._began,
+            age=self._initial.age + now - self._began,
             ended=ended,
             step=self._step,
             reached=self._reached,
@@ -199,16 +201,16 @@ class GoodputTracker:
 
     def samples(self) -> Iterator[MetricSample]:
         """What is exported of the book of this moment."""
-        book = self.book()
+        book = self.state()
         yield from (("train_wall_seconds", (state,), seconds) for state, seconds in book.seconds.items())
         yield from (("train_restarts", (cause,), count) for cause, count in book.restarts.items())
         yield "train_launch_timestamp_seconds", (book.cause,), self._launched
 
     def _enter(self, state: int) -> None:
-        booked, running, since = self._at
+        booked, running, since = self._current
         if state == running:
             return
         now = self._clock()
         seconds = booked.copy()
         seconds[running] += now - since
-        self._at = (seconds, state, now)
+        self._current = (seconds, state, now)

@@ -6,9 +6,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU now. number: NVML's, in the order of the bus; utilization: share of time a kernel ran; None: not told."""
+    """One GPU now. index: NVML's, in the order of the bus; utilization: share of time a kernel ran; None: not told."""
 
-    number: int
+    index: int
     utilization: float | None
     memory_used: float | None
     memory_size: float | None
@@ -45,19 +45,19 @@ class Nvml:
 
     def _state(self, number: int, handle: Any) -> GpuState:
         nvml = self._library
-        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
-        milliwatts = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
+        rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo, handle)
+        milliwatts = self._query(nvml.nvmlDeviceGetPowerUsage, handle)
         return GpuState(
             number,
             utilization=rates.gpu / 100 if rates is not None else None,
             memory_used=memory.used if memory is not None else None,
             memory_size=memory.total if memory is not None else None,
             watts=milliwatts / 1000 if milliwatts is not None else None,
-            celsius=self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            celsius=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         )
 
-    def _told(self, question: Any, *arguments: Any) -> Any:
+    def _query(self, question: Any, *arguments: Any) -> Any:
         """The answer, or None: parts of GPUs (MIG) and virtual ones do not answer everything."""
         try:
             return question(*arguments)

@@ -16,8 +16,8 @@ class HangLimit:
     Times are added by one thread, the limit is read by others, about once a second.
     """
 
-    def __init__(self, least: float, most: float) -> None:
-        self._least, self._most = min(least, most), most
+    def __init__(self, min_seconds: float, max_seconds: float) -> None:
+        self._min_seconds, self._max_seconds = min(min_seconds, max_seconds), max_seconds
         self._recent: list[float] = []
         self._added = 0
 
@@ -34,8 +34,8 @@ class HangLimit:
         """The limit of this moment."""
         recent = sorted(self._recent)
         if len(recent) < MIN_STEPS:
-            return self._most
-        return min(self._most, max(self._least, P99_MULTIPLE * recent[(len(recent) - 1) * 99 // 100]))
+            return self._max_seconds
+        return min(self._max_seconds, max(self._min_seconds, P99_MULTIPLE * recent[(len(recent) - 1) * 99 // 100]))
 
     def samples(self) -> Iterator[MetricSample]:
         """What is exported."""

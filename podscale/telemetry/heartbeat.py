@@ -23,9 +23,13 @@ class GoodputWriter:
     """
 
     def __init__(
-        self, ledger: GoodputTracker, path: Path, fence: Callable[[], None] | None, interval: float = INTERVAL_SECONDS
+        self,
+        tracker: GoodputTracker,
+        path: Path,
+        fence: Callable[[], None] | None,
+        interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
-        self._ledger, self._path, self._fence, self._interval = ledger, path, fence, interval
+        self._tracker, self._path, self._fence, self._interval = tracker, path, fence, interval_seconds
         self._warned = False
         self._closed = threading.Event()
         self._write()
@@ -44,7 +48,7 @@ class GoodputWriter:
 
     def _write(self, ended: str = "") -> None:
         try:
-            write_goodput_state(self._path, self._ledger.book(ended), self._fence)
+            write_goodput_state(self._path, self._tracker.state(ended), self._fence)
         except PodscaleError:
             return  # the loop hears of it at the next line of its log
         except OSError as error:
@@ -61,7 +65,7 @@ def read_goodput_state(path: Path) -> GoodputState | None:
         return None
 
 
-def write_goodput_state(path: Path, book: GoodputState, fence: Callable[[], None] | None = None) -> None:
+def write_goodput_state(path: Path, state: GoodputState, fence: Callable[[], None] | None = None) -> None:
     """Replaces the file as a whole; raises OSError where the file system refuses, and what `fence` raises.
 
     The temporary neighbour has a fixed name, so that a writer that is killed leaves nothing that the next one does not
@@ -72,7 +76,7 @@ def write_goodput_state(path: Path, book: GoodputState, fence: Callable[[], None
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(book.text())
+            file.write(state.to_json())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -55,37 +55,37 @@ class TrainMetrics(Collector):
     """Counts one rank's training; registers itself with `registry`.
 
     Counters exist at 0 from the start, gauges once they are set (rank 0 sets loss, learning rate, epoch, evaluation
-    and progress; the others leave them). Every sample carries `run` and `rank`. readings: for what has no method here.
+    and progress; the others leave them). Every sample carries `run` and `rank`. values: for what has no method here.
     """
 
     def __init__(
         self, registry: CollectorRegistry, *, rank: int, run: str, info: Mapping[str, str] | None = None
     ) -> None:
-        self.readings = MetricRegistry(run=run, rank=str(rank))
-        self.readings.begin(*(name for name in TRAIN_COUNTERS if rank == 0 or CATALOGUE[name].exporter != "rank 0"))
-        self.readings.say("train_run_info", {"version": VERSION, **(info or {})})
+        self.values = MetricRegistry(run=run, rank=str(rank))
+        self.values.declare(*(name for name in TRAIN_COUNTERS if rank == 0 or CATALOGUE[name].exporter != "rank 0"))
+        self.values.set_info("train_run_info", {"version": VERSION, **(info or {})})
         self._clock = PhaseClock()
         self._buckets = [0] * (len(STEP_SECONDS_BUCKETS) + 1)
         self._step_seconds = 0.0
         self._images = 0
         self._flops, self._flops_per_image = 0.0, 0.0
-        self._lap = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
-        self.readings.before_collecting(self._copy)
+        self._interval_start = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
+        self.values.on_collect(self._copy_counters)
         registry.register(self)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Books the time inside on a phase (one of PHASES); an inner phase interrupts the outer."""
         return self._clock.phase(name)
 
-    def step(self, images: int, seconds: float) -> None:
+    def count_step(self, images: int, seconds: float) -> None:
         """Counts one update: this rank's images and the wall time since the update before, in seconds."""
         self._images += images
         self._flops += images * self._flops_per_image
         self._step_seconds += seconds
         self._buckets[bisect_left(STEP_SECONDS_BUCKETS, seconds)] += 1
-        self.readings.set("train_last_step_timestamp_seconds", time())
+        self.values.set("train_last_step_timestamp_seconds", time())
 
-    def state(
+    def set_state(
         self,
         *,
         epoch: float | None = None,
@@ -96,82 +96,84 @@ class TrainMetrics(Collector):
         """Sets what is known of the state of training."""
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate, train_grad_norm=grad_norm)
 
-    def progress(self, *, planned: int | None = None, completed: int | None = None, done: bool | None = None) -> None:
+    def set_progress(
+        self, *, planned: int | None = None, completed: int | None = None, done: bool | None = None
+    ) -> None:
         """Sets how far the run is: updates of the whole of it, and those done over all launches."""
         self._set(train_planned_steps=planned, train_completed_steps=completed, train_done=done)
 
-    def sampled(self, seconds: Mapping[str, float]) -> None:
+    def set_sampled_phases(self, seconds: Mapping[str, float]) -> None:
         """Sets the times on the device of the newest sampled update, by phase."""
         for phase, value in seconds.items():
-            self.readings.set("train_sampled_phase_seconds", value, phase)
+            self.values.set("train_sampled_phase_seconds", value, phase)
 
-    def world(self, size: int, global_batch: int) -> None:
+    def set_world(self, size: int, global_batch: int) -> None:
         self._set(train_world_size=size, train_global_batch_size=global_batch)
 
-    def arithmetic(self, flops_per_image: float, peak: float) -> None:
+    def set_flops(self, flops_per_image: float, peak: float) -> None:
         """What the model costs for an image, forward and backward, and the device's peak a second; 0 = not known."""
-        self.image_cost(flops_per_image)
+        self.set_flops_per_image(flops_per_image)
         self._set(train_peak_flops=peak or None)
 
-    def image_cost(self, flops: float) -> None:
+    def set_flops_per_image(self, flops: float) -> None:
         """What the model costs for each image from here on, forward and backward."""
         self._flops_per_image = flops
 
-    def all_reduce(self, info: Mapping[str, str]) -> None:
+    def set_all_reduce_info(self, info: Mapping[str, str]) -> None:
         """Says what `auto` measured and chose."""
-        self.readings.say("train_all_reduce_info", info)
+        self.values.set_info("train_all_reduce_info", info)
 
-    def nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
+    def count_nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
         """Counts updates whose loss or gradient was not finite."""
-        self.readings.add("train_nonfinite_steps", steps, kind)
+        self.values.add("train_nonfinite_steps", steps, kind)
 
-    def skipped(self, steps: int = 1) -> None:
+    def count_skipped(self, steps: int = 1) -> None:
         """Counts updates that were masked."""
-        self.readings.add("train_steps_skipped", steps)
+        self.values.add("train_steps_skipped", steps)
 
-    def bad_samples(self, total: int) -> None:
+    def set_bad_samples(self, total: int) -> None:
         """Sets this rank's count of undecodable records since its start (`Loader.bad_records`)."""
-        self.readings.set("train_samples_skipped", total, "decode")
+        self.values.set("train_samples_skipped", total, "decode")
 
     def checkpoint_saved(self, seconds: float, size: int) -> None:
         """Counts a finished save: the writer's seconds, and its bytes."""
-        self.readings.observe("train_checkpoint_duration_seconds", seconds, "save")
+        self.values.observe("train_checkpoint_duration_seconds", seconds, "save")
         self._set(train_checkpoint_bytes=size, train_checkpoint_last_success_timestamp_seconds=time())
 
     def checkpoint_restored(self, seconds: float) -> None:
-        self.readings.observe("train_checkpoint_duration_seconds", seconds, "restore")
+        self.values.observe("train_checkpoint_duration_seconds", seconds, "restore")
 
     def checkpoint_failed(self, reason: Literal["disk_full", "other"]) -> None:
-        self.readings.add("train_checkpoint_failures", 1, reason)
+        self.values.add("train_checkpoint_failures", 1, reason)
 
-    def evaluating(self, images: int) -> None:
+    def count_evaluated_images(self, images: int) -> None:
         """Counts images of this rank in an evaluation."""
-        self.readings.add("eval_images", images)
+        self.values.add("eval_images", images)
 
-    def evaluated(self, top1: float, top5: float) -> None:
+    def set_accuracies(self, top1: float, top5: float) -> None:
         """Sets the newest validation accuracies, as shares."""
         self._set(eval_top1_ratio=top1, eval_top5_ratio=top5, eval_last_timestamp_seconds=time())
 
-    def lap(self) -> Interval:
+    def take_interval(self) -> Interval:
         """What happened since the last call (or the start); for the event log, on the training thread."""
-        steps, images, since, before = self._lap
-        self._lap = (sum(self._buckets), self._images, perf_counter(), self._clock.seconds())
-        now_steps, now_images, now, after = self._lap
+        steps, images, since, before = self._interval_start
+        self._interval_start = (sum(self._buckets), self._images, perf_counter(), self._clock.seconds())
+        now_steps, now_images, now, after = self._interval_start
         phases = {name: after[name] - before[name] for name in PHASES}
         return Interval(now_steps - steps, now_images - images, now - since, phases)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of this moment, for the registry."""
-        yield from self.readings.collect()
+        yield from self.values.collect()
         yield self._histogram()
 
     def describe(self) -> list[Metric]:
         """Nothing: names are known when collected, and registration must not collect."""
         return []
 
-    def _copy(self) -> None:
+    def _copy_counters(self) -> None:
         """Takes over what the loop counts in plain numbers of its own."""
-        readings = self.readings
+        readings = self.values
         readings.set("train_images", self._images)
         readings.set("train_steps", sum(self._buckets))
         readings.set("train_model_flops", self._flops)
@@ -184,11 +186,11 @@ class TrainMetrics(Collector):
             total += count
             cumulative.append((bound, total))
         family: Any = CATALOGUE["train_step_duration_seconds"].family()
-        family.add_metric(self.readings.common, cumulative, self._step_seconds)
+        family.add_metric(self.values.common_label_values, cumulative, self._step_seconds)
         assert isinstance(family, Metric)
         return family
 
     def _set(self, **values: float | None) -> None:
         for name, value in values.items():
             if value is not None:
-                self.readings.set(name, value)
+                self.values.set(name, value)

@@ -26,9 +26,9 @@ class MlperfLog:
 
     def __init__(self, path: Path, config: RunConfig, fence: Callable[[], None] | None = None) -> None:
         self._path, self._config, self._fence = path, config, fence or (lambda: None)
-        self._held: list[str] | None = []  # until it is known whether this launch goes on with a former log
+        self._buffered: list[str] | None = []  # until it is known whether this launch goes on with a former log
         self._steps_per_epoch = 1.0
-        self._block_begins = 0
+        self._block_start = 0
         self._running = False
         telemetry = config.telemetry
         self._event("cache_clear", False)
@@ -50,20 +50,20 @@ class MlperfLog:
         for key, value in hyperparameters(config, self._steps_per_epoch, ranks):
             self._event(key, value)
         self._end("init_stop")
-        self._release(goes_on=resumed)
+        self._flush_buffered(append=resumed)
         self._start("run_start")
         self._running = True
         self._begin_block(step)
 
-    def evaluating(self, step: int) -> None:
+    def evaluation_started(self, step: int) -> None:
         """`step` updates are done, and the validation split is about to be read."""
-        self._end("block_stop", first_epoch_num=self._epoch(self._block_begins), **self._at(step))
-        self._start("eval_start", **self._at(step))
+        self._end("block_stop", first_epoch_num=self._epoch(self._block_start), **self._position(step))
+        self._start("eval_start", **self._position(step))
 
     def evaluated(self, step: int, top1: float, *, target_reached: bool) -> None:
         """The evaluation after `step` updates is done; the run ends with it where it reached the target."""
-        self._event("eval_accuracy", top1, **self._at(step))
-        self._end("eval_stop", **self._at(step))
+        self._event("eval_accuracy", top1, **self._position(step))
+        self._end("eval_stop", **self._position(step))
         if target_reached:
             self._stop("success")
         else:
@@ -75,22 +75,24 @@ class MlperfLog:
             self._stop("aborted")
 
     def _begin_block(self, step: int) -> None:
-        self._block_begins = step
+        self._block_start = step
         count = self._config.evaluate.every_epochs or self._config.train.epochs
-        self._start("block_start", first_epoch_num=self._epoch(step), epoch_count=count, samples_count=self._seen(step))
+        self._start(
+            "block_start", first_epoch_num=self._epoch(step), epoch_count=count, samples_count=self._samples_seen(step)
+        )
 
     def _stop(self, status: str) -> None:
         self._running = False
         self._end("run_stop", status=status)
 
-    def _at(self, step: int) -> dict[str, Any]:
-        return {"epoch_num": self._epoch(step), "samples_count": self._seen(step)}
+    def _position(self, step: int) -> dict[str, Any]:
+        return {"epoch_num": self._epoch(step), "samples_count": self._samples_seen(step)}
 
     def _epoch(self, step: int) -> float:
         """Epochs done after `step` updates."""
         return round(step / self._steps_per_epoch, 2)
 
-    def _seen(self, step: int) -> int:
+    def _samples_seen(self, step: int) -> int:
         return step * self._config.train.global_batch
 
     def _start(self, key: str, value: Any = None, **metadata: Any) -> None:
@@ -113,18 +115,18 @@ class MlperfLog:
             "metadata": metadata,
         }
         text = f":::MLLOG {json.dumps(line)}\n"
-        if self._held is not None:
-            self._held.append(text)
+        if self._buffered is not None:
+            self._buffered.append(text)
             return
         with self._path.open("a", encoding="ascii") as file:
             file.write(text)
 
-    def _release(self, *, goes_on: bool) -> None:
+    def _flush_buffered(self, *, append: bool) -> None:
         """Writes what was held back, behind the former launch's lines or in their place."""
-        assert self._held is not None
-        with self._path.open("a" if goes_on else "w", encoding="ascii") as file:
-            file.writelines(self._held)
-        self._held = None
+        assert self._buffered is not None
+        with self._path.open("a" if append else "w", encoding="ascii") as file:
+            file.writelines(self._buffered)
+        self._buffered = None
 
 
 def hyperparameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
@@ -137,12 +139,12 @@ def hyperparameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> It
     yield "opt_name", optimizer.name
     own = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
     yield f"{own}_base_learning_rate", schedule.learning_rate
-    if optimizer.has("momentum"):
+    if optimizer.has_option("momentum"):
         yield f"{own}_momentum", optimizer.momentum
     yield f"{own}_weight_decay", optimizer.weight_decay
     yield f"{'lars_opt' if own == 'lars_opt' else 'opt'}_learning_rate_warmup_epochs", schedule.warmup_epochs
     if optimizer.name == "lars":
-        yield "lars_epsilon", optimizer.added_eps
+        yield "lars_epsilon", optimizer.effective_eps
     if schedule.name == "polynomial":
         decay = schedule.decay_epochs or train.epochs - schedule.warmup_epochs
         yield f"{own}_end_learning_rate", schedule.end_learning_rate

@@ -37,24 +37,24 @@ class PodMetrics:
         volumes: Mapping[str, Path],
         seconds: float = POLL_SECONDS,
     ) -> None:
-        self.readings = MetricRegistry(run=run)
-        self.readings.begin("telemetry_scrapes", "telemetry_connections_shed")
+        self.values = MetricRegistry(run=run)
+        self.values.declare("telemetry_scrapes", "telemetry_connections_shed")
         facts = {"version": VERSION, "engine": engine, "python": platform.python_version()}
-        self.readings.say("build_info", facts)
+        self.values.set_info("build_info", facts)
         self._volumes, self._seconds = volumes, seconds
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="pod-metrics", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="pod-metrics", daemon=True)
         self._thread.start()
-        registry.register(self.readings)
+        registry.register(self.values)
 
-    def serve(self, server: MetricsServer) -> None:
+    def add_server(self, server: MetricsServer) -> None:
         """Tells how the endpoint is used."""
 
         def count() -> None:
-            self.readings.set("telemetry_scrapes", server.scrapes)
-            self.readings.set("telemetry_connections_shed", server.shed)
+            self.values.set("telemetry_scrapes", server.scrapes)
+            self.values.set("telemetry_connections_shed", server.shed_connections)
 
-        self.readings.before_collecting(count)
+        self.values.on_collect(count)
 
     def close(self) -> None:
         """Stops looking; what hangs is left to the end of the process."""
@@ -66,23 +66,23 @@ class PodMetrics:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self) -> None:
+    def _poll(self) -> None:
         nvml = Nvml.open()
         while True:
-            self._look_at_volumes()
+            self._update_volumes()
             for gpu in nvml.states() if nvml is not None else ():
-                self._show(gpu)
+                self._update_gpu(gpu)
             if self._closed.wait(self._seconds):
                 return
 
-    def _look_at_volumes(self) -> None:
+    def _update_volumes(self) -> None:
         for name, path in self._volumes.items():
             with suppress(OSError):
                 usage = shutil.disk_usage(path)
-                self.readings.set("disk_free_bytes", usage.free, name)
-                self.readings.set("disk_size_bytes", usage.total, name)
+                self.values.set("disk_free_bytes", usage.free, name)
+                self.values.set("disk_size_bytes", usage.total, name)
 
-    def _show(self, gpu: GpuState) -> None:
+    def _update_gpu(self, gpu: GpuState) -> None:
         values = {
             "gpu_utilization_ratio": gpu.utilization,
             "gpu_memory_used_bytes": gpu.memory_used,
@@ -92,4 +92,4 @@ class PodMetrics:
         }
         for name, value in values.items():
             if value is not None:
-                self.readings.set(name, value, str(gpu.number))
+                self.values.set(name, value, str(gpu.index))

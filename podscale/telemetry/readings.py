@@ -45,14 +45,14 @@ class MetricRegistry(Collector):
         self._sources: list[Callable[[], None]] = []
 
     @property
-    def common(self) -> list[str]:
+    def common_label_values(self) -> list[str]:
         """The values of the common labels."""
         return [*self._common.values()]
 
-    def begin(self, *names: str) -> None:
+    def declare(self, *names: str) -> None:
         """Counters and summaries at 0, a sample for every combination of the values that the catalogue lists."""
         for name in names:
-            labels = list(product(*self._more(name).values()))
+            labels = list(product(*self._own_labels(name).values()))
             if CATALOGUE[name].kind == "summary":
                 self._summaries[name] = dict.fromkeys(labels, (0, 0.0))
             else:
@@ -60,7 +60,7 @@ class MetricRegistry(Collector):
 
     def set(self, name: str, value: float, *labels: str) -> None:
         """Replaces a number, of a counter too where it is counted elsewhere."""
-        assert len(labels) == len(self._more(name)), (name, labels)
+        assert len(labels) == len(self._own_labels(name)), (name, labels)
         self._values.setdefault(name, {})[tuple(map(sanitize_label, labels))] = float(value)
 
     def add(self, name: str, value: float = 1.0, *labels: str) -> None:
@@ -75,22 +75,22 @@ class MetricRegistry(Collector):
         count, total = self._summaries[name][labels]
         self._summaries[name][labels] = (count + 1, total + value)
 
-    def say(self, name: str, facts: Mapping[str, str]) -> None:
+    def set_info(self, name: str, facts: Mapping[str, str]) -> None:
         """Sets what an info says."""
         self._infos[name] = {key: sanitize_label(value) for key, value in facts.items()}
 
-    def before_collecting(self, source: Callable[[], None]) -> None:
+    def on_collect(self, source: Callable[[], None]) -> None:
         """`source` is called first whenever somebody collects: for numbers that others keep and nobody hands over."""
         self._sources.append(source)
 
-    def look_up(self, source: SampleSource) -> None:
+    def add_source(self, source: SampleSource) -> None:
         """The samples of `source` are taken whenever somebody collects."""
 
         def take() -> None:
             for name, labels, value in source.samples():
                 self.set(name, value, *labels)
 
-        self.before_collecting(take)
+        self.on_collect(take)
 
     def collect(self) -> Iterator[Metric]:
         """The families of this moment."""
@@ -99,12 +99,12 @@ class MetricRegistry(Collector):
         for name, values in list(self._values.items()):
             family: Any = CATALOGUE[name].family()
             for labels, value in list(values.items()):
-                family.add_metric([*self.common, *labels], value)
+                family.add_metric([*self.common_label_values, *labels], value)
             yield family
         for name, summaries in list(self._summaries.items()):
             family = CATALOGUE[name].family()
             for labels, (count, total) in list(summaries.items()):
-                family.add_metric([*self.common, *labels], count, total)
+                family.add_metric([*self.common_label_values, *labels], count, total)
             yield family
         for name, facts in list(self._infos.items()):
             yield CATALOGUE[name].info({**self._common, **facts})
@@ -113,10 +113,10 @@ class MetricRegistry(Collector):
         """Nothing: names are known when collected, and registration must not collect."""
         return []
 
-    def _more(self, name: str) -> Mapping[str, tuple[str, ...]]:
+    def _own_labels(self, name: str) -> Mapping[str, tuple[str, ...]]:
         entry = CATALOGUE[name]
         assert entry.labels[: len(self._common)] == tuple(self._common), f"{name} carries other common labels"
-        return entry.more
+        return entry.own_labels
 
 
 def sanitize_label(value: str) -> str:

@@ -46,16 +46,16 @@ class MetricsServer:
         port: int,
         render: Callable[[], bytes],
         *,
-        access: EndpointAuth = NO_AUTH,
+        auth: EndpointAuth = NO_AUTH,
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         try:
-            self._server = _Server(address, port, render, access, request_seconds)
+            self._server = _Server(address, port, render, auth, request_seconds)
         except (OSError, UnicodeError) as error:
             raise _listen_error_message(address, port, error) from error
         self.address = address
         self.port: int = self._server.server_address[1]
-        self._scheme = "https" if access.tls is not None else "http"
+        self._scheme = "https" if auth.tls is not None else "http"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
         self._started = False
 
@@ -70,16 +70,16 @@ class MetricsServer:
         return self._server.scrapes
 
     @property
-    def shed(self) -> int:
+    def shed_connections(self) -> int:
         """Connections closed unanswered so far, because too many were open."""
-        return self._server.shed
+        return self._server.shed_connections
 
     def start(self) -> "MetricsServer":
         self._started = True
         self._thread.start()
         return self
 
-    def linger(self, seconds: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
+    def wait_for_scrape(self, seconds: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Waits for one more scrape, at most `seconds` and not once `interrupted`; True where it came."""
         self._server.scraped.clear()
         deadline = time.monotonic() + seconds
@@ -104,12 +104,12 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: str, port: int, render: Callable[[], bytes], access: EndpointAuth, request_seconds: float
+        self, address: str, port: int, render: Callable[[], bytes], auth: EndpointAuth, request_seconds: float
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.render, self.access, self.request_seconds = render, access, request_seconds
+        self.render, self.auth, self.request_seconds = render, auth, request_seconds
         self.scraped = threading.Event()
-        self.scrapes = self.shed = 0
+        self.scrapes = self.shed_connections = 0
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._open: OrderedDict[int, socket.socket] = OrderedDict()
@@ -118,7 +118,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """On the accepting thread: finds room, for which the oldest connection may have to go."""
         if not self._free.acquire(blocking=False):
-            self.shed += 1
+            self.shed_connections += 1
             self._evict()
             if not self._free.acquire(timeout=EVICTION_SECONDS):
                 self.shutdown_request(request)
@@ -128,16 +128,16 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread could be started
-            self._leave(request)
+            self._release(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._leave(request)
+            self._release(request)
 
-    def secured(self, request: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    def wrap_tls(self, request: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """The connection under TLS, within the time of a request; on its own thread."""
         with self._lock:  # the old object lets go of the connection: from here the new one is what can be evicted
             secured = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
@@ -147,7 +147,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         secured.do_handshake()
         return secured
 
-    def note_scrape(self) -> None:
+    def count_scrape(self) -> None:
         """A scraper has its answer."""
         with self._lock:
             self.scrapes += 1
@@ -163,7 +163,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 _, oldest = self._open.popitem(last=False)
                 socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # not SSL's own, which the other thread is using
 
-    def _leave(self, request: Any) -> None:
+    def _release(self, request: Any) -> None:
         with self._lock:
             self._open.pop(id(request), None)
         self._free.release()
@@ -173,11 +173,11 @@ class _Handler(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        tls = self.server.access.tls
+        tls = self.server.auth.tls
         if tls is None:
             self._handle(self.request)
             return
-        with self.server.secured(self.request, tls) as connection:
+        with self.server.wrap_tls(self.request, tls) as connection:
             self._handle(connection)
 
     def _handle(self, connection: socket.socket) -> None:
@@ -189,11 +189,11 @@ class _Handler(socketserver.BaseRequestHandler):
             self._answer(connection, "404 Not Found", b"only /metrics is here\n")
         elif words[0] not in ("GET", "HEAD"):
             self._answer(connection, "405 Method Not Allowed", b"")
-        elif not self.server.access.permits(request[1:]):
+        elif not self.server.auth.is_authorized(request[1:]):
             self._answer(connection, "401 Unauthorized", b"", "WWW-Authenticate: Bearer\r\n")
         else:
             self._answer(connection, "200 OK", self.server.render(), head_only=words[0] == "HEAD")
-            self.server.note_scrape()
+            self.server.count_scrape()
 
     def _request(self, connection: socket.socket) -> bytes:
         """Reads to the end of the headers within the time for the whole request."""

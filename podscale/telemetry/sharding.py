@@ -25,35 +25,35 @@ class ShardMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, *, run: str) -> None:
-        self.readings = MetricRegistry(run=run)
-        self.readings.begin(*SHARD_COUNTERS)
-        self.readings.before_collecting(self._book)
+        self.values = MetricRegistry(run=run)
+        self.values.declare(*SHARD_COUNTERS)
+        self.values.on_collect(self._add_phase_seconds)
         self._running: tuple[BuildPhase, float] = ("other", time.perf_counter())
         self._lock = threading.Lock()
         self._packed: dict[str, PackProgress] = {}
-        registry.register(self.readings)
+        registry.register(self.values)
 
-    def phase(self, name: BuildPhase) -> None:
-        self._book(name)
+    def phase_started(self, name: BuildPhase) -> None:
+        self._add_phase_seconds(name)
 
-    def planned(self, split: str, images: int) -> None:
-        self.readings.set("shard_planned_images", images, split)
+    def images_planned(self, split: str, images: int) -> None:
+        self.values.set("shard_planned_images", images, split)
 
-    def packed(self, split: str, so_far: PackProgress) -> None:
+    def images_packed(self, split: str, so_far: PackProgress) -> None:
         self._packed[split] = so_far
-        self.readings.set("shard_images", so_far.images - so_far.rejects, split)
-        self.readings.set("shard_bytes", sum(part.read for part in self._packed.values()), "read")
-        self.readings.set("shard_bytes", sum(part.bytes for part in self._packed.values()), "written")
+        self.values.set("shard_images", so_far.images - so_far.rejects, split)
+        self.values.set("shard_bytes", sum(part.bytes_read for part in self._packed.values()), "read")
+        self.values.set("shard_bytes", sum(part.bytes_written for part in self._packed.values()), "written")
 
-    def finished(self, split: str, rejects: Mapping[str, int]) -> None:
-        self.readings.add("shard_shards")
+    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        self.values.add("shard_shards")
         for reason, images in rejects.items():
-            self.readings.add("shard_rejects", images, reason)
+            self.values.add("shard_rejects", images, reason)
 
-    def _book(self, name: BuildPhase | None = None) -> None:
+    def _add_phase_seconds(self, name: BuildPhase | None = None) -> None:
         """Books the time so far on the running phase, and goes on with `name`, or the same one."""
         with self._lock:
             now = time.perf_counter()
             phase, since = self._running
-            self.readings.add("shard_phase_seconds", now - since, phase)
+            self.values.add("shard_phase_seconds", now - since, phase)
             self._running = (name or phase, now)

@@ -60,7 +60,7 @@ class StageTelemetry:
         if self._server is not None:
             self._stack.callback(self._server.close)
             self._pod = PodMetrics(self.registry, run=run, engine=engine, volumes=volumes)
-            self._pod.serve(self._server)
+            self._pod.add_server(self._server)
             self._stack.callback(self._pod.close)
 
     @property
@@ -76,13 +76,13 @@ class StageTelemetry:
         print(f"metrics at {self.url}", file=sys.stderr, flush=True)
         if endpoint is not None:
             with suppress(OSError):
-                Endpoint.of(self._server.url, self._section).write(endpoint)
+                Endpoint.from_section(self._server.url, self._section).write(endpoint)
                 self._stack.callback(endpoint.unlink, missing_ok=True)
 
-    def launched(self, launches: int | None) -> None:
+    def set_launches(self, launches: int | None) -> None:
         """Ranks are about to begin; launches: of the training so far, where that is known here."""
         if self._pod is not None and launches is not None:
-            self._pod.readings.set("train_launches", launches)
+            self._pod.values.set("train_launches", launches)
 
     def finish(self, summary: Path | None, interrupted: Interrupted = lambda: False) -> None:
         """Makes the last values known: in the file `summary`, to the Pushgateway, and to whoever scrapes soon.
@@ -97,11 +97,11 @@ class StageTelemetry:
             self._summarize(summary, text)
         deadline = time.monotonic() + self._section.linger_seconds
         pushed = self._stage in PUSHED_STAGES and self._section.pushgateway is not None and self._push(text)
-        self._server.linger(self._section.linger_seconds, interrupted)
+        self._server.wait_for_scrape(self._section.linger_seconds, interrupted)
         if pushed:
             while time.monotonic() < deadline and not interrupted():
                 time.sleep(0.1)
-            self._ask_gateway("DELETE")
+            self._send_to_gateway("DELETE")
 
     def close(self) -> None:
         """Ends the endpoint; safe to call twice."""
@@ -116,7 +116,7 @@ class StageTelemetry:
     def _listen(self) -> MetricsServer | None:
         access = read_endpoint_auth(self._section)
         try:
-            return MetricsServer(self._section.address, self._section.port, self._merged, access=access)
+            return MetricsServer(self._section.address, self._section.port, self._merged, auth=access)
         except ListenError as error:
             if self._section.required:
                 raise InputError(
@@ -139,9 +139,9 @@ class StageTelemetry:
             logger.warning("%s: the last figures of the stage could not be written: %s", path, error)
 
     def _push(self, text: bytes) -> bool:
-        return self._ask_gateway("PUT", text)
+        return self._send_to_gateway("PUT", text)
 
-    def _ask_gateway(self, method: str, body: bytes | None = None) -> bool:
+    def _send_to_gateway(self, method: str, body: bytes | None = None) -> bool:
         """Whether the gateway did it; else it warns."""
         assert self._section.pushgateway is not None
         key = {"job": "podscale", "instance": socket.gethostname(), "run": self._run, "stage": self._stage}

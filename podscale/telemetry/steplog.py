@@ -35,17 +35,17 @@ class StepLog:
     def __init__(self, stream: TextIO, mode: Literal["auto", "text", "json"] = "auto") -> None:
         self._stream = stream
         self.json = mode == "json" or (mode == "auto" and not stream.isatty())
-        self._pace = EtaEstimator()
+        self._eta = EtaEstimator()
 
     def write(self, record: EventRecord) -> None:
         """Shows one record."""
-        seconds_left = self._pace.after(record)
+        seconds_left = self._eta.update(record)
         line = json.dumps(record) if self.json else self._line(record, seconds_left)
         self._stream.write(line + "\n")
         self._stream.flush()
 
     def _line(self, record: EventRecord, seconds_left: float | None) -> str:
-        found = styled_parts(record, seconds_left, self._pace.total)
+        found = styled_parts(record, seconds_left, self._eta.total_steps)
         if self._stream.isatty() and len(_plain_text(found)) >= terminal_width():
             found = [part for part in found if part[1] != "dim"]
         return "  ".join(paint(text, style, self._stream) for text, style in found)
@@ -55,20 +55,20 @@ class EtaEstimator:
     """Estimates the seconds left from the pace since the launch began (its `start` or `resumed` record)."""
 
     def __init__(self) -> None:
-        self.total: int | None = None
+        self.total_steps: int | None = None
         """Updates of the whole run, once known."""
         self._begin: tuple[int, float] | None = None
 
-    def after(self, record: EventRecord) -> float | None:
+    def update(self, record: EventRecord) -> float | None:
         """Seconds left after this record; None where the total or the pace is not known yet."""
         if record.get("event") in ("start", "resumed"):
-            self.total = record.get("total_steps", self.total)
+            self.total_steps = record.get("total_steps", self.total_steps)
             self._begin = (int(record.get("step") or 0), record["time"])
             return None
-        if record["kind"] != "step" or self._begin is None or self.total is None:
+        if record["kind"] != "step" or self._begin is None or self.total_steps is None:
             return None
         steps, seconds = record["step"] - self._begin[0], record["time"] - self._begin[1]
-        return (self.total - record["step"]) * seconds / steps if steps > 0 else None
+        return (self.total_steps - record["step"]) * seconds / steps if steps > 0 else None
 
 
 def format_record(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> str:

@@ -35,7 +35,7 @@ class BusyTime:
         self.total = 0.0
         self._fresh = True
         self._on_device = 0.0
-        self._sum, self._updates = 0.0, 0
+        self._sum, self._steps = 0.0, 0
 
     def add(self, seconds: float) -> None:
         """One update, by the host's clock; the device's own time counts where it is known to be longer."""
@@ -45,19 +45,19 @@ class BusyTime:
             self._fresh = False
         else:
             self._sum += seconds
-            self._updates += 1
+            self._steps += 1
 
-    def sampled(self, seconds: float) -> None:
+    def set_device_seconds(self, seconds: float) -> None:
         """What the device takes for the same, as sampled: a host that only launches work does not see it."""
         self._on_device = seconds
 
     @property
     def mean(self) -> float:
         """0 before the second update."""
-        return self._sum / self._updates if self._updates else 0.0
+        return self._sum / self._steps if self._steps else 0.0
 
     def next_interval(self) -> None:
-        self._sum, self._updates = 0.0, 0
+        self._sum, self._steps = 0.0, 0
 
     def samples(self) -> Iterator[MetricSample]:
         """What is exported."""
@@ -77,43 +77,43 @@ class RankComparison:
         return self.milliseconds / max(1, self.fastest_milliseconds)
 
     @property
-    def notable(self) -> bool:
+    def is_notable(self) -> bool:
         return self.ratio >= STRAGGLER_RATIO and self.milliseconds - self.fastest_milliseconds >= MIN_GAP_MILLISECONDS
 
 
 class StragglerDetector:
     """Rank 0's memory of the intervals: names a rank that stays the slowest, and says when that is over.
 
-    hosts: of every rank, by number. tell: takes the name of an event and its values.
+    hosts: of every rank, by number. log_event: takes the name of an event and its values.
     """
 
-    def __init__(self, hosts: Sequence[str], tell: Callable[..., None]) -> None:
-        self._hosts, self._tell = hosts, tell
-        self.newest: RankComparison | None = None
+    def __init__(self, hosts: Sequence[str], log_event: Callable[..., None]) -> None:
+        self._hosts, self._log_event = hosts, log_event
+        self.latest: RankComparison | None = None
         self._suspect, self._times = -1, 0
         self._named, self._calm = -1, 0
 
-    def compared(self, step: int, found: RankComparison) -> None:
+    def interval_done(self, step: int, found: RankComparison) -> None:
         """The interval that ended with update `step`."""
-        self.newest = found
-        suspect = found.rank if found.notable else -1
+        self.latest = found
+        suspect = found.rank if found.is_notable else -1
         self._times = self._times + 1 if suspect == self._suspect else 1
         self._suspect = suspect
         if self._named >= 0:
             self._calm = 0 if suspect == self._named else self._calm + 1
             if self._calm == CONSECUTIVE_INTERVALS:
-                self._tell("straggler_over", step=step, **self._who(self._named))
+                self._log_event("straggler_over", step=step, **self._who(self._named))
                 self._named = -1
         if suspect >= 0 and suspect != self._named and self._times >= CONSECUTIVE_INTERVALS:
             self._named, self._calm = suspect, 0
             figures = {"milliseconds": found.milliseconds, "fastest_milliseconds": found.fastest_milliseconds}
-            self._tell("straggler", step=step, **self._who(suspect), ratio=round(found.ratio, 3), **figures)
+            self._log_event("straggler", step=step, **self._who(suspect), ratio=round(found.ratio, 3), **figures)
 
     def samples(self) -> Iterator[MetricSample]:
         """What is exported: nothing before the first interval."""
-        if self.newest is not None:
-            yield "train_straggler_rank", (), self.newest.rank
-            yield "train_straggler_ratio", (), self.newest.ratio
+        if self.latest is not None:
+            yield "train_straggler_rank", (), self.latest.rank
+            yield "train_straggler_ratio", (), self.latest.ratio
 
     def _who(self, rank: int) -> dict[str, Any]:
         return {"rank": rank, "host": self._hosts[rank]}

@@ -52,7 +52,7 @@ class RunStats:
     """All ranks that answered, and the run's wall seconds by what they were spent on (empty: not told)."""
 
     ranks: dict[int, RankStats] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=dict)
+    wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
@@ -61,7 +61,7 @@ def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
     for pod, text in expositions.items():
         for name, labels, value in _samples(text):
             if name == _SPENT:
-                found.spent[labels["state"]] = found.spent.get(labels["state"], 0.0) + value
+                found.wall_seconds[labels["state"]] = found.wall_seconds.get(labels["state"], 0.0) + value
             elif name in _OF_RANKS and labels.get("rank", "").isdigit():
                 number = int(labels["rank"])
                 _set_stat(found.ranks.setdefault(number, RankStats(number, pod=pod)), name, labels, value)

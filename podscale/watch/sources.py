@@ -48,7 +48,7 @@ class RunSource(Protocol):
     def headline(self) -> str:
         """How the run stands beside its records; empty where there is nothing to say."""
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing more will come."""
 
     def close(self) -> None: ...
@@ -60,32 +60,32 @@ class DirectorySource:
     def __init__(self, run: RunDirectory, client: ClientCertFiles | None = None) -> None:
         self.name = str(run.path)
         self._run, self._client = run, client
-        self._refused = ""
+        self._denied_endpoint = ""
         self._lines = FileTail(run.metrics, from_start=True)
 
     def records(self) -> list[EventRecord]:
-        return [record for line in self._lines.lines() if (record := parse_record(line)) is not None]
+        return [record for line in self._lines.read_lines() if (record := parse_record(line)) is not None]
 
     def expositions(self) -> Mapping[str, str]:
         endpoint = Endpoint.read(self._run.endpoint)
-        self._refused = ""
+        self._denied_endpoint = ""
         try:
-            return {"": endpoint.get(SCRAPE_TIMEOUT_SECONDS, self._client)} if endpoint is not None else {}
+            return {"": endpoint.fetch_metrics(SCRAPE_TIMEOUT_SECONDS, self._client)} if endpoint is not None else {}
         except EndpointError as error:
-            self._refused = f"{NO_RANK_METRICS}: {error}"
+            self._denied_endpoint = f"{NO_RANK_METRICS}: {error}"
         except OSError:  # it has ended, or is busy
             pass
         return {}
 
     def headline(self) -> str:
         if is_held(self._run.lease):
-            return self._refused
-        failed = [outcome for outcome in read_outcomes(self._run.outcome).values() if not outcome.done]
+            return self._denied_endpoint
+        failed = [outcome for outcome in read_outcomes(self._run.outcome).values() if not outcome.is_done]
         if failed:
             return f"{failed[-1].stage} ended with exit code {failed[-1].exit_code}: {failed[-1].error}"
         return "nobody writes it now"
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return not is_held(self._run.lease)
 
     def close(self) -> None:
@@ -103,16 +103,16 @@ class JobSource:
         self._api, self._entry = api, entry
         self._lines: deque[str] = deque()
         self._refused = ""
-        self._served: TelemetrySection | None = None  # how its pods serve metrics, once one of them is there
+        self._endpoint_settings: TelemetrySection | None = None  # how its pods serve metrics, once one of them is there
         self._closing = ExitStack()
         self._observer: JobObserver | None = None
         if follow:
-            patient = api.with_retry(patience.UNATTENDED, self._note)
+            patient = api.with_retry(patience.UNATTENDED, self._store_notice)
             self._observer = self._closing.enter_context(observe_job(patient, entry.resource, entry.job))
-            self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._note)
+            self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._store_notice)
         elif (pod := first_pod(entry.pods)) is not None:
             with suppress(ApiError, StreamInterrupted):
-                self._lines.extend(map(printable, ContainerLog(api, pod, self._note).lines(pod, follow=False)))
+                self._lines.extend(map(printable, ContainerLog(api, pod, self._store_notice).lines(pod, follow=False)))
 
     def records(self) -> list[EventRecord]:
         found = []
@@ -126,10 +126,10 @@ class JobSource:
         if self._refused:
             return {}
         pods = [name_of(pod) for pod in self._pods() if is_running(pod)][:MAX_PODS]
-        if self._served is None and pods:
-            self._learn(pods[0])
+        if self._endpoint_settings is None and pods:
+            self._read_endpoint_settings(pods[0])
         found: dict[str, str] = {}
-        if self._served is None or self._refused:
+        if self._endpoint_settings is None or self._refused:
             return found
         threads = [threading.Thread(target=self._scrape, args=(pod, found), daemon=True) for pod in pods]
         for thread in threads:
@@ -142,10 +142,10 @@ class JobSource:
         state = self._observer.state() if self._observer else self._entry.state
         return " - ".join(part for part in (str(state), self._refused) if part)
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         if self._observer is None:
             return True
-        if not self._observer.state().ended:
+        if not self._observer.state().is_finished:
             return False
         self._follower.finish(30.0)
         return True
@@ -156,18 +156,18 @@ class JobSource:
     def _pods(self) -> list[dict[str, object]]:
         return list(self._observer.pods() if self._observer else self._entry.pods)
 
-    def _learn(self, pod: str) -> None:
+    def _read_endpoint_settings(self, pod: str) -> None:
         """How the pods serve metrics, by the document that one of them was given."""
         with suppress(PodscaleError):
-            self._served = _telemetry_section(self._api.get(PODS, pod))
-            if self._served.bearer_token_file is not None:
+            self._endpoint_settings = _telemetry_section(self._api.get(PODS, pod))
+            if self._endpoint_settings.bearer_token_file is not None:
                 self._refused = f"{NO_RANK_METRICS}: they need a token, which the API server does not pass on"
-            elif self._served.tls_client_ca is not None:
+            elif self._endpoint_settings.tls_client_ca is not None:
                 self._refused = f"{NO_RANK_METRICS}: they need a client's certificate, and the API server shows none"
 
     def _scrape(self, pod: str, found: dict[str, str]) -> None:
-        assert self._served is not None
-        tls = self._served.tls_certificate is not None
+        assert self._endpoint_settings is not None
+        tls = self._endpoint_settings.tls_certificate is not None
         try:
             found[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_TIMEOUT_SECONDS, tls=tls)
         except ApiError as error:
@@ -176,7 +176,7 @@ class JobSource:
         except PodscaleError:
             return
 
-    def _note(self, text: str) -> None:
+    def _store_notice(self, text: str) -> None:
         """What the client tells of outages shows in the state of the job soon enough."""
 
 

@@ -39,35 +39,35 @@ class RunStatus:
     launches: int = 0
     skipped_updates: int = 0
     bad_records: int = 0
-    spent: dict[str, float] = field(default_factory=dict)
+    wall_seconds: dict[str, float] = field(default_factory=dict)
     """The run's wall seconds by state, as a launch told them at its end."""
-    updated: float | None = None
+    updated_at: float | None = None
     """Unix time of the newest record."""
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RATES))
     events: deque[EventRecord] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
-    _pace: EtaEstimator = field(default_factory=EtaEstimator, repr=False)
+    _eta: EtaEstimator = field(default_factory=EtaEstimator, repr=False)
 
     @property
     def images_per_second(self) -> float | None:
         """Of the newest interval, over all ranks."""
         return self.rates[-1] if self.rates and self.state == "training" else None
 
-    def add(self, record: EventRecord) -> None:
+    def add_record(self, record: EventRecord) -> None:
         """Takes the next record of metrics.jsonl."""
-        self.updated = record.get("time", self.updated)
-        seconds_left = self._pace.after(record)
+        self.updated_at = record.get("time", self.updated_at)
+        seconds_left = self._eta.update(record)
         match record["kind"]:
             case "step":
-                self._step(record)
+                self._add_step(record)
                 self.seconds_left = seconds_left
             case "evaluation":
-                self._evaluation(record)
+                self._add_evaluation(record)
             case "event":
-                self._event(record)
+                self._add_event(record)
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values; times in seconds."""
-        now = self.updated or 0.0
+        now = self.updated_at or 0.0
         return {
             "state": self.state,
             "step": self.step,
@@ -88,26 +88,26 @@ class RunStatus:
             "launches": self.launches,
             "skipped_updates": self.skipped_updates,
             "bad_records": self.bad_records,
-            "updated": self.updated,
+            "updated": self.updated_at,
             "events": [format_record(event) for event in self.events],
         }
 
-    def _step(self, record: EventRecord) -> None:
+    def _add_step(self, record: EventRecord) -> None:
         self.state, self.step = "training", record["step"]
         self.epoch, self.loss, self.learning_rate = record["epoch"], record["loss"], record["learning_rate"]
         self.slowest = record.get("slowest")
         self.rates.append(record["images_per_second"])
         self.phases = phase_fractions(record.get("phases") or {})
 
-    def _evaluation(self, record: EventRecord) -> None:
+    def _add_evaluation(self, record: EventRecord) -> None:
         self.evaluation = record
         self.best_top1 = max(self.best_top1 or 0.0, record["top1"])
 
-    def _event(self, record: EventRecord) -> None:
+    def _add_event(self, record: EventRecord) -> None:
         name = record.get("event")
         match name:
             case "start" | "resumed":
-                self._launched(record)
+                self._add_launch(record)
             case "checkpoint":
                 self.checkpoint = record
             case "skipped_update":
@@ -121,11 +121,11 @@ class RunStatus:
             case "evaluated":
                 self.state = "evaluated"
             case "goodput":
-                self.spent = record["seconds"]
+                self.wall_seconds = record["seconds"]
         if name not in HIDDEN_EVENTS:
             self.events.append(record)
 
-    def _launched(self, record: EventRecord) -> None:
+    def _add_launch(self, record: EventRecord) -> None:
         self.state, self.seconds_left = "training", None
         self.launches += 1
         self.step = int(record.get("step") or 0)

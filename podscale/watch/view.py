@@ -36,24 +36,24 @@ MAX_RANKS = 16
 
 @dataclass(frozen=True)
 class ScreenFrame:
-    """Everything one picture shows. spent: the run's wall seconds by state, where they are known."""
+    """Everything one picture shows. wall_seconds: the run's wall seconds by state, where they are known."""
 
     name: str
     headline: str
-    standing: RunStatus
+    status: RunStatus
     ranks: Sequence[RankStats]
-    spent: dict[str, float]
+    wall_seconds: dict[str, float]
 
 
 def render_frame(frame: ScreenFrame, now: float | None = None) -> RenderableType:
     """The frame, drawn for any width of terminal. now: unix time, for ages."""
     moment = time.time() if now is None else now
-    parts: list[RenderableType] = [_progress_line(frame.standing), _stats_table(frame, moment)]
-    if frame.standing.phases:
-        parts.append(_phase_bar(frame.standing.phases))
+    parts: list[RenderableType] = [_progress_line(frame.status), _stats_table(frame, moment)]
+    if frame.status.phases:
+        parts.append(_phase_bar(frame.status.phases))
     if frame.ranks:
         parts.append(_rank_table(frame.ranks))
-    events = [one_line(format_record(event)) for event in frame.standing.events]
+    events = [one_line(format_record(event)) for event in frame.status.events]
     if events:
         parts.append(Text("\n".join(events), style="dim", no_wrap=True, overflow="ellipsis"))
     subtitle = Text(one_line(frame.headline), overflow="ellipsis") if frame.headline else None
@@ -69,15 +69,15 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(SPARKS[min(len(SPARKS) - 1, int(value / top * (len(SPARKS) - 1) + 0.5))] for value in values)
 
 
-def _progress_line(standing: RunStatus) -> RenderableType:
+def _progress_line(status: RunStatus) -> RenderableType:
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
-    of = f" of {standing.total_steps:,}" if standing.total_steps else ""
-    left = f"{format_duration(standing.seconds_left)} left" if standing.seconds_left else ""
-    bar = ProgressBar(total=standing.total_steps or 1, completed=standing.step)
-    table.add_row(Text(f"{standing.state}  step {standing.step:,}{of}", style="bold"), bar, left)
+    of = f" of {status.total_steps:,}" if status.total_steps else ""
+    left = f"{format_duration(status.seconds_left)} left" if status.seconds_left else ""
+    bar = ProgressBar(total=status.total_steps or 1, completed=status.step)
+    table.add_row(Text(f"{status.state}  step {status.step:,}{of}", style="bold"), bar, left)
     return table
 
 
@@ -93,12 +93,12 @@ def _stats_table(frame: ScreenFrame, now: float) -> RenderableType:
 
 
 def _known_stats(frame: ScreenFrame, now: float) -> Iterator[tuple[str, Text]]:
-    standing = frame.standing
+    standing = frame.status
     if standing.rates:
         rate = Text(f"{standing.rates[-1]:,.0f}", style="bold green")
         yield "images/s", rate.append(f"  {sparkline(list(standing.rates)[-SPARKS_SHOWN:])}", style="green")
-    if (share := goodput_fraction(frame.spent)) is not None:
-        yield "goodput", _goodput_line(share, frame.spent)
+    if (share := goodput_fraction(frame.wall_seconds)) is not None:
+        yield "goodput", _goodput_line(share, frame.wall_seconds)
     if standing.epoch is not None:
         yield "epoch", Text(f"{standing.epoch:.2f}")
         loss = "not finite" if standing.loss is None else f"{standing.loss:.4f}"

@@ -140,7 +140,7 @@ def job(run: str) -> tuple[list[dict[str, Any]], Pod, Pod]:
     made = render_job(build_job_spec(RunConfig.model_validate(document), "train"), "pytorchjob")
     labels = made.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
     first, second = (Pod(f"{run}-{rank}", labels=labels, ip=f"10.4.1.{rank}") for rank in (1, 2))
-    return [item for item in made.companions if item["kind"] == "NetworkPolicy"], first, second
+    return [item for item in made.owned_objects if item["kind"] == "NetworkPolicy"], first, second
 
 
 def test_rank_to_rank_comes_with_each_job(standard: list[dict[str, Any]]) -> None:

@@ -24,7 +24,7 @@ def test_values_have_the_thresholds_and_pages_of_the_rules() -> None:
     metrics = yaml.safe_load(VALUES.read_text(encoding="utf-8"))["metrics"]
     assert metrics["thresholds"] == DEFAULT_THRESHOLDS
     assert metrics["runbooks"] == RuleSettings().runbooks
-    assert metrics["disabledAlerts"] == sorted(RuleSettings().without)
+    assert metrics["disabledAlerts"] == sorted(RuleSettings().excluded_alerts)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_values_have_the_thresholds_and_pages_of_the_rules() -> None:
     [
         RuleSettings(),
         RuleSettings(thresholds=OTHERS, runbooks="https://pages.example/podscale/runbooks"),
-        RuleSettings(without=frozenset({"PodscaleGPUXid", "PodscaleDataStarved"})),
+        RuleSettings(excluded_alerts=frozenset({"PodscaleGPUXid", "PodscaleDataStarved"})),
     ],
     ids=["as it comes", "other numbers and pages", "without two alerts"],
 )
@@ -40,7 +40,7 @@ def test_both_kinds_of_prometheus_get_the_rules(settings: RuleSettings) -> None:
     values = {
         "thresholds": dict(settings.thresholds),
         "runbooks": settings.runbooks,
-        "disabledAlerts": sorted(settings.without),
+        "disabledAlerts": sorted(settings.excluded_alerts),
     }
     made = helm.template(values={"metrics": values})
     for kind in KINDS:

@@ -189,7 +189,9 @@ def test_the_launchers_role_is_what_launching_takes() -> None:
     """Nothing is missing, and nothing beyond: `podscale doctor --cluster` and the code go by the same table."""
     (role,) = helm.kinds(helm.template(), "Role")
     assert granted(role) == {
-        (rule.group, rule.resource, rule.only, verb) for rule in permissions.PERMISSION_RULES for verb in rule.verbs
+        (rule.group, rule.resource, rule.only_names, verb)
+        for rule in permissions.PERMISSION_RULES
+        for verb in rule.verbs
     }
 
 

@@ -79,7 +79,7 @@ def test_a_folder_of_root_s_is_told_with_what_to_do(volume: Path, folder: str) -
 
 def test_the_folders_are_those_that_runs_use() -> None:
     config = loads("run: {id: r, workspace: /w}", "test")
-    used = {RunDirectory.of(config).path.parent.name, Path(dataset_directory("/w", config.data)).parent.name}
+    used = {RunDirectory.for_config(config).path.parent.name, Path(dataset_directory("/w", config.data)).parent.name}
     folders = re.search(r"^FOLDERS = (.*)$", SCRIPT, re.MULTILINE)
     assert folders is not None
     assert set(ast.literal_eval(folders[1])) == used

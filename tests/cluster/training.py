@@ -102,7 +102,7 @@ class Training:
         self.backend = JOB_BACKENDS[backend]
         self._cluster, self._namespace = cluster, namespace
         manifests = render_job(self.spec, backend)
-        for manifest in (*manifests.companions, manifests.job):
+        for manifest in (*manifests.owned_objects, manifests.job):
             cluster.create(namespace, manifest)
 
     def pods(self) -> list[Any]:

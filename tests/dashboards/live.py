@@ -85,7 +85,7 @@ def record(folder: Path) -> Iterator[Recorded]:
 
 
 def _span(prometheus: LocalPrometheus, begin: float, end: float) -> Span:
-    return Span(prometheus.url, begin, end, DEFAULT_INTERVALS.scrape)
+    return Span(prometheus.url, begin, end, DEFAULT_INTERVALS.scrape_seconds)
 
 
 class _Training:
@@ -148,5 +148,5 @@ class _Training:
     def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not condition():
-            self._prometheus.follow()
+            self._prometheus.update_targets()
             time.sleep(0.5)

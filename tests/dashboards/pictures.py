@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from podscale.monitoring.dashboards.render import DASHBOARDS
+from podscale.monitoring.dashboards.render import DASHBOARDS as BOARDS
 from tests.dashboards.live import RUN, SECOND, Recorded, record
 from tests.support.browser import browser, find_browser
 from tests.support.drawing import EVERYTHING, ROOT, bundle, draw
@@ -33,7 +33,7 @@ def pictures(recorded: Recorded, scratch: Path, target: Path) -> None:
     assert program is not None
     target.mkdir(parents=True, exist_ok=True)
     with browser(program) as tab:
-        for board in DASHBOARDS:
+        for board in BOARDS:
             dashboard = json.loads((DASHBOARDS / f"{board.uid}.json").read_text(encoding="utf-8"))
             compares = board.name == "compare"
             span = recorded.both if compares else recorded.first

@@ -57,7 +57,7 @@ def test_another_world_or_another_model_decides_anew(run_world: RunWorld, tmp_pa
     def body(world: World) -> list[bool]:
         from podscale.pytorch.allreduce.auto import resolve_algorithm
 
-        return [resolve_algorithm(AUTO, world, size, keep).kept for size in (BYTES, BYTES, 2 * BYTES)]
+        return [resolve_algorithm(AUTO, world, size, keep).is_reused for size in (BYTES, BYTES, 2 * BYTES)]
 
     assert run_world(2, body)[1] == [False, True, False]
     assert run_world(4, body)[3] == [False, True, False]
@@ -73,7 +73,7 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
         from podscale.pytorch.allreduce.auto import resolve_algorithm
 
         found = [
-            resolve_algorithm(section, world, BYTES, tmp_path / "all_reduce.json", halves=halves)
+            resolve_algorithm(section, world, BYTES, tmp_path / "all_reduce.json", sharded=halves)
             for halves in (False, True)
         ]
         return tuple(settled.section(section).algorithm for settled in found)
@@ -102,7 +102,7 @@ class StopAfter(StopRequest):
 
 def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -> bool:
     """The stage as a rank carries it out; whether it came to its end."""
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     place = WorkerEnv(config, "train", str(shards), run.path / "ranks", None, world.rank)
     place.rank_directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -120,12 +120,12 @@ def test_a_run_that_continues_keeps_its_choice_and_its_bits(
     given = document(tmp_path / "given", train__all_reduce={"algorithm": "tree", "row": 2, "bucket_mb": 0.01})
 
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 0)) == [False] * 4
-    keep = RunDirectory.of(auto).all_reduce
+    keep = RunDirectory.for_config(auto).all_reduce
     found = json.loads(keep.read_text())
     assert found["choice"]["algorithm"] == chosen(auto)[0][0]
     found["choice"] |= {"algorithm": "tree", "bucket_mb": 0.01}  # what nothing on this machine would come to
     keep.write_text(json.dumps(found))
-    shutil.rmtree(RunDirectory.of(auto).checkpoints)
+    shutil.rmtree(RunDirectory.for_config(auto).checkpoints)
 
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 5)) == [False] * 4
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 1000)) == [True] * 4
@@ -136,5 +136,5 @@ def test_a_run_that_continues_keeps_its_choice_and_its_bits(
 
 def chosen(config: RunConfig) -> list[tuple[str, bool]]:
     """What each launch said of its choice."""
-    records = read_records(RunDirectory.of(config).metrics)
+    records = read_records(RunDirectory.for_config(config).metrics)
     return [(record["algorithm"], record["kept"]) for record in records if record.get("event") == "all_reduce"]

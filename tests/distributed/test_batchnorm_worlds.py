@@ -196,7 +196,7 @@ def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
     assert len(reducer.buffer.layout.bounds) == len(list(model.parameters())) + 1
     for step in range(5):
         generator = torch.Generator().manual_seed(100 * step + world.rank)
-        reducer.begin()
+        reducer.start_step()
         images = torch.randn(4, 3, 6, 6, generator=generator).to(memory_format=torch.channels_last)
         labels = torch.randint(0, 4, (4,), generator=generator)
         reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
@@ -287,13 +287,13 @@ def test_running_statistics_settle_or_go_back() -> None:
     model = nn.Sequential(BatchNorm(3), BatchNorm(2))
     statistics, change = RunningStatistics(model), torch.empty(10)
     assert len(statistics) == 10
-    statistics.remember()
+    statistics.save()
     model[0].running_mean.fill_(5.0)
-    statistics.contribute(change)
+    statistics.write_change(change)
     assert change.tolist() == [5.0] * 3 + [0.0] * 7
-    statistics.settle(torch.full((10,), float("nan")), torch.tensor(False))
+    statistics.apply_change(torch.full((10,), float("nan")), torch.tensor(False))
     assert torch.equal(model[0].running_mean, torch.zeros(3))
-    statistics.settle(torch.arange(10.0), torch.tensor(True))
+    statistics.apply_change(torch.arange(10.0), torch.tensor(True))
     assert model[1].running_var.tolist() == [9.0, 10.0]
     assert dict(model.named_buffers())["0.running_var"].tolist() == [4.0, 5.0, 6.0]
 
@@ -303,8 +303,8 @@ def test_running_statistics_follow_through_short_messages() -> None:
     layer = BatchNorm(1)
     statistics, change = RunningStatistics(layer), torch.empty(2)
     for _ in range(100):
-        statistics.remember()
+        statistics.save()
         layer.running_var.lerp_(torch.tensor([1.5]), 0.1)
-        statistics.contribute(change)
-        statistics.settle(change.bfloat16().float(), torch.tensor(True))
+        statistics.write_change(change)
+        statistics.apply_change(change.bfloat16().float(), torch.tensor(True))
     assert layer.running_var.item() == pytest.approx(1.5, rel=1e-4)

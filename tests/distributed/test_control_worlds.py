@@ -16,9 +16,12 @@ def conversation(world: World) -> list[tuple[int, list[StepStatus]]]:
     for step in range(1, 8):
         result = StepResult(torch.tensor(float(step)), torch.tensor(step != 4))
         control.send(
-            step, result, busy=0.010 * (1 + (world.rank == step % world.size)), stop=(step, world.rank) == (5, 2)
+            step,
+            result,
+            busy_seconds=0.010 * (1 + (world.rank == step % world.size)),
+            stop=(step, world.rank) == (5, 2),
         )
-        heard.append((step, control.due()))
+        heard.append((step, control.ready()))
     heard.append((99, control.drain()))
     return heard
 
@@ -32,8 +35,8 @@ def test_words_are_agreed_and_late(run_world: Any) -> None:
         assert at == (step + STATUS_LAG if step + STATUS_LAG < 8 else 99)
         assert word == StepStatus(
             step,
-            stop=step == 5,
-            finite=step != 4,
+            stop_requested=step == 5,
+            is_finite=step != 4,
             loss=float(step),
             slowest_rank=step % 4,
             slowest_milliseconds=20,
@@ -44,7 +47,7 @@ def test_words_are_agreed_and_late(run_world: Any) -> None:
 def test_a_long_step_does_not_overflow(run_world: Any) -> None:
     def body(world: World) -> StepStatus:
         control = StepSync(world)
-        control.send(1, StepResult(torch.tensor(0.0), torch.tensor(True)), busy=1e6, stop=False)
+        control.send(1, StepResult(torch.tensor(0.0), torch.tensor(True)), busy_seconds=1e6, stop=False)
         return control.drain()[0]
 
     (word,) = run_world(1, body)

@@ -40,14 +40,14 @@ def training(config: RunConfig, shards: Path, world: World, stop: int | None = N
     """One launch; asks for a stop while update `stop` is carried out."""
 
     def prepare(session: PyTorchTrainer) -> None:
-        feed = session.feed
+        feed = session.prefetcher
 
         def watched(batches: Any, phase: Any) -> Any:
             for batch in feed(batches, phase):
-                session.stop.requested = batch.source.step == stop
+                session.stop_request.requested = batch.host_batch.step == stop
                 yield batch
 
-        session.feed = watched  # type: ignore[assignment]
+        session.prefetcher = watched  # type: ignore[assignment]
 
     return train_session(build_trainer, config, world, shards, prepare).evaluation
 
@@ -64,10 +64,11 @@ def test_a_resumed_alexnet_repeats_its_dropout_to_the_bit(run_world: Any, make_s
     run_world(2, stopped)
     assert run_world(2, lambda world: training(halted, shards, world))[0] == evaluation
     want, found = (
-        read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).arrays for config in (straight, halted)
+        read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).arrays
+        for config in (straight, halted)
     )
     assert [name for name in want if not np.array_equal(want[name], found[name])] == []
-    exported = load_file(RunDirectory.of(straight).model / WEIGHTS_FILE)
+    exported = load_file(RunDirectory.for_config(straight).model / WEIGHTS_FILE)
     spec = models.model_spec(straight.model, 4)
     assert {name: array.shape for name, array in exported.items()} == {
         part.name: part.shape for part in (*spec.parameters, *spec.buffers)
@@ -79,7 +80,7 @@ def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
 
     def mask(seed: int, step: int, rank: int) -> list[bool]:
         torch.manual_seed(np.random.default_rng().integers(2**31))  # whatever was drawn before
-        DropoutRng(model, seed, World(rank, 2, rank, 2, torch.device("cpu"))).begin(step)
+        DropoutRng(model, seed, World(rank, 2, rank, 2, torch.device("cpu"))).start_step(step)
         return (torch.nn.functional.dropout(torch.ones(64)) > 0).tolist()
 
     assert mask(0, 5, 1) == mask(0, 5, 1)
@@ -91,5 +92,5 @@ def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
 def test_a_network_without_dropout_leaves_the_generator_alone() -> None:
     randomness = DropoutRng(torch.nn.Linear(2, 2), 0, World(0, 1, 0, 1, torch.device("cpu")))
     before = torch.get_rng_state()
-    randomness.begin(3)
+    randomness.start_step(3)
     assert torch.equal(torch.get_rng_state(), before)

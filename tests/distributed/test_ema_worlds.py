@@ -96,7 +96,7 @@ def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shar
     run_world(1, body)
     assert_same_bits(final_state(averaged), final_state(plain))  # evaluating lends the model and gives it back
     for config, prefix, other in ((plain, "model/", "ema/"), (averaged, "ema/", "model/")):
-        state, model = final_state(config), RunDirectory.of(config).model
+        state, model = final_state(config), RunDirectory.for_config(config).model
         for file, kind in ((WEIGHTS_FILE, prefix), (OTHER_WEIGHTS_FILES[config.evaluate.weights], other)):
             found = load_file(model / file)
             assert_same_bits(found, {name: state[f"{kind}{name}"] for name in found})
@@ -105,7 +105,7 @@ def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shar
     figures = [line for line in told["averaged"] if line["kind"] == "evaluation"]
     assert [line["loss"] for line in beside] == [line["loss"] for line in figures]
     assert {line["weights"] for line in beside} == {"ema"}
-    training = json.loads((RunDirectory.of(averaged).model / "model.json").read_text())["training"]
+    training = json.loads((RunDirectory.for_config(averaged).model / "model.json").read_text())["training"]
     assert training["weights"] == "ema"
     assert training["ema"] == {"decay": DECAY, "every_steps": EVERY}
 

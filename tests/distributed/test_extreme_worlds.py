@@ -32,13 +32,13 @@ def config_of(workspace: Path, name: str, run: str, **changes: Any) -> RunConfig
 
 def looking(session: PyTorchTrainer, seen: list[Values]) -> None:
     """Keeps the parameters of every evaluation."""
-    measure = session.evaluator.measure
+    measure = session.evaluator.evaluate
 
     def measure_and_look(model: Any, *arguments: Any) -> Any:
         seen.append({name: p.detach().float().numpy().copy() for name, p in model.named_parameters()})
         return measure(model, *arguments)
 
-    session.evaluator.measure = measure_and_look  # type: ignore[method-assign]
+    session.evaluator.evaluate = measure_and_look  # type: ignore[method-assign]
 
 
 def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
             assert outcome(straight, shards, world, lambda session, seen=seen: looking(session, seen)) is not None
             assert outcome(halted, shards, world, stop_after(5, 0)) is None
             world.barrier()
-            if world.first:
+            if world.is_rank0:
                 copied(Path(halted.run.workspace), 0)
             world.barrier()
             assert outcome(halted, shards, world) is not None
@@ -62,7 +62,7 @@ def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
         straight, halted = config_of(tmp_path, name, "straight"), config_of(tmp_path, name, "halted")
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
-        state, exported = final_state(straight), load_file(RunDirectory.of(straight).model / WEIGHTS_FILE)
+        state, exported = final_state(straight), load_file(RunDirectory.for_config(straight).model / WEIGHTS_FILE)
         assert all(np.isfinite(value).all() for value in state.values())
         reached = reached_by(state)
         for parameter, value in reached.items():

@@ -151,7 +151,7 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
     order = build_sampler(config, split)
     shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
     for host in range(2):
-        own = {shard_of[key] for key in split.keys[order.host_rows(host)].tolist()}
+        own = {shard_of[key] for key in split.keys[order.rows_of_host(host)].tolist()}
         assert len(own) == 2
         tellers = [ended.answers[host * processes + number] for number in range(processes)]
         for told in tellers:
@@ -167,7 +167,7 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
             order,
             phases=image_phases(config, len(split)),
             ranks=range(rank, rank + 1),
-            world=4,
+            world_size=4,
             device="cpu",
         )
         process, device = divmod(rank, devices)

@@ -36,7 +36,7 @@ def bucket(world: World) -> Update:
     )
 
     def update(step: int) -> None:
-        reducer.begin()
+        reducer.start_step()
         reducer.backward(reducer.module(torch.ones(1, 8)).sum(), last=True)
         reducer.finish()
 
@@ -53,8 +53,8 @@ def control(world: World) -> Update:
     words = StepSync(world, lag=0)
 
     def update(step: int) -> None:
-        words.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy=0.0, stop=False)
-        words.due()
+        words.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy_seconds=0.0, stop=False)
+        words.ready()
 
     return update
 
@@ -77,15 +77,17 @@ def lose(
         (place / f"pid-{world.rank}").write_text(str(os.getpid()))
         world.barrier()
         try:
-            with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, seconds=BEAT) as whereabouts:
+            with watch_torch_peers(
+                join_torch_rank_group(TIMEOUT), lambda error: None, interval_seconds=BEAT
+            ) as whereabouts:
                 for step in range(1000):
-                    whereabouts.enter("forward_backward")
+                    whereabouts.enter_phase("forward_backward")
                     if step == DIES_AT and world.rank == victim:
                         time.sleep(2 * BEAT)  # the others are waiting by now
                         os.kill(os.getpid(), number)
                     started = time.monotonic()
                     update(step)
-                    whereabouts.updated(step + 1)
+                    whereabouts.step_done(step + 1)
         except PodscaleError as error:
             text = f"{int(error.exit_code)}\n{time.monotonic() - started}\n{error}"
             (place / f"answer-{world.rank}").write_text(text)
@@ -145,14 +147,14 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
     def body(world: World) -> str:
         meeting = join_torch_rank_group(TIMEOUT)
         try:
-            with watch_torch_peers(meeting, lambda error: None, seconds=BEAT) as whereabouts:
-                whereabouts.updated(7)
+            with watch_torch_peers(meeting, lambda error: None, interval_seconds=BEAT) as whereabouts:
+                whereabouts.step_done(7)
                 world.barrier()
                 if world.rank == 1:
-                    whereabouts.enter("data_wait")
+                    whereabouts.enter_phase("data_wait")
                     time.sleep(TIMEOUT + 8 * BEAT)
                     return ""
-                whereabouts.updated(8)
+                whereabouts.step_done(8)
                 world.barrier()
         except PodscaleError as error:
             return str(error).splitlines()[0]
@@ -167,7 +169,7 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
 def test_who_ends_by_itself_says_why(run_world: Any) -> None:
     def body(world: World) -> str:
         try:
-            with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, seconds=BEAT):
+            with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, interval_seconds=BEAT):
                 world.barrier()
                 if world.rank == 2:
                     raise ValueError("index 3 is out of bounds")
@@ -189,9 +191,11 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
     def body(world: World) -> tuple[int, str]:
         ended: list[PodscaleError] = []
         started = time.monotonic()
-        with watch_torch_peers(join_torch_rank_group(TIMEOUT), ended.append, seconds=BEAT, deaf=True) as whereabouts:
-            whereabouts.updated(1)
-            whereabouts.enter("allreduce_wait")
+        with watch_torch_peers(
+            join_torch_rank_group(TIMEOUT), ended.append, interval_seconds=BEAT, silent_collectives=True
+        ) as whereabouts:
+            whereabouts.step_done(1)
+            whereabouts.enter_phase("allreduce_wait")
             if world.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 return 0, ""  # continued by rank 0
@@ -213,15 +217,15 @@ def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Pa
     def body(world: World) -> list[tuple[int, str]]:
         ended: list[PodscaleError] = []
         with watch_torch_peers(
-            join_torch_rank_group(60), ended.append, seconds=BEAT, hang_seconds=limit, stacks=tmp_path
+            join_torch_rank_group(60), ended.append, interval_seconds=BEAT, hang_seconds=limit, stack_directory=tmp_path
         ) as whereabouts:
             for step in range(20):
-                whereabouts.enter("forward_backward")
-                whereabouts.updated(step, 0.01)
-            whereabouts.enter("evaluation")
+                whereabouts.enter_phase("forward_backward")
+                whereabouts.step_done(step, 0.01)
+            whereabouts.enter_phase("evaluation")
             time.sleep(3 * limit)
             assert not ended
-            whereabouts.enter("data_wait")
+            whereabouts.enter_phase("data_wait")
             deadline = time.monotonic() + 60
             while not ended and time.monotonic() < deadline:
                 time.sleep(BEAT)
@@ -242,17 +246,17 @@ def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:
     def body(world: World) -> int:
         ended: list[PodscaleError] = []
         with watch_torch_peers(
-            join_torch_rank_group(60), ended.append, seconds=BEAT, hang_seconds=limit
+            join_torch_rank_group(60), ended.append, interval_seconds=BEAT, hang_seconds=limit
         ) as whereabouts:
             for step in range(20):
-                whereabouts.enter("forward_backward")
-                whereabouts.updated(step, 0.01)
+                whereabouts.enter_phase("forward_backward")
+                whereabouts.step_done(step, 0.01)
             subprocess.Popen(["sh", "-c", f"sleep {pause}; kill -CONT {os.getpid()}"])
             stopped = time.monotonic()
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(4 * BEAT)  # the watch wakes up before anything has moved
             while time.monotonic() < stopped + pause + 8 * BEAT:
-                whereabouts.updated(20, 0.01)
+                whereabouts.step_done(20, 0.01)
                 time.sleep(BEAT)
         return len(ended)
 

@@ -120,9 +120,9 @@ def early_reduction(world: World) -> int:
     """How many buckets are handed over before the last pass of an update."""
     reducer = BucketedReducer(network(), FlatAllReduce(world), world, bucket_mb=1 / 1024)
     submitted: list[int] = []
-    submit = reducer._lane.submit
-    reducer._lane.submit = lambda bucket: (submitted.append(len(bucket)), submit(bucket))[1]  # type: ignore[method-assign]
-    reducer.begin()
+    submit = reducer._comm_queue.submit
+    reducer._comm_queue.submit = lambda bucket: (submitted.append(len(bucket)), submit(bucket))[1]  # type: ignore[method-assign]
+    reducer.start_step()
     images, labels = data(world.rank)
     reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=False)
     early = len(submitted)
@@ -142,7 +142,7 @@ def test_accumulation_does_not_reduce_early(run_world: Any) -> None:
 def parameters_without_gradient(world: World) -> list[Tensor]:
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     reducer = BucketedReducer(model, FlatAllReduce(world), world, bucket_mb=1e-4)
-    reducer.begin()
+    reducer.start_step()
     reducer.backward(model["used"](torch.ones(2, 4) * (world.rank + 1)).sum(), last=True)
     reducer.finish()
     return copy.deepcopy(reducer.buffer.views)

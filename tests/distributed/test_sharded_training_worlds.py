@@ -51,7 +51,7 @@ def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndar
         def look_first(number: int) -> None:
             seek(number)
             found.update({name: t.clone().numpy() for name, t in session.state.tensors().items()})
-            session.stop.requested = True
+            session.stop_request.requested = True
 
         session.step.seek = look_first  # type: ignore[method-assign]
 
@@ -125,7 +125,7 @@ def test_a_nan_on_one_rank_masks_a_sharded_update_on_all(run_world: Any, make_sh
     config = document(tmp_path, **SHARDED, checkpoint__every_steps=1, checkpoint__keep_last=20)
     results = run_world(4, lambda world: outcome(config, shards, world, poison(range(4, 6), 3)))
     assert [result.skipped for result in results] == [2] * 4
-    by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.of(config).checkpoints)}
+    by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.for_config(config).checkpoints)}
     assert_same_bits(by_step[5], by_step[4])
     assert_same_bits(by_step[6], by_step[4])
     assert not np.array_equal(by_step[7]["model/fc.weight"], by_step[6]["model/fc.weight"])
@@ -137,7 +137,7 @@ def weights_and_masters(config: RunConfig, shards: Path, world: World) -> Any:
     result = outcome(config, shards, world, live.append)
     state = live[0].state
     parameters = {name: (p.dtype, p.detach().float().numpy()) for name, p in state.model.named_parameters()}
-    masters = {name: w.numpy().copy() for name, w in state.weights.named(state.weights.whole_masters()).items()}
+    masters = {name: w.numpy().copy() for name, w in state.weights.named_views(state.weights.unshard_masters()).items()}
     return result, parameters, masters
 
 
@@ -167,7 +167,7 @@ def test_weights_differ_from_their_masters_by_rounding(
         np.testing.assert_array_equal(values, rounded if name in halves else masters[name])
         np.testing.assert_array_equal(values, other[1][name][1])
     assert any((masters[name] != parameters[name][1]).mean() > 0.9 for name in halves)
-    exported = load_file(RunDirectory.of(config).model / WEIGHTS_FILE)
+    exported = load_file(RunDirectory.for_config(config).model / WEIGHTS_FILE)
     for name, master in masters.items():
         np.testing.assert_array_equal(exported[name], master)
         np.testing.assert_array_equal(final_state(config)[f"model/{name}"], master)

@@ -59,29 +59,29 @@ class Update:
     def named(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Weights, moments and what is kept in other shapes, by parameter."""
         assert isinstance(self.optimizer, ExtraStateOptimizer)
-        flat = {"weights": self.weights.published, **self.optimizer.moments}
-        found = {kind: self.weights.named(values) for kind, values in flat.items()} | {
-            "arrays": self.optimizer.arrays()
+        flat = {"weights": self.weights.model_weights, **self.optimizer.moments}
+        found = {kind: self.weights.named_views(values) for kind, values in flat.items()} | {
+            "arrays": self.optimizer.extra_state_arrays()
         }
         return {kind: {name: t.numpy().copy() for name, t in tensors.items()} for kind, tensors in found.items()}
 
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
         """One update from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
         generator = torch.Generator().manual_seed(100 * number + rank)
-        self.reducer.begin()
+        self.reducer.start_step()
         weighted = [(p * torch.randn(p.shape, generator=generator).to(p.dtype)).sum() for p in self.model.parameters()]
         self.reducer.backward(torch.stack([w.float() for w in weighted]).sum(), last=True)
         self.reducer.finish()
         buffer = self.reducer.buffer
         if bad is not None:
             buffer.averages[0][bad] = float("nan")
-        finite = all_finite([*buffer.averages, buffer.extra])
+        finite = all_finite([*buffer.averages, buffer.extra_values])
         zero_nonfinite(finite, buffer.averages)
         if isinstance(self.optimizer, StepAware):
-            self.optimizer.begin(number)
+            self.optimizer.start_step(number)
         rate = rate_of(number)
         finite = self.optimizer.step(HyperParams(*torch.tensor([rate, 0.9, 1e-3, 2.0]).unbind()), finite)
-        self.weights.publish()
+        self.weights.all_gather()
         return bool(finite)
 
     def parameters(self) -> list[Tensor]:
@@ -138,7 +138,7 @@ def dealt_out(world: World) -> list[Any]:
             states.append(update.named())
     assert isinstance(update.optimizer, ExtraStateOptimizer)
     update.reducer.close()
-    return [states, update.optimizer.shaped_bytes]
+    return [states, update.optimizer.extra_state_bytes]
 
 
 def means(number: int, size: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -166,7 +166,7 @@ def check_shampoo(ranks: list[Any]) -> None:
     rule = build_optimizer(train_section(optimizer=SHAMPOO).optimizer, alone.share(), 10.0)
     assert isinstance(rule, Shampoo)
     alone.put(rule.moments["momentum"], middle["momentum"])
-    rule.load({name: torch.from_numpy(array) for name, array in middle["arrays"].items()})
+    rule.load_extra_state({name: torch.from_numpy(array) for name, array in middle["arrays"].items()})
     for number, step in enumerate(steps[MIDDLE:], MIDDLE):
         alone.step(rule, step.gradients, hyper(step.rate, step.momentum, step.decay), number=number)
     for name, taken_up in alone.take(alone.weights).items():
@@ -198,7 +198,7 @@ def one_bad_shard(world: World) -> list[Any]:
     """A NaN that only one rank sees, in a sum that overflowed: nobody updates, and all go on alike."""
     update = Update(world, weight_update="sharded", all_reduce={"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05})
     assert update.step(0, world.rank)
-    kept = [update.weights.published, update.weights.masters, *update.optimizer.moments.values()]
+    kept = [update.weights.model_weights, update.weights.masters, *update.optimizer.moments.values()]
     before = [tensor.clone() for tensor in kept]
     # Both ranks of a column hold the same shard, so it is bad on both.
     carried_out = update.step(1, world.rank, bad=3 if world.rank % 2 == 1 else None)

@@ -41,14 +41,16 @@ def batch(rank: int) -> DeviceBatch:
 
 def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_every: int = 1) -> dict[str, Any]:
     model = network()
-    statistics = RunningStatistics(model, share=running_statistics_weight(BatchNormSection(running=running), world))
+    statistics = RunningStatistics(model, weight=running_statistics_weight(BatchNormSection(running=running), world))
     reducer = BucketedReducer(model, FlatAllReduce(world), world, extra=1 + len(statistics), bucket_mb=0.001)
     weights = FlatWeights(reducer.buffer)
     segments = [
         ParamSlice(n, start, p.numel(), True, True)
-        for (n, p), start in zip(model.named_parameters(), reducer.buffer.starts.values(), strict=True)
+        for (n, p), start in zip(model.named_parameters(), reducer.buffer.offsets.values(), strict=True)
     ]
-    optimizer = Sgd(ParamShard(segments, reducer.buffer.owned, weights.masters, reducer.buffer.flat), nesterov=False)
+    optimizer = Sgd(
+        ParamShard(segments, reducer.buffer.local_ranges, weights.masters, reducer.buffer.flat), nesterov=False
+    )
     precision = Precision("fp32", world.device)
     schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
     step = TrainStep(

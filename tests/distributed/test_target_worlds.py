@@ -45,7 +45,7 @@ def test_a_run_ends_with_its_target_and_complies(run_world: Any, tmp_path: Path,
     build_shard_set(DataSection(source="digits"), shards, workers=1)
     config = digits(tmp_path)
     results = run_world(2, lambda world: run_training(config, shards, world))
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     assert results[0] == results[1]
     assert results[0].evaluation["top1"] >= TARGET
     evaluations = [line for line in records_of(config) if line["kind"] == "evaluation"]
@@ -77,5 +77,5 @@ def test_a_target_out_of_reach_trains_to_the_end(run_world: Any, make_shard_set:
 
     make_directory = make_shard_set()
     assert run_world(2, body)[0].steps == 6
-    last = json.loads(RunDirectory.of(config).mlperf.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
+    last = json.loads(RunDirectory.for_config(config).mlperf.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
     assert (last["key"], last["metadata"]) == ("run_stop", {"status": "aborted"})

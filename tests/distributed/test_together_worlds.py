@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
 
 def evaluated(config: RunConfig, shards: Path) -> evaluation.Evaluation:
     """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
-    run, shard_set = RunDirectory.of(config).create(), ShardSet.open(shards)
+    run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     place = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks", None, 0)
     place.rank_directory.mkdir(exist_ok=True)
     try:
@@ -83,8 +83,8 @@ def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.nd
         )
         found = {}
         for batch, logits in evaluator.logits(model, untimed):
-            real = batch.source.weights > 0
-            found |= zip(batch.source.keys[real].tolist(), logits.double().numpy()[real], strict=True)
+            real = batch.host_batch.weights > 0
+            found |= zip(batch.host_batch.keys[real].tolist(), logits.double().numpy()[real], strict=True)
         loader.close()
     finally:
         leave_world()
@@ -101,7 +101,7 @@ def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     found = evaluated(config, shards).ensemble
     assert found is not None
-    run, models = RunDirectory.of(config), [m.model for m in ensemble.ensemble_members(config)]
+    run, models = RunDirectory.for_config(config), [m.model for m in ensemble.ensemble_members(config)]
     each = [logits_of(config, shards, model / WEIGHTS_FILE) for model in models]
     answers = {
         name: predictions.read_predictions(pass_predictions_path(run.ensemble, name)) for name in COMBINE_METHODS
@@ -134,7 +134,7 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
     )
     found = told.ensemble
     assert found is not None
-    passes = read_passes(RunDirectory.of(config).ensemble)
+    passes = read_passes(RunDirectory.for_config(config).ensemble)
     assert list(passes) == ["member-0", "member-1", "member-2", "average-0", "weights"]
     costs = {one.way: one.answered for one in found.combined}
     assert [costs[way].passes for way in COMBINE_METHODS] == [3, 3, 1]
@@ -149,7 +149,7 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
     assert found.members[0].average is not None
     assert found.members[0].average.loss != found.members[0].answered.loss
     assert found.members[1].average is None
-    page = build_report(RunDirectory.of(config).path, shards).read_text()
+    page = build_report(RunDirectory.for_config(config).path, shards).read_text()
     for words in ("Ensemble", "tiny-c2, from epoch 3 of tiny", "mean of logits", "running average", "Disagreement"):
         assert words in page, words
 
@@ -157,7 +157,7 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
 def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     evaluated(config, shards)
-    mean = load_file(RunDirectory.of(config).ensemble / "mean" / WEIGHTS_FILE)
+    mean = load_file(RunDirectory.for_config(config).ensemble / "mean" / WEIGHTS_FILE)
     members = [load_file(one.model / WEIGHTS_FILE) for one in ensemble.ensemble_members(config)]
     assert mean.keys() == members[0].keys()
     for name, values in mean.items():
@@ -221,7 +221,7 @@ def test_votes_add_up_where_probabilities_vanish() -> None:
     rows = Batch(None, np.array([0]), np.array([7], np.uint64), np.ones(1, np.float32), 0)
     votes = LogitAverage()
     for logits in ([200.0, 0.0, -300.0], [0.0, 200.0, -300.0]):
-        votes.begin()
+        votes.start_member()
         votes.add(rows, torch.tensor([logits]))
     (answers,) = votes.columns("probabilities")
     np.testing.assert_allclose(answers["confidences"][0], [0.5, 0.5, 0.0])

@@ -56,7 +56,7 @@ def stop_after(step: int, rank: int) -> Prepare:
     def prepare(session: PyTorchTrainer) -> None:
         def ask(batch: Any) -> None:
             if batch.source.step == step and session.world.rank == rank:
-                session.stop.requested = True
+                session.stop_request.requested = True
 
         before_every_step(session, ask)
 
@@ -72,7 +72,7 @@ def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of the newest checkpoint."""
     from podscale.checkpoint.layout import complete_entries, read_snapshot
 
-    return read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).arrays
+    return read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).arrays
 
 
 def losses_of(config: RunConfig) -> dict[int, float]:
@@ -80,7 +80,7 @@ def losses_of(config: RunConfig) -> dict[int, float]:
 
 
 def records_of(config: RunConfig) -> list[dict[str, Any]]:
-    return filter_replays(read_records(RunDirectory.of(config).metrics))
+    return filter_replays(read_records(RunDirectory.for_config(config).metrics))
 
 
 def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def test_training_learns_and_leaves_everything_behind(run_world: Any, make_shard
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [3 * epoch for epoch in range(1, 21)]
     assert evaluations[-1]["top1"] == results[0].evaluation["top1"]
-    description = json.loads((RunDirectory.of(config).model / "model.json").read_text())
+    description = json.loads((RunDirectory.for_config(config).model / "model.json").read_text())
     assert description["classes"] == ["ant", "bee", "cat", "dog"]
     events = [line["event"] for line in lines if line["kind"] == "event"]
     by_chance = ("checkpoint", "straggler", "straggler_over")  # on a busy machine any rank may be slow
@@ -166,7 +166,7 @@ def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
             for batch in original(start, stop):
                 if session.state.progress.step == step:
                     steps_seen.append(batch.step)
-                    session.stop.requested |= session.world.rank == rank
+                    session.stop_request.requested |= session.world.rank == rank
                 yield batch
 
         session.evaluation_loader.batches = batches  # type: ignore[method-assign]
@@ -253,7 +253,7 @@ def test_a_nan_on_one_rank_masks_the_update_on_all(run_world: Any, make_shard_se
     assert all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
     from podscale.checkpoint.layout import complete_entries, read_snapshot
 
-    by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.of(config).checkpoints)}
+    by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.for_config(config).checkpoints)}
     assert_same_bits(by_step[5], by_step[4])
     assert_same_bits(by_step[6], by_step[4])
     assert not np.array_equal(by_step[7]["model/fc.weight"], by_step[6]["model/fc.weight"])
@@ -322,7 +322,7 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         torch.nn.init.normal_(model.get_submodule("fc").weight)
         feed = DevicePrefetcher(world)
         loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
-        found, measured = evaluator.predict(model, untimed), evaluator.measure(model, untimed)
+        found, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
         loader.close()
         return found.sorted_by_key() if found else None, (measured.top1, measured.top5, measured.loss, measured.images)
 
@@ -378,7 +378,7 @@ def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Pat
     assert 0 < results[0].skipped < 10
     from podscale.checkpoint.layout import complete_entries, read_snapshot
 
-    meta = read_snapshot(complete_entries(RunDirectory.of(config).checkpoints)[0]).meta
+    meta = read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).meta
     assert meta["precision"]["loss_scale"] == 2.0 ** (24 - results[0].skipped)
     assert meta["precision"]["finite_in_a_row"] == 12 - results[0].skipped
     assert meta["progress"]["skipped"] == results[0].skipped

@@ -70,18 +70,18 @@ def _train_here(
     from podscale.rundir import RunDirectory
     from podscale.shards.shardset import ShardSet
 
-    run, shard_set = RunDirectory.of(config).create(), ShardSet.open(shards)
+    run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     with open_training_logger(config, world, run, run.path, None) as monitor:
-        checkpoints = open_checkpoint_store(config, run, shard_set, listener=monitor.checkpoint)
+        checkpoints = open_checkpoint_store(config, run, shard_set, listener=monitor.checkpoint_reported)
         session = build_trainer(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
-        feed = session.feed
+        feed = session.prefetcher
 
         def watched(batches: Any, phase: Any) -> Iterator[Any]:
             for batch in feed(batches, phase):
-                watch(session, batch.source.step)
+                watch(session, batch.host_batch.step)
                 yield batch
 
-        session.feed = watched  # type: ignore[assignment]
+        session.prefetcher = watched  # type: ignore[assignment]
         try:
             train(session)
         finally:

@@ -31,7 +31,7 @@ def layers(channels: int, world: Any, part: int | None) -> tuple[Any, Any]:
     nn.init.normal_(ours.bias)
     oracle.load_state_dict(ours.state_dict(), strict=False)
     ours.to(world.device)
-    ours.group, ours.part = world.consecutive_group(1) if part is None else None, part
+    ours.group, ours.part_size = world.consecutive_group(1) if part is None else None, part
     return ours, oracle.double()
 
 

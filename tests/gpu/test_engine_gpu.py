@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_cpu(world: Any) -> None:
     for overlap in (True, False):
         reducer = BucketedReducer(on_gpu, FlatAllReduce(world), world, bucket_mb=0.002, overlap=overlap)
         for _ in range(3):
-            reducer.begin()
+            reducer.start_step()
             loss = nn.functional.cross_entropy(on_gpu(images.to(world.device)), labels.to(world.device))
             reducer.backward(loss, last=True)
             reducer.finish()
@@ -102,7 +102,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
     section = InputSection()
     normalise = Normalise(section, world, channels_last=True)
     for item in DevicePrefetcher(world)(iter(batches), untimed):
-        want = (item.source.images / 255.0 - section.mean) / section.std
+        want = (item.host_batch.images / 255.0 - section.mean) / section.std
         np.testing.assert_allclose(normalise(item.images).permute(0, 2, 3, 1).cpu().numpy(), want, atol=1e-5)
 
 
@@ -116,8 +116,10 @@ def test_control_words_arrive_late_and_right(world: Any) -> None:
     control, heard = StepSync(world), []
     for step in range(1, 50):
         loss = torch.full((), float(step), device=world.device)
-        control.send(step, StepResult(loss, torch.isfinite(loss) & (loss != 7)), busy=0.001 * step, stop=step == 9)
-        heard += control.due()
+        control.send(
+            step, StepResult(loss, torch.isfinite(loss) & (loss != 7)), busy_seconds=0.001 * step, stop=step == 9
+        )
+        heard += control.ready()
         assert len(heard) == max(0, step - STATUS_LAG)
     heard += control.drain()
     assert [word.loss for word in heard] == list(range(1, 50))

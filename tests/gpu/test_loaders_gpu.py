@@ -48,12 +48,12 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
             build_sampler(config, split),
             phases=image_phases(config, len(split)),
             ranks=range(1),
-            world=1,
+            world_size=1,
             device=device,
         )
         stop = 6
     else:
-        made = build_evaluation_loader(config, split, ranks=range(1), world=1, device=device)
+        made = build_evaluation_loader(config, split, ranks=range(1), world_size=1, device=device)
         stop = evaluation_steps(len(split), 1, 16)
     try:
         return list(made.batches(0, stop))

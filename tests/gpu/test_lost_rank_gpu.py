@@ -28,12 +28,12 @@ def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     store, ended = TorchStore(HashStore()), list[tuple[float, PodscaleError]]()
-    RankHeartbeat(RankGroup(1, 2, store, 1.0), ProgressTracker(), seconds=3600.0)
+    RankHeartbeat(RankGroup(1, 2, store, 1.0), ProgressTracker(), interval_seconds=3600.0)
     torch.cuda._sleep(1)
     with watch_torch_peers(
-        RankGroup(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), seconds=0.2
+        RankGroup(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), interval_seconds=0.2
     ) as whereabouts:
-        whereabouts.updated(1)
+        whereabouts.step_done(1)
         torch.cuda._sleep(12_000_000_000)  # clock cycles: several seconds on any device
         torch.cuda.synchronize()
         over = time.monotonic()

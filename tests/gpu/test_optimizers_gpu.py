@@ -106,13 +106,13 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
         given = [values.to(device) for values in drawn[1:]]
         for number in range(6):
             gradients.copy_(given[number] * flags[number])
-            rule.begin(number)
+            rule.start_step(number)
             if number == 3 and device == "cuda" and roots == "newton":  # kernels are compiled by now; roots are due
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error")
             rule.step(row, flags[number])
         torch.cuda.set_sync_debug_mode("default")
-        found[device] = [weights, *rule.moments.values(), *rule.arrays().values()]
+        found[device] = [weights, *rule.moments.values(), *rule.extra_state_arrays().values()]
     for on_cpu, on_gpu in zip(found["cpu"], found["cuda"], strict=True):
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
 

@@ -207,9 +207,9 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
     from podscale.pytorch.graph import CudaGraphStep
 
     class Nothing:
-        def begin(self, step: int) -> None: ...
+        def start_step(self, step: int) -> None: ...
 
-        def carry_out(self, batch: Any, phase: Any) -> Any:
+        def run_on_device(self, batch: Any, phase: Any) -> Any:
             from podscale.pytorch.step import StepResult
 
             return StepResult(batch.images.float().sum(), batch.labels.sum() > 0)
@@ -222,7 +222,7 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
 
     from contextlib import nullcontext
 
-    graphed = CudaGraphStep(Nothing(), world, sampled=lambda seconds: None)  # type: ignore[arg-type]
+    graphed = CudaGraphStep(Nothing(), world, on_sampled=lambda seconds: None)  # type: ignore[arg-type]
     results = [graphed(batch(2, step), lambda name: nullcontext()) for step in range(8)]
     assert [result.loss.item() for result in results] == [96 * step for step in range(8)]
     assert [bool(result.finite) for result in results] == [step > 0 for step in range(8)]

@@ -16,11 +16,11 @@ def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() 
     """Of eight simulated devices: a sharded update in rows of four, batch norm over pairs."""
     config = document(RESNET, span=8, optimizer=LARS, **SHARDED)
     step = build_train_step(config, mesh_for_config(config, jax.devices()), CLASSES)
-    compiled = step.updates.lower(*step_arguments(step, config, CLASSES, UPDATES)).compile()
+    compiled = step.run_steps.lower(*step_arguments(step, config, CLASSES, UPDATES)).compile()
 
     images, labels = batches(config.input.image_size)
     call = StepInputs(np.int32(1), np.zeros((8, STATUS_LENGTH), np.int32))
-    state, figures = compiled(begin(step, config), step.batches(images[:1], labels[:1]), SCHEDULE, call)
+    state, figures = compiled(begin(step, config), step.put_batches(images[:1], labels[:1]), SCHEDULE, call)
     assert figures.finite.tolist() == [True]
     assert int(state.number) == 1
 

@@ -35,7 +35,7 @@ class SlowDevices:
         self._changed = threading.Condition()
 
     def slow_down(self, session: JaxTrainer) -> None:
-        updates, drain = session.step.updates, session.control.drain
+        updates, drain = session.step.run_steps, session.step_sync.drain
 
         @jax.jit
         def held(state: Any, figures: Any) -> Any:
@@ -56,7 +56,7 @@ class SlowDevices:
             return drain()
 
         object.__setattr__(session.step, "updates", called)
-        session.control.drain = drained  # type: ignore[method-assign]
+        session.step_sync.drain = drained  # type: ignore[method-assign]
 
     def _hold(self, number: Any) -> None:
         call = int(number)
@@ -93,7 +93,7 @@ def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
     done: list[int] = []
 
     def guard(session: JaxTrainer) -> None:
-        updates = session.updates
+        updates = session.train_steps
 
         def guarded() -> Iterator[list[StepStatus]]:
             going = updates()
@@ -106,7 +106,7 @@ def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
                 done.append(session.progress.step)
                 yield words
 
-        session.updates = guarded  # type: ignore[method-assign]
+        session.train_steps = guarded  # type: ignore[method-assign]
 
     train_in_jax(config, shards, 8, guard)
     assert done == [5, 9, 10, 12]

@@ -29,7 +29,7 @@ def cycling(workspace: Path) -> RunConfig:
 
 
 def description(config: RunConfig) -> Any:
-    return json.loads((RunDirectory.of(config).model / "model.json").read_text())
+    return json.loads((RunDirectory.for_config(config).model / "model.json").read_text())
 
 
 def beginning(found: dict[str, np.ndarray[Any, Any]]) -> Any:
@@ -57,7 +57,7 @@ def trained(tmp_path: Path) -> tuple[RunConfig, Path]:
 
 def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
-    kept = [entry.step for entry in complete_entries(RunDirectory.of(config).checkpoints)]
+    kept = [entry.step for entry in complete_entries(RunDirectory.for_config(config).checkpoints)]
     assert kept == [LAST, FIRST], "the first is no longer among the newest, and stays"
     first, _last = (member.config for member in ensemble.ensemble_members(config))
     ema = first.train.model_copy(update={"ema": EmaSection(decay=0.9)})

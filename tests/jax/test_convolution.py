@@ -83,7 +83,7 @@ def test_products_of_tiles_are_those_of_the_whole_image(sides: tuple[int, int], 
 
     def body(x: Any, weight: Any, dy: Any) -> Any:
         y, back = jax.vjp(of_tiles, x, weight)
-        dx, dw = back(jnp.where(outputs.inside(), dy, 0.0))
+        dx, dw = back(jnp.where(outputs.inside_mask(), dy, 0.0))
         return y, dx, lax.psum(dw, SPATIAL)
 
     run = mapped(body, tiles.parts, (TILED, WHOLE, TILED), (TILED, TILED, WHOLE))
@@ -126,5 +126,5 @@ def test_a_step_on_cpus_takes_products() -> None:
     config = document(RESNET)
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:1]), CLASSES)
     images, labels = batches(config.input.image_size)
-    lowered = step.updates.lower(begin(step, config), step.batches(images[:1], labels[:1]), SCHEDULE)
+    lowered = step.run_steps.lower(begin(step, config), step.put_batches(images[:1], labels[:1]), SCHEDULE)
     assert len(convolutions(lowered)) == 3 * 13 - 1

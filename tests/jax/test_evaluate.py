@@ -52,7 +52,7 @@ def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[ParamLayout
     parameters, statistics = initialise(config.model, classes, seed=2)
     generator = np.random.default_rng(0)
     parameters["fc.weight"] = generator.standard_normal(parameters["fc.weight"].shape, np.float32)
-    return layout, (layout.lay_out(parameters), statistics)
+    return layout, (layout.pack_on_host(parameters), statistics)
 
 
 def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
         found[devices] = evaluating.predict()
         assert sum(evaluating.seen) == 20
         np.testing.assert_array_equal(found[devices].keys, keys)
-        measured = evaluating.evaluator.measure(*evaluating.network, untimed)
+        measured = evaluating.evaluator.evaluate(*evaluating.network, untimed)
         assert measured is not None
         assert measured.images == 20
         assert (measured.top1, measured.top5) == found[devices].accuracies()
@@ -93,7 +93,7 @@ def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
 def test_a_stop_ends_it_for_all(tmp_path: Path) -> None:
     evaluating = Evaluating(document(tmp_path), make_shard_set(tmp_path / "shards"), 1)
     asked = iter([False, True, True, True])
-    assert evaluating.evaluator.measure(*evaluating.network, untimed, lambda: next(asked)) is None
+    assert evaluating.evaluator.evaluate(*evaluating.network, untimed, lambda: next(asked)) is None
     assert sum(evaluating.seen) < 20
     evaluating.loader.close()
 

@@ -33,17 +33,17 @@ def test_every_device_gets_the_part_of_its_place_in_the_mesh(group: int) -> None
     wanted = list(batches(4, mesh.size))
     counts = iter([3, 4, 4])
     found = list(DevicePrefetcher(mesh, 4)(iter(wanted), untimed, lambda: next(counts)))
-    assert [[source.step for source in moved.sources] for moved in found] == [[0, 1, 2], [3]]
+    assert [[source.step for source in moved.host_batches] for moved in found] == [[0, 1, 2], [3]]
     for moved in found:
-        images, labels = moved.on_devices
+        images, labels = moved.device_batches
         assert images.shape == (4, mesh.size * EACH, SIDE, SIDE, 3)
-        for number, source in enumerate(moved.sources):
+        for number, source in enumerate(moved.host_batches):
             np.testing.assert_array_equal(images[number], source.images)
-        assert not np.asarray(images[len(moved.sources) :]).any()
+        assert not np.asarray(images[len(moved.host_batches) :]).any()
         shards = {shard.device: shard for shard in labels.addressable_shards}
         for place, device in enumerate(mesh.devices.flat):
             mine = slice(place * EACH, (place + 1) * EACH)
-            np.testing.assert_array_equal(shards[device].data[0], moved.sources[0].labels[mine])
+            np.testing.assert_array_equal(shards[device].data[0], moved.host_batches[0].labels[mine])
 
 
 def figures(losses: list[float], finite: list[bool], word: Any, norm: bool = True) -> StepResults:
@@ -53,7 +53,7 @@ def figures(losses: list[float], finite: list[bool], word: Any, norm: bool = Tru
 
 def test_words_are_agreed_and_handed_out_late() -> None:
     mesh = build_mesh(jax.devices())
-    control = StepSync(mesh, rank=5, held=mesh.size)
+    control = StepSync(mesh, rank=5, local_ranks=mesh.size)
     agree = jax.jit(
         jax.shard_map(
             lambda words: jax.lax.pmax(words[0], RANKS),
@@ -62,17 +62,20 @@ def test_words_are_agreed_and_handed_out_late() -> None:
             out_specs=jax.sharding.PartitionSpec(),
         )
     )
-    calm, asked = control.word(stop=False, busy=0.25), control.word(stop=True, busy=0.125)
-    assert control.word(stop=True, busy=0.125) is asked
-    control.sent(0, 2, figures([1.5, 2.5, 0.0], [True, False, False], agree(calm)))
-    assert control.due() == []
+    calm, asked = (
+        control.local_status(stop=False, busy_seconds=0.25),
+        control.local_status(stop=True, busy_seconds=0.125),
+    )
+    assert control.local_status(stop=True, busy_seconds=0.125) is asked
+    control.send(0, 2, figures([1.5, 2.5, 0.0], [True, False, False], agree(calm)))
+    assert control.ready() == []
     for call in range(STATUS_LAG):
-        control.sent(2 + call, 1, figures([3.5], [True], agree(asked), norm=False))
-    assert control.due() == [
+        control.send(2 + call, 1, figures([3.5], [True], agree(asked), norm=False))
+    assert control.ready() == [
         StepStatus(1, False, True, 1.5, 5, 250, 250, grad_norm=15.0),
         StepStatus(2, False, False, 2.5, 5, 250, 250, grad_norm=25.0),
     ]
-    assert control.due() == []
+    assert control.ready() == []
     assert control.drain() == [StepStatus(step, True, True, 3.5, 5, 125, 125) for step in (3, 4)]
 
 
@@ -80,12 +83,12 @@ def test_the_word_names_the_slowest_and_anybody_may_ask_for_a_stop() -> None:
     """Two processes with four devices each, told apart by what they say."""
     mesh = build_mesh(jax.devices())
     words = [
-        np.asarray(StepSync(mesh, rank, held=mesh.size).word(stop=rank == 1, busy=busy))
+        np.asarray(StepSync(mesh, rank, local_ranks=mesh.size).local_status(stop=rank == 1, busy_seconds=busy))
         for rank, busy in ((0, 0.04), (1, 0.02))
     ]
-    control = StepSync(mesh, 0, held=mesh.size)
+    control = StepSync(mesh, 0, local_ranks=mesh.size)
     agreed = np.max([words[place // 4][place] for place in range(8)], axis=0)
-    control.sent(7, 1, figures([1.0], [True], jax.numpy.asarray(agreed)))
+    control.send(7, 1, figures([1.0], [True], jax.numpy.asarray(agreed)))
     assert control.drain() == [StepStatus(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
 
 

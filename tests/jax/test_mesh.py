@@ -182,8 +182,8 @@ def test_what_makes_no_mesh_is_refused() -> None:
 def test_tpus_that_do_not_know_their_slice_are_refused() -> None:
     """Where Google's own variables are missing, each slice would train by itself."""
     tpus = tuple(SimpleNamespace(platform="tpu", slice_index=slice_) for slice_ in (0, 1, None))
-    _check_slice(RankEnv(slice_=1, slices=2), (tpus[1],))  # type: ignore[arg-type]
+    _check_slice(RankEnv(slice_id=1, slice_count=2), (tpus[1],))  # type: ignore[arg-type]
     _check_slice(RankEnv(), (tpus[2],))  # type: ignore[arg-type]
     for lost in (tpus[0], tpus[2]):
         with refused("slice 1 of 2", "MEGASCALE_NUM_SLICES", field="MEGASCALE_SLICE_ID", got=0):
-            _check_slice(RankEnv(slice_=1, slices=2), (lost,))
+            _check_slice(RankEnv(slice_id=1, slice_count=2), (lost,))

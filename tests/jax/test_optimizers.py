@@ -121,10 +121,10 @@ def test_the_layout_takes_every_array_there_and_back() -> None:
     assert all(length % (4 * ROW_ELEMENTS) == 0 for length in layout.lengths)
     for name, array in layout.unpack(buckets).items():
         np.testing.assert_array_equal(array, start()[name])
-    for rows, bucket in zip(layout.rows(), buckets, strict=True):
+    for rows, bucket in zip(layout.array_of_rows(), buckets, strict=True):
         assert len(rows) * ROW_ELEMENTS == len(bucket)
     marked = layout.pack({name: np.full(shape, number + 1) for number, (name, shape) in enumerate(SHAPES.items())})
-    for rows, bucket in zip(layout.rows(), marked, strict=True):
+    for rows, bucket in zip(layout.array_of_rows(), marked, strict=True):
         of_rows = np.asarray(bucket).reshape(-1, ROW_ELEMENTS).max(1)
         assert set((rows + 1)[of_rows > 0] - of_rows[of_rows > 0]) == {0}
 
@@ -321,10 +321,13 @@ def test_the_document_chooses_the_rule_and_what_it_skips() -> None:
     }
     share = build_param_shard(chosen, layout, spec)
     names = [p.name for p in spec.parameters]
-    assert {name for name, decays in zip(names, share.decays, strict=True) if decays} == {
+    assert {name for name, decays in zip(names, share.uses_weight_decay, strict=True) if decays} == {
         p.name for p in spec.parameters if p.role == "weight" and p.name != "fc.weight"
     }
-    assert {name for name, adapts in zip(names, share.adapts, strict=True) if not adapts} == {"fc.weight", "fc.bias"}
+    assert {name for name, adapts in zip(names, share.uses_trust_ratio, strict=True) if not adapts} == {
+        "fc.weight",
+        "fc.bias",
+    }
     with refused("resnet18", field="train.optimizer.skip", got="head.*"):
         build_param_shard(OptimizerSection(skip=("head.*",)), layout, spec)
     lamb_rule = build_optimizer(OptimizerSection(name="lamb", beta2=0.9, clip_norm=0, trust_clip=True))

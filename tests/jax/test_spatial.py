@@ -45,17 +45,19 @@ def mapped(body: Any, parts: Parts, in_specs: Any, out_specs: Any, ranks: int = 
 
 def laid_out(x: Values, tiles: Tiles) -> Values:
     """Images with what the last tiles hold beyond them, which counts for nothing: any numbers."""
-    beyond = [rows * parts - side for rows, parts, side in zip(tiles.tile, tiles.parts, tiles.sides, strict=True)]
+    beyond = [
+        rows * parts - side for rows, parts, side in zip(tiles.tile_shape, tiles.parts, tiles.image_sides, strict=True)
+    ]
     return np.pad(x, ((0, 0), (0, beyond[0]), (0, beyond[1]), (0, 0)), constant_values=7.0)
 
 
 def cropped(x: Any, tiles: Tiles) -> Values:
-    height, width = tiles.sides
+    height, width = tiles.image_sides
     return np.asarray(x)[:, :height, :width]
 
 
 def after(tiles: Tiles, window: Window) -> Tiles:
-    return Tiles((window.side(tiles.sides[0]), window.side(tiles.sides[1])), tiles.parts)
+    return Tiles((window.output_size(tiles.image_sides[0]), window.output_size(tiles.image_sides[1])), tiles.parts)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None
     for parts in range(1, 6):
         for side in range(max(1, window.kernel - 2 * window.padding), 40):
             reach = plan_halo(side, parts, window)
-            own, outputs = -(-side // parts), window.side(side)
+            own, outputs = -(-side // parts), window.output_size(side)
             of_outputs = -(-outputs // parts)
             for place in range(parts):
                 low, high = place * own - reach.before, (place + 1) * own + reach.after
@@ -110,7 +112,7 @@ def test_a_convolution_is_that_of_the_whole_image(sides: tuple[int, int], parts:
 
     def body(x: Any, weight: Any, dy: Any) -> Any:
         y, back = jax.vjp(of_tiles, x, weight)
-        dx, dw = back(jnp.where(outputs.inside(), dy, 0.0))
+        dx, dw = back(jnp.where(outputs.inside_mask(), dy, 0.0))
         return y, dx, lax.psum(dw, SPATIAL)
 
     def of_tiles(x: Any, weight: Any) -> Any:
@@ -136,7 +138,7 @@ def test_pooling_is_that_of_the_whole_image(sides: tuple[int, int], parts: Parts
 
     def body(x: Any, dy: Any) -> Any:
         y, back = jax.vjp(lambda x: spatial.max_pool(x, window, tiles), x)
-        (dx,) = back(jnp.where(outputs.inside(), dy, 0.0))
+        (dx,) = back(jnp.where(outputs.inside_mask(), dy, 0.0))
         return y, dx, spatial.global_average_pool(x, tiles), spatial.gather_tiles(x, tiles)
 
     run = mapped(body, parts, (TILED, TILED), (TILED, TILED, WHOLE, WHOLE))
@@ -169,14 +171,14 @@ def test_batch_norm_takes_its_statistics_over_whole_images(part: int | None) -> 
     x, dy = drawn(4, 7, 5, 3) * 2 + 1, drawn(4, 7, 5, 3, seed=1)
     weight, bias = drawn(3, seed=2), drawn(3, seed=3)
     running = ChannelStatistics(np.zeros(3, np.float32), np.ones(3, np.float32))
-    norm = BatchNorm(part=part)
+    norm = BatchNorm(part_size=part)
 
     def along(cut: Tiles | None, x: Any, dy: Any) -> Any:
         y, back, moved = jax.vjp(lambda *given: norm.train(*given, running, cut), x, weight, bias, has_aux=True)
         return y, *back(dy), moved
 
     def body(x: Any, dy: Any) -> Any:
-        y, dx, dw, db, moved = along(tiles, x, jnp.where(tiles.inside(), dy, 0.0))
+        y, dx, dw, db, moved = along(tiles, x, jnp.where(tiles.inside_mask(), dy, 0.0))
         return y, dx, lax.psum(dw, SPATIAL), lax.psum(db, SPATIAL), moved
 
     run = mapped(body, tiles.parts, (TILED, TILED), (TILED, TILED, WHOLE, WHOLE, WHOLE))

@@ -47,7 +47,7 @@ def batches(side: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def begin(step: TrainStep, config: RunConfig) -> DeviceState:
-    return step.begin(*initialise(config.model, CLASSES, seed=1))
+    return step.init_state(*initialise(config.model, CLASSES, seed=1))
 
 
 class Trained(NamedTuple):
@@ -63,8 +63,13 @@ def trained(config: RunConfig, devices: int) -> Trained:
     """After all updates in one program, through which every device learns the largest of what the ranks say."""
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
     said = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
-    given = begin(step, config), step.batches(*batches(config.input.image_size)), SCHEDULE, StepInputs(UPDATES, said)
-    compiled = step.updates.lower(*given).compile()
+    given = (
+        begin(step, config),
+        step.put_batches(*batches(config.input.image_size)),
+        SCHEDULE,
+        StepInputs(UPDATES, said),
+    )
+    compiled = step.run_steps.lower(*given).compile()
     state, figures = compiled(*given)
     assert np.asarray(figures.finite).all()
     assert int(state.number) == UPDATES
@@ -72,8 +77,8 @@ def trained(config: RunConfig, devices: int) -> Trained:
     for copy in figures.word.addressable_shards:
         np.testing.assert_array_equal(copy.data, said.max(0))
     found = {
-        "weights": step.named(state.weights),
-        "momentum": step.named(state.kept.moments["momentum"]),
+        "weights": step.named_arrays(state.weights),
+        "momentum": step.named_arrays(state.kept.moments["momentum"]),
         "statistics": state.statistics,
     }
     arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in found.items()}
@@ -146,13 +151,13 @@ def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
     images, labels = batches(63)
     state, single = begin(whole.step, flat), []
     for number in range(UPDATES):
-        one = whole.step.batches(images[number : number + 1], labels[number : number + 1])
+        one = whole.step.put_batches(images[number : number + 1], labels[number : number + 1])
         before = state
-        state, figures = whole.step.updates(state, one, SCHEDULE)
+        state, figures = whole.step.run_steps(state, one, SCHEDULE)
         single.append(float(figures.loss[0]))
         assert all(bucket.is_deleted() for bucket in before.weights)  # donated
     np.testing.assert_allclose(single, whole.losses, rtol=1e-6)
-    after = {"weights": whole.step.named(state.weights), "statistics": state.statistics}
+    after = {"weights": whole.step.named_arrays(state.weights), "statistics": state.statistics}
     compare(after, {kind: whole.arrays[kind] for kind in after}, tolerance=1e-5)
     check_that_an_update_that_is_not_finite_is_masked(whole.step, flat)
 
@@ -186,13 +191,13 @@ def check_that_an_update_that_is_not_finite_is_masked(step: TrainStep, config: R
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
     images, labels = batches(63)
-    given = step.begin(parameters, statistics), step.batches(images[:1], labels[:1]), SCHEDULE
-    state, figures = step.updates(*given)
+    given = step.init_state(parameters, statistics), step.put_batches(images[:1], labels[:1]), SCHEDULE
+    state, figures = step.run_steps(*given)
     assert not np.asarray(figures.finite).any()
     assert int(state.number) == 1
-    for name, array in {**step.named(state.weights), **state.statistics}.items():
+    for name, array in {**step.named_arrays(state.weights), **state.statistics}.items():
         np.testing.assert_array_equal(array, {**parameters, **statistics}[name], err_msg=name)
-    assert not any(np.asarray(bucket).any() for bucket in state.kept.moments["momentum"])
+    assert not any(np.asarray(bucket).any() for bucket in state.opt_state.moments["momentum"])
 
 
 def test_devices_that_share_images_train_as_one_with_all_of_them() -> None:
@@ -243,7 +248,7 @@ def halos(config: RunConfig, images: int) -> Counter[str]:
     for before, layer in pairwise(layers):
         if layer.kernel == (3, 3):
             strided = len(layer.path) > max(len(before.path), 2)  # the first two halvings: stem and max pool
-            sent((1,) if strided else (1, 1), side // 2 ** (len(layer.path) - strided), layer.inputs)
+            sent((1,) if strided else (1, 1), side // 2 ** (len(layer.path) - strided), layer.in_channels)
     return counted
 
 

@@ -33,8 +33,8 @@ SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 def continued(config: RunConfig, step: int, run: str) -> RunConfig:
     """A run that has nothing of the other but its checkpoint of `step`."""
     other = config.model_copy(update={"run": config.run.model_copy(update={"id": run})})
-    source = RunDirectory.of(config).checkpoints / f"step-{step}"
-    shutil.copytree(source, RunDirectory.of(other).checkpoints / source.name)
+    source = RunDirectory.for_config(config).checkpoints / f"step-{step}"
+    shutil.copytree(source, RunDirectory.for_config(other).checkpoints / source.name)
     return other
 
 
@@ -81,14 +81,14 @@ def stop_before(step: int) -> Callable[[JaxTrainer], None]:
     """The process is asked to stop before the call that begins with update `step`, counted from 0."""
 
     def prepare(session: JaxTrainer) -> None:
-        count = session.next_count
+        count = session.next_step_count
 
         def asked() -> int:
             if session.progress.step >= step:
-                session.stop.requested = True
+                session.stop_request.requested = True
             return count()
 
-        session.next_count = asked  # type: ignore[method-assign]
+        session.next_step_count = asked  # type: ignore[method-assign]
 
     return prepare
 
@@ -130,13 +130,13 @@ def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
     lengths: list[int] = []
 
     def watch(session: JaxTrainer) -> None:
-        count = session.next_count
+        count = session.next_step_count
 
         def counted() -> int:
             lengths.append(count())
             return lengths[-1]
 
-        session.next_count = counted  # type: ignore[method-assign]
+        session.next_step_count = counted  # type: ignore[method-assign]
         watched.append(session)
 
     watched: list[JaxTrainer] = []
@@ -153,7 +153,7 @@ def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
     train_in_jax(one, shards, 2)
     train_in_jax(four, shards, 2, watch)
     assert lengths[:-1] == [4, 1, 1, 1, 3, 2, 2, 1]  # to 5 a checkpoint, 6 an evaluation, 7 a line, 10, 12, 14, 15
-    assert watched[0].step.updates._cache_size() == 1  # type: ignore[attr-defined]
+    assert watched[0].step.run_steps._cache_size() == 1  # type: ignore[attr-defined]
     assert lines_of(four, "step")[0]["step"] == 7
     alike(losses_of(four), losses_of(one), 1e-4)
     close(state_after(four, 15), state_after(one, 15), 2e-3)
@@ -164,7 +164,7 @@ def test_too_many_updates_that_are_not_finite_end_the_run(tmp_path: Path) -> Non
     config = document(tmp_path, train__max_nonfinite=2)
 
     def poison(session: JaxTrainer) -> None:
-        begin = session.step.begin
+        begin = session.step.init_state
 
         def begun(parameters: Any, *rest: Any) -> Any:
             return begin({**parameters, "fc.bias": np.full(4, np.inf, np.float32)}, *rest)
@@ -193,7 +193,7 @@ def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
         if program == "update":
             object.__setattr__(session.step, "updates", fail)
         else:
-            session.evaluator._answers = fail
+            session.evaluator._eval_step = fail
 
     return prepare
 

@@ -84,7 +84,7 @@ def of(
     entry = CATALOGUE[name]
     own = {"run": run} | ({"rank": str(rank)} if "rank" in entry.labels else {}) | labels
     assert set(own) == set(entry.labels), f"{name} has the labels {entry.labels}"
-    assert all(labels[label] in values for label, values in entry.more.items() if values), f"{name}: {labels}"
+    assert all(labels[label] in values for label, values in entry.own_labels.items() if values), f"{name}: {labels}"
     return selector(entry.series, {**target(run, namespace, rank, life), **own}), str(line)
 
 

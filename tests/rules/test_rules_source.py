@@ -57,11 +57,11 @@ def test_matchers_name_labels_and_values_that_exist(rule: AlertRule | RecordingR
         for label, values in re.findall(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"', matchers):
             if name in FOREIGN or label in OF_TARGETS:
                 continue
-            allowed = SERIES[name].more[label] if name in SERIES else STATES_OF_RECORDED[label]
+            allowed = SERIES[name].own_labels[label] if name in SERIES else STATES_OF_RECORDED[label]
             assert set(values.split("|")) <= set(allowed), (name, label)
 
 
-STATES_OF_RECORDED = {"state": SERIES["podscale_train_wall_seconds_total"].more["state"]}
+STATES_OF_RECORDED = {"state": SERIES["podscale_train_wall_seconds_total"].own_labels["state"]}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -97,7 +97,7 @@ def test_alerts_tell_the_run_and_the_numbers(alert: AlertRule) -> None:
     assert "$value" in alert.summary + alert.description
     assert alert.summary.endswith(".")
     assert alert.description.endswith(".")
-    assert re.fullmatch(r"\d+[sm]", alert.wait)
+    assert re.fullmatch(r"\d+[sm]", alert.hold_for)
 
 
 def test_thresholds_are_used_by_the_alert_that_they_name() -> None:

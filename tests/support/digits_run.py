@@ -114,7 +114,7 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
 
 def _features(shards: ShardSet, name: str) -> tuple[np.ndarray, np.ndarray]:
     split = shards.split(name)
-    images = [np.asarray(Image.open(io.BytesIO(split.record(i).tobytes()))) for i in range(len(split))]
+    images = [np.asarray(Image.open(io.BytesIO(split.read(i).tobytes()))) for i in range(len(split))]
     flat = np.stack(images).reshape(len(split), -1) / 255
     return np.hstack([flat, np.ones((len(split), 1))]), np.asarray(split.labels)
 

@@ -88,11 +88,11 @@ def train_session(
     build: Callable[..., Trainer], config: RunConfig, world: Any, shards: Path, prepare: Prepare
 ) -> TrainResult:
     """What both engines do with the stage, and a hook to disturb the session."""
-    shard_set, run = ShardSet.open(shards), RunDirectory.of(config)
+    shard_set, run = ShardSet.open(shards), RunDirectory.for_config(config)
     rank_directory = run.path / "ranks"
     rank_directory.mkdir(parents=True, exist_ok=True)
     with open_training_logger(config, world, run, rank_directory, None) as monitor:
-        checkpoints = open_checkpoint_store(config, run, shard_set, None, monitor.checkpoint)
+        checkpoints = open_checkpoint_store(config, run, shard_set, None, monitor.checkpoint_reported)
         session = build(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
         prepare(session)
         try:
@@ -103,13 +103,15 @@ def train_session(
 
 def state_after(config: RunConfig, step: int) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a checkpoint."""
-    entries = {entry.step: entry for entry in complete_entries(RunDirectory.of(config).checkpoints)}
+    entries = {entry.step: entry for entry in complete_entries(RunDirectory.for_config(config).checkpoints)}
     return read_snapshot(entries[step]).arrays
 
 
 def lines_of(config: RunConfig, kind: str) -> list[dict[str, Any]]:
     """The log's lines of one kind: `step`, `evaluation`, `event`."""
-    return [line for line in filter_replays(read_records(RunDirectory.of(config).metrics)) if line["kind"] == kind]
+    return [
+        line for line in filter_replays(read_records(RunDirectory.for_config(config).metrics)) if line["kind"] == kind
+    ]
 
 
 def losses_of(config: RunConfig) -> dict[int, float]:

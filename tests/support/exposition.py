@@ -51,10 +51,12 @@ def names(text: str) -> set[str]:
 
 
 def _allowed(entry: MetricSpec, labels: dict[str, str]) -> bool:
-    common = set(entry.labels) - set(entry.more)
+    common = set(entry.labels) - set(entry.own_labels)
     if not common <= set(labels):
         return False
     own = {name: value for name, value in labels.items() if name not in common and name != "le"}
     if entry.kind == "info":
         return bool(own)
-    return set(own) == set(entry.more) and all(not entry.more[n] or value in entry.more[n] for n, value in own.items())
+    return set(own) == set(entry.own_labels) and all(
+        not entry.own_labels[n] or value in entry.own_labels[n] for n, value in own.items()
+    )

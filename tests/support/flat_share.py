@@ -67,7 +67,7 @@ class FlatArrays:
     ) -> bool:
         self.put(self.gradients, gradients)
         if isinstance(optimizer, StepAware):
-            optimizer.begin(number)
+            optimizer.start_step(number)
         return bool(optimizer.step(hyper, torch.tensor(finite)))
 
     def train(

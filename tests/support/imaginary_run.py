@@ -66,7 +66,7 @@ def history() -> History:
 def _labels(entry: MetricSpec) -> Iterator[dict[str, str]]:
     ranks = range(RANKS) if entry.exporter == "every rank" else range(1)
     own: list[dict[str, str]] = [{}]
-    for name, values in entry.more.items():
+    for name, values in entry.own_labels.items():
         values = (
             values or {"phase": PHASE_LABEL["phase"], "reason": ("too_large", "not_an_image"), "gpu": ("0", "1")}[name]
         )

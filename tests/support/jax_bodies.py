@@ -30,7 +30,7 @@ READ = 9
 def meets(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     """Who everybody is, by every way of asking."""
     world.barrier("the first barrier")
-    told = world.broadcast({"seed": 7} if world.first else None)
+    told = world.broadcast({"seed": 7} if world.is_rank0 else None)
     return {
         "rank": world.rank,
         "size": world.size,
@@ -104,8 +104,8 @@ def reads(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     loader = build_training_loader(config, world, mesh, split)
     keys, pixels = [], []
     for batch in DevicePrefetcher(mesh)(loader.batches(0, READ), untimed):
-        keys.append(batch.sources[0].keys.tolist())
-        parts = sorted(batch.on_devices.images.addressable_shards, key=lambda part: part.index[1].start or 0)
+        keys.append(batch.host_batches[0].keys.tolist())
+        parts = sorted(batch.device_batches.images.addressable_shards, key=lambda part: part.index[1].start or 0)
         pixels.append([hashlib.sha256(np.asarray(part.data).tobytes()).hexdigest() for part in parts])
     loader.close()
     opened = [Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".tar" in line]
@@ -117,13 +117,13 @@ def loses(world: World, whereabouts: ProgressTracker) -> None:
     victim, number = int(os.environ["PODSCALE_TEST_VICTIM"]), int(os.environ["PODSCALE_TEST_SIGNAL"])
     directory, add = Path(os.environ["PODSCALE_RANK_DIR"]), _sum(world)
     for step in range(UPDATES):
-        whereabouts.enter("forward_backward")
+        whereabouts.enter_phase("forward_backward")
         if step == DIES_AT and world.rank == victim:
             time.sleep(0.5)  # the others are waiting by now
             (directory / "hit").write_text(str(os.getpid()))
             os.kill(os.getpid(), number)
         add(1.0).block_until_ready()
-        whereabouts.updated(step + 1)
+        whereabouts.step_done(step + 1)
 
 
 def stays_away(world: World, whereabouts: ProgressTracker) -> None:

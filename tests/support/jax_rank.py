@@ -27,7 +27,7 @@ def main() -> None:
         report_and_exit(directory, seat.rank, WorkerReport(int(error.exit_code), str(error)))
 
     meeting = join_rank_group(seat, float(os.environ[TIMEOUT]))
-    with watch_jax_peers(meeting, end, seconds=BEAT, stacks=directory / "hang") as whereabouts:
+    with watch_jax_peers(meeting, end, interval_seconds=BEAT, stack_directory=directory / "hang") as whereabouts:
         from podscale.jax.world import join_world, leave_world
 
         world = join_world(meeting)

@@ -37,7 +37,7 @@ def train(
         build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=ranks,
-        world=world,
+        world_size=world,
         device="cpu",
     )
     try:
@@ -53,7 +53,7 @@ def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 
     batches: list[Any] = []
     for first in range(0, world, held):
         ranks = range(first, first + held)
-        loader = build_evaluation_loader(config, split, ranks=ranks, world=world, device="cpu")
+        loader = build_evaluation_loader(config, split, ranks=ranks, world_size=world, device="cpu")
         batches += loader.batches(0, evaluation_steps(len(split), world, config.evaluate.batch))
         loader.close()
     return batches

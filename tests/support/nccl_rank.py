@@ -74,7 +74,7 @@ def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
             reducer = BucketedReducer(
                 network(world), build_all_reduce(section, world), world, bucket_mb=0.02, overlap=overlap
             )
-            reducer.begin()
+            reducer.start_step()
             reducer.backward(reducer.module(inputs).square().mean(), last=True)
             reducer.finish()
             found.append(torch.cat([g.flatten() for g in reducer.buffer.views]).cpu())
@@ -97,9 +97,9 @@ class Averaging:
     def __init__(self, all_reduce: AllReduce) -> None:
         self._all_reduce = all_reduce
 
-    def begin(self, step: int) -> None: ...
+    def start_step(self, step: int) -> None: ...
 
-    def carry_out(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
+    def run_on_device(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         mean = batch.images.float().mean().view(1)
         self._all_reduce(mean)
         return StepResult(mean[0], mean[0] >= 0)
@@ -111,7 +111,7 @@ def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     for name in ("flat", "ring", "torus2d"):
         section = AllReduceSection(algorithm=name, row=2 if name == "torus2d" else None)
         step: Any = Averaging(build_all_reduce(section, world))
-        graphed, found = CudaGraphStep(step, world, sampled=lambda seconds: None), []
+        graphed, found = CudaGraphStep(step, world, on_sampled=lambda seconds: None), []
         for number in steps:
             images = torch.full((1, 1, 1, 3), number + world.rank, dtype=torch.uint8, device=world.device)
             labels, keys = torch.zeros(1, dtype=torch.int64, device=world.device), np.zeros(1, np.uint64)

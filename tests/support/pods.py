@@ -60,7 +60,7 @@ def _jobset(manifests: JobManifests) -> Pods:
 def _trainjob(manifests: JobManifests) -> Pods:
     """As Trainer does it: the runtime's template, the trainer's fields over it, then the patches."""
     job = manifests.job["spec"]
-    (runtime,) = (one for one in manifests.companions if one["kind"] == "TrainingRuntime")
+    (runtime,) = (one for one in manifests.owned_objects if one["kind"] == "TrainingRuntime")
     assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
     trainer = job["trainer"]
     found = _set(runtime["spec"]["template"]["spec"], trainer["numNodes"], trainer["numProcPerNode"])

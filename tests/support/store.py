@@ -12,7 +12,7 @@ from typing import Any
 
 from podscale.shards.remote import ReadRetryPolicy
 
-QUICK = ReadRetryPolicy(deadline=2.0, attempts=4, pause=0.01, block=16_384)
+QUICK = ReadRetryPolicy(timeout_seconds=2.0, max_attempts=4, pause_seconds=0.01, block_bytes=16_384)
 
 
 @dataclass
@@ -55,7 +55,7 @@ def serve(root: Path) -> Iterator[Store]:
                 self.send_error(503)
                 return
             if fault == "slow":
-                time.sleep(QUICK.deadline + 1)
+                time.sleep(QUICK.timeout_seconds + 1)
             if fault == "corrupt":
                 content = content[:-1] + bytes([content[-1] ^ 1])
             self.send_response(status)

@@ -45,12 +45,12 @@ def updated(
     owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
     if compact:
         weights = torch.cat([weights[start:stop] for start, stop in owned])
-    before = lars.build_mover, sgd.build_mover
-    lars.build_mover = sgd.build_mover = mover  # type: ignore[assignment]
+    before = lars.build_momentum_update, sgd.build_momentum_update
+    lars.build_momentum_update = sgd.build_momentum_update = mover  # type: ignore[assignment]
     try:
         optimizer = rule(ParamShard(segments, owned, weights, gradients))
     finally:
-        lars.build_mover, sgd.build_mover = before
+        lars.build_momentum_update, sgd.build_momentum_update = before
     for step in range(4):
         gradients.zero_()
         if step != 2:

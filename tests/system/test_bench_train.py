@@ -78,7 +78,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
 
 def test_real_images(make_shard_set, tmp_path: Path) -> None:
     shards = make_shard_set()
-    variant = BenchVariant("real", batch=4, real=True)
+    variant = BenchVariant("real", batch=4, real_images=True)
     with refused(field="--shard-set"):
         measure([variant], tmp_path)
     (row,) = measure([variant], tmp_path, shard_set=str(shards))  # type: ignore[arg-type]
@@ -100,17 +100,19 @@ def test_every_named_variant_is_a_valid_document_of_its_own(variants: list[Bench
 
 
 def test_grids_and_names() -> None:
-    names = [variant.name for variant in variant_grid(["train.compile=off,default", "batch=2,4"], real=False)]
+    names = [variant.name for variant in variant_grid(["train.compile=off,default", "batch=2,4"], real_images=False)]
     assert names == [f"compile={mode}, batch={batch}" for mode in ("off", "default") for batch in (2, 4)]
-    assert variant_grid([], real=False) == [BenchVariant("as the document says")]
-    assert [v.changes for v in variant_grid(["train.cuda_graph=true"], real=True)] == [{"train.cuda_graph": True}]
+    assert variant_grid([], real_images=False) == [BenchVariant("as the document says")]
+    assert [v.changes for v in variant_grid(["train.cuda_graph=true"], real_images=True)] == [
+        {"train.cuda_graph": True}
+    ]
     for wrong in ("train.compile", "batch=few"):
         with pytest.raises(InputError) as caught:
-            variant_grid([wrong], real=False)
+            variant_grid([wrong], real_images=False)
         assert caught.value.field.startswith("--vary")
     with refused("gpu, cpu", field="--sweep", got="tpu"):
-        named_sweep("tpu", real=False)
-    assert all(not variant.real for variant in named_sweep("gpu", real=False))
+        named_sweep("tpu", real_images=False)
+    assert all(not variant.real_images for variant in named_sweep("gpu", real_images=False))
 
 
 def test_what_rows_say_together() -> None:

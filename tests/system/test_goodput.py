@@ -38,7 +38,7 @@ def book_of(run: Path) -> GoodputState:
     book = read_goodput_state(run / ".heartbeat")
     assert book is not None
     assert min(book.seconds.values()) >= 0
-    assert book.wall == pytest.approx(book.time - book.began, abs=0.3, rel=0.01)
+    assert book.wall_seconds == pytest.approx(book.time - book.began, abs=0.3, rel=0.01)
     return book
 
 

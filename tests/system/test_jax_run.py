@@ -80,7 +80,7 @@ def check_that_the_other_engine_says_the_same_of_the_model(place: Path, run: Pat
     found = predictions.read_predictions(run / "predictions.safetensors")
     evaluations = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "evaluation"]
     assert len(found) == len(np.unique(found.keys)) == IMAGES
-    assert (evaluations[-1]["top1"], evaluations[-1]["top5"]) == found.accuracies()
+    assert (evaluations[-1]["top1"], evaluations[-1]["top5"]) == found.top1_top5_accuracy()
     ended = podscale(place, "evaluate", "run.yaml", "--set", "launch.processes=1", "--set", "train.engine=pytorch")
     assert ended.code == ExitCode.DONE, ended.err
     wanted = predictions.read_predictions(run / "predictions.safetensors")

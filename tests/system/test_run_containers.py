@@ -137,8 +137,8 @@ def test_kfp_learns_how_a_container_ended(
     scratch.mkdir()
     root.mkdir()
     containers = ContainerRunner(load(folder / "run.yaml", [f"launch.image={image}"]))
-    with containers.prepared({}, scratch):
-        local.init(containers.kfp(), pipeline_root=str(root), raise_on_error=True)
+    with containers.prepare({}, scratch):
+        local.init(containers.kfp_runner(), pipeline_root=str(root), raise_on_error=True)
         with pytest.raises(RuntimeError, match="FAILURE") if failed else contextlib.nullcontext():
             component()
 

@@ -73,10 +73,10 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
     plan = plan_shards(source, data)
     for name in ("train", "records/train"):
         (out / name).mkdir(parents=True)
-    packer = Packer(out, data, ImageRules.of(data))
+    packer = Packer(out, data, ImageRules.from_section(data))
 
     def pack_until_full() -> None:
-        for shard in range(plan.shards("train")):
+        for shard in range(plan.shard_count("train")):
             packer.pack(plan, source, PackTask("train", shard), lambda progress: None)
 
     with pytest.raises(InputError, match="No space left on device"):
@@ -86,7 +86,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
     assert all(name.endswith((".tar", ".record")) for name in files(out)), "a temporary file is left"
     assert LIBC.mount(b"tmpfs", bytes(tmp_path / "small"), b"tmpfs", REMOUNT, b"size=20m") == 0
     result = build_shard_set(data, out, workers=1)  # with room, the same set continues
-    assert result.kept >= len(kept)
+    assert result.existing_shards >= len(kept)
     assert result.manifest.count == 40
 
 

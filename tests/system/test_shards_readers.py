@@ -30,7 +30,7 @@ def shard_set(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
 
 
 def expected(split: Split) -> list[tuple[bytes, int]]:
-    return [(split.record(i).tobytes(), int(split.labels[i])) for i in range(len(split))]
+    return [(split.read(i).tobytes(), int(split.labels[i])) for i in range(len(split))]
 
 
 def tars(split: Split) -> list[Path]:
@@ -96,5 +96,5 @@ def test_a_shard_set_is_a_source_too(shard_set: ShardSet, tmp_path: Path) -> Non
 def test_images_decode_as_their_format_says(shard_set: ShardSet) -> None:
     split = shard_set.split("validation")
     for i in range(len(split)):
-        picture = Image.open(io.BytesIO(split.record(i).tobytes()))
+        picture = Image.open(io.BytesIO(split.read(i).tobytes()))
         assert {"JPEG": 1, "PNG": 2}[str(picture.format)] == split.column("format")[i]

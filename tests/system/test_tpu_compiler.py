@@ -129,7 +129,7 @@ for name in sys.argv[1:]:
 
 def test_each_generation_leaves_a_program_the_memory_that_the_table_says() -> None:
     """Asked of the compiler by a program that is too large for each."""
-    names = [f"{chip.name}:{chip.shapes.split(', ')[1]}" for chip in TPU_CHIPS]
+    names = [f"{chip.name}:{chip.topology_names.split(', ')[1]}" for chip in TPU_CHIPS]
     ended = subprocess.run(
         [sys.executable, "-c", LARGER, *names],
         env={**os.environ, **COMPILER_ENVIRONMENT},
@@ -141,7 +141,7 @@ def test_each_generation_leaves_a_program_the_memory_that_the_table_says() -> No
     told = dict(line.split() for line in ended.stdout.splitlines())
     assert told.keys() == set(names)
     for name, gib in told.items():
-        assert float(gib) == pytest.approx(find_topology(name).chip.available, abs=1e-6), name
+        assert float(gib) == pytest.approx(find_topology(name).chip.available_gib, abs=1e-6), name
 
 
 def test_a_document_that_does_not_fit_the_topology(folder: Path) -> None:

@@ -33,7 +33,7 @@ class Launch:
     """One tracker's process; the test is the supervisor and rank 0."""
 
     def __init__(self, name: str, config: RunConfig) -> None:
-        run = RunDirectory.of(config).create()
+        run = RunDirectory.for_config(config).create()
         self.log = run.path / "tracker.log"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "podscale.telemetry.trackers", name],
@@ -51,7 +51,7 @@ class Launch:
 
     def end(self, ended: LaunchExit) -> str:
         """Tells how the launch ended; returns what the tracker said."""
-        out, _ = self._process.communicate(ended.line(), timeout=SECONDS)
+        out, _ = self._process.communicate(ended.to_line(), timeout=SECONDS)
         assert self._process.returncode == 0, (out, self.log.read_text())
         return out.decode()
 
@@ -95,7 +95,7 @@ def write(run: RunDirectory, begins_after: int, last: int) -> None:
 
 def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Callable[[int], bool]) -> str:
     """The first is killed after update 6, the second begins again after update 4 and ends after update 10."""
-    run = RunDirectory.of(config).create()
+    run = RunDirectory.for_config(config).create()
     first = track(name, config)
     write(run, 0, 6)
     until(lambda: arrived(6), SECONDS)
@@ -107,14 +107,14 @@ def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Calla
 
 
 def sent(config: RunConfig, name: str) -> dict[str, Any]:
-    path = RunDirectory.of(config).trackers / f"{name}.json"
+    path = RunDirectory.for_config(config).trackers / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"id": "", "newest": {}}
     return found
 
 
 def losses(config: RunConfig) -> list[EventRecord]:
     """The first line of each update."""
-    lines = [line for line in read_records(RunDirectory.of(config).metrics) if line["kind"] == "step"]
+    lines = [line for line in read_records(RunDirectory.for_config(config).metrics) if line["kind"] == "step"]
     return [next(line for line in lines if line["step"] == step) for step in range(1, 11)]
 
 
@@ -148,7 +148,7 @@ def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = document(tmp_path, "telemetry.trackers=[mlflow]", f"telemetry.mlflow.tracking_uri={uri}")
-    run = RunDirectory.of(config).create()
+    run = RunDirectory.for_config(config).create()
     launch = track("mlflow", config)
     write(run, 0, 1)
     launch.end(LaunchExit(code, "why"))
@@ -164,7 +164,7 @@ def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
     warnings: list[str] = []
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = document(tmp_path, "telemetry.trackers=[mlflow]", f"telemetry.mlflow.tracking_uri={uri}")
-    run = RunDirectory.of(config).create()
+    run = RunDirectory.for_config(config).create()
     tracker = Mlflow(config, run, warnings.append)
     write(run, 0, 3)
     client, tracker._client = tracker._client, None  # nothing can be asked of it
@@ -213,7 +213,7 @@ def test_wandb_without_a_key_fails_with_its_own_words(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     config = document(tmp_path, "telemetry.trackers=[wandb]")
     launch = track("wandb", config)
-    out, _ = launch._process.communicate(LaunchExit(0).line(), timeout=SECONDS)
+    out, _ = launch._process.communicate(LaunchExit(0).to_line(), timeout=SECONDS)
     assert launch._process.returncode == 1
     (line,) = [line for line in out.decode().splitlines() if line.startswith(FAILURE_PREFIX)]
     assert "key" in line
@@ -221,11 +221,13 @@ def test_wandb_without_a_key_fails_with_its_own_words(
 
 def wandb_directories(config: RunConfig) -> list[Path]:
     """Its files, in the order of the launches."""
-    found = (RunDirectory.of(config).path / "wandb").glob("offline-run-*/*.wandb")
+    found = (RunDirectory.for_config(config).path / "wandb").glob("offline-run-*/*.wandb")
     return sorted(found, key=lambda path: path.parent.stat().st_ctime_ns)
 
 
 def history(config: RunConfig) -> list[dict[str, Any]]:
     """All points, in the order in which they were logged."""
-    files = sorted((RunDirectory.of(config).path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.parent)
+    files = sorted(
+        (RunDirectory.for_config(config).path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.parent
+    )
     return [row for path in files for row in wandb_file.history(path)]

@@ -32,8 +32,8 @@ def section(width: int = 64, **options: object) -> ModelSection:
 )
 def test_parameter_counts(options: dict[str, object], count: int) -> None:
     spec = models.model_spec(section(**options), 1000)
-    assert spec.size == count
-    assert spec.size * 4 / 1e6 == pytest.approx(244 if options.get("groups") == 2 else 249.5, abs=0.2)
+    assert spec.num_parameters == count
+    assert spec.num_parameters * 4 / 1e6 == pytest.approx(244 if options.get("groups") == 2 else 249.5, abs=0.2)
 
 
 def test_flops_of_one_image() -> None:
@@ -58,7 +58,7 @@ def test_the_catalogue_names_and_counts_what_the_network_has(options: dict[str, 
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.register_forward_hook(lambda m, i, y: outputs.append(math.prod(y.shape)))
     network(images)
-    assert spec.activations(224) == sum(outputs)
+    assert spec.activation_elements(224) == sum(outputs)
 
 
 def test_only_weights_decay() -> None:

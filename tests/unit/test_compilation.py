@@ -61,8 +61,8 @@ def updates(
     generator, losses = np.random.default_rng(0), []
     for _ in range(3):
         images = torch.from_numpy(generator.integers(0, 256, (4, side, side, 3), dtype=np.uint8))
-        reducer.begin()
-        statistics.remember()
+        reducer.start_step()
+        statistics.save()
         loss = nn.functional.cross_entropy(forward(images), torch.arange(4))
         reducer.backward(loss, last=True)
         reducer.finish()

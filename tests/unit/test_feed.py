@@ -33,9 +33,9 @@ def test_images_are_normalised_in_the_order_given(channels_last: bool) -> None:
 
     normalise = Normalise(section, ALONE, channels_last=channels_last)
     found = list(DevicePrefetcher(ALONE)(iter([batch(7), batch(8)]), phase))
-    assert [item.source.step for item in found] == [7, 8]
+    assert [item.host_batch.step for item in found] == [7, 8]
     for item in found:
-        want = (item.source.images / 255.0 - section.mean) / section.std
+        want = (item.host_batch.images / 255.0 - section.mean) / section.std
         images = normalise(item.images)
         np.testing.assert_allclose(images.permute(0, 2, 3, 1).numpy(), want, atol=1e-6)
         assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

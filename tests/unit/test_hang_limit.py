@@ -36,6 +36,6 @@ def test_the_longest_wait_bounds_the_least() -> None:
 def test_it_is_exported() -> None:
     registry = CollectorRegistry()
     readings = MetricRegistry(run="r", rank="3")
-    readings.look_up(HangLimit(60.0, 300.0))
+    readings.add_source(HangLimit(60.0, 300.0))
     registry.register(readings)
     assert registry.get_sample_value("podscale_train_hang_limit_seconds", {"run": "r", "rank": "3"}) == 300.0

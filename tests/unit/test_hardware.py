@@ -29,7 +29,7 @@ def test_peaks_by_policy() -> None:
     h200, v100 = find_gpu_chip("NVIDIA H200"), find_gpu_chip("Tesla V100")
     assert h200 is not None
     assert v100 is not None
-    assert h200.peak("bf16") == h200.peak("bf16-pure") == h200.peak("fp16") == 989.4
-    assert h200.peak("fp32") == 66.9, "TF32 is off in fp32"
-    assert v100.peak("bf16") == 0.0
-    assert all(chip.memory > 0 and chip.fp32 > 0 for chip in GPU_CHIPS)
+    assert h200.peak_tflops("bf16") == h200.peak_tflops("bf16-pure") == h200.peak_tflops("fp16") == 989.4
+    assert h200.peak_tflops("fp32") == 66.9, "TF32 is off in fp32"
+    assert v100.peak_tflops("bf16") == 0.0
+    assert all(chip.memory_bandwidth > 0 and chip.fp32 > 0 for chip in GPU_CHIPS)

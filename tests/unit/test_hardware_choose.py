@@ -62,21 +62,21 @@ def test_impossible_hardware_is_refused_with_what_there_is(name: str, said: str)
 
 def test_every_kind_in_the_list_can_be_chosen() -> None:
     for kind in GPU_KINDS:
-        assert f"{kind.name} x{'|'.join(map(str, kind.counts))}" in hardware_names()
-        for count in kind.counts:
+        assert f"{kind.name} x{'|'.join(map(str, kind.gpus_per_machine))}" in hardware_names()
+        for count in kind.gpus_per_machine:
             found = find_hardware(f"{kind.name} x{count}")
-            assert 0 < found.cpus_to_ask < found.cpus
-            assert 0 < found.memory_to_ask < found.memory_gib
+            assert 0 < found.cpus_to_request < found.cpus
+            assert 0 < found.memory_gib_to_request < found.memory_gib
     for tpu in TPU_KINDS:
-        for topology in tpu.smallest:
+        for topology in tpu.smallest_topologies:
             found = find_hardware(f"{tpu.name}-{topology}")
             assert found.hosts * found.accelerators == chip_count(topology)
 
 
 def test_gpudirect_is_of_whole_machines_alone() -> None:
-    assert find_hardware("nvidia-h100-80gb x8").direct == "tcpx"
-    assert find_hardware("nvidia-h100-80gb x4").direct is None
-    assert find_hardware("nvidia-l4 x8").direct is None
+    assert find_hardware("nvidia-h100-80gb x8").gpudirect == "tcpx"
+    assert find_hardware("nvidia-h100-80gb x4").gpudirect is None
+    assert find_hardware("nvidia-l4 x8").gpudirect is None
 
 
 def test_the_page_is_what_the_table_says() -> None:

@@ -72,7 +72,7 @@ def test_an_operation_of_rand_augment_gives_timms_pixels(operation, negative, mo
             level = theirs.LEVEL_TO_ARG[name]
             arguments = level(magnitude, {}) if level else ()
             want = theirs.NAME_TO_OP[name](picture(), *arguments, fillcolor=FILL, resample=resample)
-            found = operation(picture(), magnitude / 10, negative=negative, look=FillMode(resample, FILL))
+            found = operation(picture(), magnitude / 10, negative=negative, fill_mode=FillMode(resample, FILL))
             assert np.array_equal(np.asarray(found), np.asarray(want)), (magnitude, resample)
 
 
@@ -93,7 +93,7 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
         magnitude *= -1 if signed and negative else 1
         want = autoaugment._apply_op(picture(), name, magnitude, InterpolationMode.BILINEAR, None)
         look = FillMode(Image.Resampling.BILINEAR, (0, 0, 0))
-        found = operation(picture(), strength / (LEVELS - 1), negative=turned, look=look)
+        found = operation(picture(), strength / (LEVELS - 1), negative=turned, fill_mode=look)
         difference = np.abs(np.asarray(found).astype(int) - np.asarray(want))
         if operation.name.startswith("shear"):  # torchvision's slope is the tangent of an arc tangent
             assert difference.max() <= 1
@@ -106,8 +106,8 @@ def test_posterize_keeps_the_highest_bits() -> None:
     """At the largest magnitude none: Pillow 13 refuses that, and timm with it."""
     operation = next(one for one in RAND_AUGMENT if one.name == "posterize")
     look = FillMode(Image.Resampling.BILINEAR, FILL)
-    assert not np.asarray(operation(picture(), 1.0, negative=False, look=look)).any()
-    found = np.asarray(operation(picture(), 0.5, negative=False, look=look))
+    assert not np.asarray(operation(picture(), 1.0, negative=False, fill_mode=look)).any()
+    found = np.asarray(operation(picture(), 0.5, negative=False, fill_mode=look))
     assert np.array_equal(found, np.asarray(picture()) & 0b11000000)
 
 
@@ -289,7 +289,7 @@ def test_repeats_are_augmented_differently() -> None:
 
 
 def test_a_policy_is_the_reference_loaders() -> None:
-    assert resolve_loader("auto", "cuda:0", augments=True) == "torchvision"
+    assert resolve_loader("auto", "cuda:0", has_augmentation=True) == "torchvision"
     for loader in ("dali", "nvjpeg"):
         with refused("input.augment", field="input.loader", got=loader):
             loads(f"input: {{loader: {loader}, augment: {{erase: 0.1}}}}")

@@ -37,7 +37,7 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
     order = build_sampler(config, split)
     expected = {5: 7, 6: 7, 23: 0}  # the next good one of the same shard, around its end
     reader = build_loader(
-        config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world=1, device="cpu"
+        config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world_size=1, device="cpu"
     )
     with caplog.at_level(logging.WARNING, "podscale.input"):
         batches = list(reader.batches(0, 12))

@@ -59,7 +59,7 @@ def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: rang
         build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=ranks,
-        world=world,
+        world_size=world,
         device="cpu",
     )
     try:
@@ -189,7 +189,7 @@ def test_a_host_opens_its_own_shards_and_no_other(limit, make_shard_set) -> None
             order,
             phases=image_phases(config, len(split)),
             ranks=range(host, host + 1),
-            world=2,
+            world_size=2,
             device="cpu",
         )
         list(loader.batches(0, 18))
@@ -211,12 +211,12 @@ def test_shards_that_fit_are_kept_and_the_others_stay_where_they_are(make_shard_
     shards = MemoryCache(opened, sizes[0] + sizes[2])
     split = ShardSet.open(directory, shards).split("train")
     split.prefetch(np.flatnonzero(np.isin(split.column("shard"), [0, 2, 3])))
-    until(lambda: split.held == sizes[0] + sizes[2], 60)
+    until(lambda: split.cached_bytes == sizes[0] + sizes[2], 60)
     assert opened.brought == [split.shard_names[0], split.shard_names[2]]
     reference = plain.split("train")
-    assert all(np.array_equal(split.record(i), reference.record(i)) for i in range(len(split)))
+    assert all(np.array_equal(split.read(i), reference.read(i)) for i in range(len(split)))
     assert opened.mapped == {split.shard_names[1], split.shard_names[3]}
-    assert not split.record(0).flags.writeable
+    assert not split.read(0).flags.writeable
 
 
 def test_a_shard_that_cannot_be_brought_is_read_where_it_is(make_shard_set, caplog) -> None:
@@ -230,8 +230,8 @@ def test_a_shard_that_cannot_be_brought_is_read_where_it_is(make_shard_set, capl
     split = ShardSet.open(directory, MemoryCache(opened, LARGE)).split("train")
     split.prefetch(np.arange(len(split)))
     until(lambda: "slow today" in caplog.text, 60)
-    assert all(len(split.record(i)) for i in range(len(split)))
-    assert split.held == 0
+    assert all(len(split.read(i)) for i in range(len(split)))
+    assert split.cached_bytes == 0
 
 
 def test_a_cut_short_shard_is_an_error(make_shard_set, monkeypatch) -> None:

@@ -16,6 +16,6 @@ def test_make_shard_set(make_shard_set):
         names = tar.getnames()
     assert names[:2] == ["00000024.jpg", "00000024.cls"]
     for i in range(len(train)):
-        image = Image.open(io.BytesIO(train.record(i).tobytes()))
+        image = Image.open(io.BytesIO(train.read(i).tobytes()))
         assert image.size == (train.column("width")[i], train.column("height")[i])
     assert train.source(30) == b"image-30"

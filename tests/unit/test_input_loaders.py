@@ -119,16 +119,16 @@ def test_batches_are_prepared_ahead(make_shard_set) -> None:
         build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=range(1),
-        world=1,
+        world_size=1,
         device="cpu",
     )
     asked: list[int] = []
-    at = loader._requests.at  # type: ignore[attr-defined]
-    loader._requests.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
+    at = loader._batch_plan.at  # type: ignore[attr-defined]
+    loader._batch_plan.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
     batches = loader.batches(0, 12)
     next(batches)
     assert asked == [0, 1, 2, 3]
-    until(lambda: loader.ready == 3, 60)  # what train_data_queue_depth tells
+    until(lambda: loader.queued_batches == 3, 60)  # what train_data_queue_depth tells
     batches.close()  # type: ignore[attr-defined]
     loader.close()
 

@@ -110,7 +110,7 @@ def test_evaluation_pixels_are_torchvisions(make_shard_set) -> None:
     split = ShardSet.open(directory).split("validation")
     pixels = by_key(evaluate(config, directory))
     for row in range(len(split)):
-        image = Image.open(io.BytesIO(split.record(row).tobytes())).convert("RGB")
+        image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
         resized = functional.resize(image, round(40 / 0.875))
         expected = np.asarray(functional.center_crop(resized, [40, 40]))
         assert np.array_equal(pixels[int(split.keys[row]), 0], expected)
@@ -128,7 +128,7 @@ def test_training_pixels_are_torchvisions(make_shard_set) -> None:
     sizes = [split.column(name)[slots.rows].astype(np.int64) for name in ("width", "height")]
     views = training_crops(4, slots.epochs, batch.keys, *sizes, crop=config.input.crop, size=40)
     for slot, row in enumerate(slots.rows.tolist()):
-        image = Image.open(io.BytesIO(split.record(row).tobytes())).convert("RGB")
+        image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
         view = views[slot]
         expected = functional.resized_crop(image, view.top, view.left, view.height, view.width, [40, 40])
         expected = functional.hflip(expected) if view.flip else expected

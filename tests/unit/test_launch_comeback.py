@@ -24,7 +24,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
 
 def task(place: socket.socket, node_rank: int | None = 1) -> WorkerSpec:
     meeting = Rendezvous(nodes=2, node_rank=node_rank, address="127.0.0.1", port=place.getsockname()[1])
-    return WorkerSpec("r", "train", "shards", "{}", meeting, processes=1, threads=1, grace_seconds=1, max_restarts=0)
+    return WorkerSpec(
+        "r",
+        "train",
+        "shards",
+        "{}",
+        meeting,
+        processes_per_node=1,
+        threads_per_process=1,
+        grace_seconds=1,
+        max_restarts=0,
+    )
 
 
 def seconds_of(task: WorkerSpec, environment: dict[str, str] = IN_A_POD) -> float:
@@ -48,7 +58,7 @@ def test_it_waits_no_longer_than_an_end_takes(place: socket.socket) -> None:
     """The meeting place may be a new one already, which waits for this pod."""
     with place:
         started = time.monotonic()
-        comeback.wait_until_unreachable("127.0.0.1", place.getsockname()[1], lambda: False, seconds=1)
+        comeback.wait_until_unreachable("127.0.0.1", place.getsockname()[1], lambda: False, timeout_seconds=1)
         assert 1 <= time.monotonic() - started < 4
 
 

@@ -57,7 +57,9 @@ class Place:
     def come(self, pod: int, *, pods: int = 2, leaving: float = PATIENCE, seconds: float = PATIENCE) -> "Future[None]":
         """The pod comes; the future holds whether it met all others."""
         meeting = Rendezvous(pods, pod, "127.0.0.1", self._port)
-        return self._pool.submit(pod_barrier, meeting, self.store, 4 * pod, leaving=leaving, seconds=seconds)
+        return self._pool.submit(
+            pod_barrier, meeting, self.store, 4 * pod, exit_grace_seconds=leaving, timeout_seconds=seconds
+        )
 
     def meet(self) -> None:
         for came in [self.come(pod) for pod in range(2)]:
@@ -73,7 +75,7 @@ def place() -> Iterator[Place]:
 
 def test_pods_wait_for_all(place: Place) -> None:
     early = [place.come(2, pods=3), place.come(0, pods=3)]
-    until(lambda: place.store().check("pod/0") and place.store().check("pod/2"))
+    until(lambda: place.store().has("pod/0") and place.store().has("pod/2"))
     assert not any(came.done() for came in early)
     place.come(1, pods=3).result(PATIENCE)
     for came in early:
@@ -101,9 +103,9 @@ def test_a_pod_that_comes_back_joins_the_next_meeting(place: Place) -> None:
     back = place.come(1)
     until(lambda: place.store().add("came/pod/1", 0) == 2)
     place.begin_again()
-    until(lambda: place.store().check("pod/1"))
+    until(lambda: place.store().has("pod/1"))
     assert not back.done()
-    assert not place.store().check(FAILED_KEY)
+    assert not place.store().has(FAILED_KEY)
     place.come(0).result(PATIENCE)
     back.result(PATIENCE)
 
@@ -112,12 +114,12 @@ def test_who_goes_on_without_the_pod_is_told_after_a_while(place: Place) -> None
     """The others cannot see the end of a pod whose machine is gone."""
     place.meet()
     back = place.come(1, leaving=0.1)
-    until(lambda: place.store().check(FAILED_KEY))
+    until(lambda: place.store().has(FAILED_KEY))
     assert place.store().get([FAILED_KEY]) == ["4"], "the first rank of that pod"
     assert not back.done()
     place.end()
     with pytest.raises(StoreError):
-        place.store().own(0.1).check(FAILED_KEY)
+        place.store().clone(0.1).has(FAILED_KEY)
     place.begin_again()
     place.come(0).result(PATIENCE)
     back.result(PATIENCE)

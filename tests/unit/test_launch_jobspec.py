@@ -24,18 +24,22 @@ def test_the_pods_are_given_a_document_of_their_own() -> None:
 
 
 def test_processes_are_one_for_each_accelerator_unless_said_otherwise() -> None:
-    assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=0").processes == 4
-    assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=2").processes == 2
-    assert spec("launch.processes=0").processes == 1
+    assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=0").processes_per_node == 4
+    assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=2").processes_per_node == 2
+    assert spec("launch.processes=0").processes_per_node == 1
     counted = spec(
         "launch.processes=0", "launch.resources.accelerator=nvidia.com/gpu", "launch.resources.accelerators=2"
     )
-    assert (counted.processes, counted.hardware.resource, counted.hardware.node_selector) == (2, "nvidia.com/gpu", {})
+    assert (counted.processes_per_node, counted.hardware.resource, counted.hardware.node_selector) == (
+        2,
+        "nvidia.com/gpu",
+        {},
+    )
 
 
 def test_a_process_of_jax_alone_on_a_machine_drives_all_of_its_gpus() -> None:
     machine = ("launch.hardware=nvidia-l4 x4", "train.all_reduce.row=4", "train.all_reduce.algorithm=torus2d")
-    assert spec(*machine, "train.engine=jax", "launch.processes=1").processes == 1
+    assert spec(*machine, "train.engine=jax", "launch.processes=1").processes_per_node == 1
     for changes in (("train.engine=jax", "launch.processes=2"), ("launch.processes=1",)):
         with refused(field="train.all_reduce.row", got=4):
             spec(*machine, *changes)
@@ -64,24 +68,24 @@ def test_the_identity_is_of_what_changes_the_numbers() -> None:
 
 
 def test_amounts_are_the_documents_else_the_hardwares_share() -> None:
-    asked = spec(*EIGHT, preset="mlperf-8xh100").demand
-    assert (asked.cpus, asked.memory, asked.accelerators) == (96, 512, 8)
-    share = spec(*EIGHT, "launch.resources.cpus=0", "launch.resources.memory_gib=0", preset="mlperf-8xh100").demand
+    asked = spec(*EIGHT, preset="mlperf-8xh100").resources
+    assert (asked.cpus, asked.memory_gib, asked.accelerators) == (96, 512, 8)
+    share = spec(*EIGHT, "launch.resources.cpus=0", "launch.resources.memory_gib=0", preset="mlperf-8xh100").resources
     assert 150 < share.cpus < 208
-    assert 1400 < share.memory < 1872
-    assert spec().demand.memory == 0, "nothing is asked for where nothing is known"
+    assert 1400 < share.memory_gib < 1872
+    assert spec().resources.memory_gib == 0, "nothing is asked for where nothing is known"
 
 
 def test_shared_memory_holds_the_batches_in_flight() -> None:
     needed = 8 * (2 + 12) * 204 * 3 * 224**2 / 2**30  # processes x (prefetch + workers) x images of a rank x bytes
-    assert spec(*EIGHT, preset="mlperf-8xh100").demand.shm >= 2 * needed
-    assert spec("launch.resources.shm_gib=5").demand.shm == 5
+    assert spec(*EIGHT, preset="mlperf-8xh100").resources.shm_gib >= 2 * needed
+    assert spec("launch.resources.shm_gib=5").resources.shm_gib == 5
 
 
 def test_remote_shards_are_kept_on_the_nodes_disk() -> None:
     made = build_job_spec(document("digits", "input.cache_bytes=21474836480"), "train", "gs://bucket/shards")
     assert made.cache_path == "/cache"
-    assert made.demand.cache == 20
+    assert made.resources.cache_gib == 20
     assert loads(made.document).input.cache_dir == "/cache"
     assert spec().cache_path is None
     assert spec("launch.cluster.local_ssd=true").cache_path == "/cache"
@@ -91,17 +95,17 @@ def test_tpu_slices_say_how_many_pods() -> None:
     tpu = ("launch.processes=1", "train.global_batch=512")
     assert spec("launch.hardware=tpu-v5e-4x4", *tpu).nodes == 4
     slices = spec("launch.hardware=tpu-v5e-4x4", "launch.cluster.slices=2", *tpu)
-    assert (slices.nodes, slices.slices, slices.security) == (8, 2, "privileged")
+    assert (slices.nodes, slices.slices, slices.security_mode) == (8, 2, "privileged")
     assert spec("launch.hardware=tpu-v5e-4x4", *tpu, stage="evaluate").nodes == 4
     assert spec("launch.hardware=tpu-v5e-4x4", *tpu, stage="report").nodes == 1
 
 
 def test_gpudirect_where_it_is_asked_for_or_allowed() -> None:
-    assert spec(*EIGHT, preset="mlperf-8xh100").direct is None
-    assert spec(*EIGHT, "launch.cluster.network=gpudirect", preset="mlperf-8xh100").direct == "tcpx"
-    assert spec(*EIGHT, "launch.cluster.security=privileged", preset="mlperf-8xh100").direct == "tcpx"
+    assert spec(*EIGHT, preset="mlperf-8xh100").gpudirect is None
+    assert spec(*EIGHT, "launch.cluster.network=gpudirect", preset="mlperf-8xh100").gpudirect == "tcpx"
+    assert spec(*EIGHT, "launch.cluster.security=privileged", preset="mlperf-8xh100").gpudirect == "tcpx"
     plain = spec(*EIGHT, "launch.cluster.security=privileged", "launch.cluster.network=plain", preset="mlperf-8xh100")
-    assert plain.direct is None
+    assert plain.gpudirect is None
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_it_is_said_again_until_they_have_met() -> None:
     said: list[str] = []
     met = threading.Event()
     with joining.log_rendezvous_progress(
-        meeting("0.invalid", node_rank=0), met.is_set, said.append, first=0.01, again=0.01
+        meeting("0.invalid", node_rank=0), met.is_set, said.append, first_seconds=0.01, every_seconds=0.01
     ):
         until(lambda: len(said) >= 3)
         met.set()
@@ -54,7 +54,7 @@ def test_it_is_said_again_until_they_have_met() -> None:
 
 
 def test_a_pod_on_its_own_waits_for_nobody() -> None:
-    with joining.log_rendezvous_progress(Rendezvous(), lambda: False, pytest.fail, first=0, again=0):
+    with joining.log_rendezvous_progress(Rendezvous(), lambda: False, pytest.fail, first_seconds=0, every_seconds=0):
         assert not alive()
 
 

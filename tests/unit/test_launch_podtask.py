@@ -31,13 +31,13 @@ def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> Work
     ],
 )
 def test_processes(options: tuple[str, ...], gpus: int, variables: dict[str, str], processes: int) -> None:
-    assert task(*options, gpus=gpus, **variables).processes == processes
+    assert task(*options, gpus=gpus, **variables).processes_per_node == processes
 
 
 def test_threads_share_the_cores() -> None:
-    assert task("launch.processes=3", "train.global_batch=255").threads == 2
-    assert task("launch.processes=16").threads == 1
-    assert task("launch.threads=5").threads == 5
+    assert task("launch.processes=3", "train.global_batch=255").threads_per_process == 2
+    assert task("launch.processes=16").threads_per_process == 1
+    assert task("launch.threads=5").threads_per_process == 5
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_several_pods_of_jax_go_through_our_spawner() -> None:
 
 def test_what_the_spawner_gives_to_a_rank_is_what_the_rank_reads() -> None:
     variables = spawner.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
-    assert read_rank_env(variables) == RankEnv(13, 16, 1, 2, "m", 1, slice_=1, slices=2)
-    assert read_rank_env(spawner.worker_variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).port == 4711
+    assert read_rank_env(variables) == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2)
+    assert read_rank_env(spawner.worker_variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).store_port == 4711
     assert read_rank_env({}) == read_rank_env(environment(task("train.engine=jax"))) == RankEnv()
 
 

@@ -56,7 +56,7 @@ def test_whoever_is_patient_gets_the_lease_of_one_that_ends(tmp_path: Path, capl
     path = tmp_path / ".lease"
     process = holder(path)
     threading.Timer(1.0, process.kill).start()
-    with Lease.acquire(path, patience=60) as lease:
+    with Lease.acquire(path, wait_seconds=60) as lease:
         assert lease.number == 2
     end(process)
     (told,) = caplog.messages
@@ -69,9 +69,9 @@ def test_patience_ends(tmp_path: Path) -> None:
     with Lease.acquire(path):
         started = time.monotonic()
         with refused(field=tmp_path, kind=LeaseTaken):
-            Lease.acquire(path, patience=1)
+            Lease.acquire(path, wait_seconds=1)
         with pytest.raises(LeaseTaken):
-            check_not_taken(path, patience=1)
+            check_not_taken(path, wait_seconds=1)
         assert time.monotonic() - started >= 2
 
 

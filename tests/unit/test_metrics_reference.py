@@ -33,7 +33,7 @@ def test_names_follow_prometheus_conventions(entry: MetricSpec) -> None:
 
 def test_every_name_is_there_once() -> None:
     assert len(CATALOGUE) == len(METRICS)
-    assert CATALOGUE["train_phase_seconds"].more["phase"] == PHASES
+    assert CATALOGUE["train_phase_seconds"].own_labels["phase"] == PHASES
 
 
 def test_the_page_knows_who_uses_a_series(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def test_draws_are_from_the_beta_distribution(alpha: float) -> None:
 
 def test_mixup_adds_an_image_and_its_counterpart() -> None:
     mix, images = mixing(mixup=1.0), torch.randn(5, 3, 8, 6)
-    mix.begin(3)
-    share = float(mix.share(8, 6))
+    mix.start_step(3)
+    share = float(mix.mix_weight(8, 6))
     assert 0 < share < 1
     want = share * images.numpy() + (1 - share) * images.numpy()[::-1]
-    np.testing.assert_allclose(mix.images(images).numpy(), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mix.mix_images(images).numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
@@ -41,8 +41,8 @@ def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
     images = torch.arange(4.0)[:, None, None, None].expand(4, 3, 20, 30)
     areas = []
     for step in range(40):
-        mix.begin(step)
-        mixed, share = mix.images(images).numpy(), float(mix.share(20, 30))
+        mix.start_step(step)
+        mixed, share = mix.mix_images(images).numpy(), float(mix.mix_weight(20, 30))
         other = mixed[0, 0] == 3
         assert ((mixed[0, 0] == 0) | other).all()
         rows, columns = np.flatnonzero(other.any(1)), np.flatnonzero(other.any(0))
@@ -57,7 +57,7 @@ def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
 def test_draws_are_keyed_by_seed_update_and_rank() -> None:
     def drawn(step: int, **changes: int) -> list[float]:
         mix = mixing(mixup=0.2, cutmix=1.0, **changes)
-        mix.begin(step)
+        mix.start_step(step)
         return mix._drawn.tolist()
 
     assert drawn(7) == drawn(7)
@@ -85,7 +85,7 @@ def test_binary_cross_entropy_asks_for_each_class(threshold: float | None, targe
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     chances = 1 / (1 + np.exp(-logits.double().numpy()))
     want = -(targets * np.log(chances) + (1 - targets) * np.log(1 - chances)).mean()
-    found = TrainingLoss(0.1, binary=True, threshold=threshold)(logits, LABELS, torch.tensor(0.7))
+    found = TrainingLoss(0.1, is_binary=True, threshold=threshold)(logits, LABELS, torch.tensor(0.7))
     assert float(found) == pytest.approx(want, rel=1e-5)
 
 

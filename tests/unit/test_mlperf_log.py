@@ -40,7 +40,7 @@ def write(path: Path, config: RunConfig, accuracies: list[float], *, resumed: bo
     )
     for number, top1 in enumerate(accuracies, start=1):
         step = round(4 * number * steps_per_epoch)
-        log.evaluating(step)
+        log.evaluation_started(step)
         log.evaluated(step, top1, target_reached=top1 >= 0.759)
     log.close()
 

@@ -28,9 +28,11 @@ CIFAR_PARAMETERS = {
 
 @pytest.mark.parametrize(("name", "count"), CIFAR_PARAMETERS.items())
 def test_the_cifar_family_has_the_published_parameters(name: str, count: int) -> None:
-    assert models.model_spec(ModelSection(name=name), 10).size == count
+    assert models.model_spec(ModelSection(name=name), 10).num_parameters == count
     projected = models.model_spec(ModelSection(name=name, shortcut="projection"), 10)
-    assert projected.size == count + (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64), "two projections with their batch norms"
+    assert projected.num_parameters == count + (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64), (
+        "two projections with their batch norms"
+    )
 
 
 def test_resnet20_costs_41_million_multiply_adds_an_image() -> None:
@@ -39,14 +41,14 @@ def test_resnet20_costs_41_million_multiply_adds_an_image() -> None:
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
 def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
-    assert models.model_spec(ModelSection(name=name), 1000).size == count
+    assert models.model_spec(ModelSection(name=name), 1000).num_parameters == count
 
 
 def test_resnet50_costs_what_was_measured() -> None:
     spec = models.model_spec(ModelSection(name="resnet50"), 1000)
     assert spec.flops(224) == pytest.approx(8.18e9, rel=1e-3)
     assert spec.training_flops(224) == pytest.approx(24.30e9, rel=1e-3)
-    assert spec.activations(224) == pytest.approx(11.1e6, rel=5e-3)
+    assert spec.activation_elements(224) == pytest.approx(11.1e6, rel=5e-3)
     assert sum(buffer.shape[0] for buffer in spec.buffers) == 2 * 26_560
     assert len(spec.parameters) == 161
     assert len([p for p in spec.parameters if len(p.shape) == 1]) == 107
@@ -76,7 +78,7 @@ def test_width_and_small_stem() -> None:
     wide = models.model_spec(ModelSection(name="resnet18", stem="small"), 10)
     narrow = models.model_spec(ModelSection(name="resnet18", stem="small", width=16), 10)
     assert {p.name: p.shape for p in narrow.parameters}["conv1.weight"] == (16, 3, 3, 3)
-    assert narrow.size < wide.size / 15
+    assert narrow.num_parameters < wide.num_parameters / 15
     assert wide.flops(32) == pytest.approx(2 * 0.5554e9, rel=0.01)  # CIFAR ResNet-18: 0.56 GMAC
 
 

@@ -15,7 +15,7 @@ DURATION = "train_checkpoint_duration_seconds"
     [
         (Saved(3, 100, 2.0, None), {(f"{DURATION}_count", "save"): 1, (f"{DURATION}_sum", "save"): 2.0}),
         (Restored(3, 0.5), {(f"{DURATION}_count", "restore"): 1, (f"{DURATION}_sum", "restore"): 0.5}),
-        (Failed(3, "no room", full=True), {("train_checkpoint_failures_total", "disk_full"): 1}),
+        (Failed(3, "no room", disk_full=True), {("train_checkpoint_failures_total", "disk_full"): 1}),
         (Failed(3, "read only"), {("train_checkpoint_failures_total", "other"): 1}),
         (Skipped(3, "damaged"), {}),
     ],
@@ -24,7 +24,7 @@ DURATION = "train_checkpoint_duration_seconds"
 def test_a_checkpoint_is_counted_once(report: CheckpointReport, changed: dict[tuple[str, str], float]) -> None:
     registry = CollectorRegistry()
     monitor = TrainingLogger(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
-    monitor.checkpoint(report)
+    monitor.checkpoint_reported(report)
     counted = [(f"{DURATION}_{what}", op, "op") for what in ("count", "sum") for op in ("save", "restore")]
     failures = [("train_checkpoint_failures_total", reason, "reason") for reason in ("disk_full", "other")]
     for name, value, label in [*counted, *failures]:

@@ -75,4 +75,4 @@ def test_shorter_rules_are_exported_and_prometheus_takes_them(
     path = Path(capsys.readouterr().out.strip())
     assert yaml.safe_load(path.read_text(encoding="utf-8")) == rule_file(RuleSettings(shorten=40))
     promtool.anywhere().check("rules", path)
-    assert all(parse_milliseconds(alert.wait) % 40 == 0 for alert in ALERT_RULES), "40 leaves whole milliseconds"
+    assert all(parse_milliseconds(alert.hold_for) % 40 == 0 for alert in ALERT_RULES), "40 leaves whole milliseconds"

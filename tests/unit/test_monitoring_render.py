@@ -39,7 +39,7 @@ def test_runbooks_may_be_elsewhere(base: str) -> None:
 
 def test_alerts_may_be_left_out_and_empty_groups_go_with_them() -> None:
     without = frozenset(alert.name for alert in ALERT_RULES)
-    made = rule_file(RuleSettings(without=without))
+    made = rule_file(RuleSettings(excluded_alerts=without))
     assert rules(made).keys() == {recording.name for recording in RECORDING_RULES}
     assert all(group["rules"] for group in made["groups"])
 
@@ -79,7 +79,9 @@ def test_export(form: str, kind: str | None, tmp_path: Path, capsys: pytest.Capt
     made = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert made.get("kind") == kind
     wanted = RuleSettings(
-        thresholds={"gpuCelsius": 80.0}, without=frozenset({"PodscaleGPUXid"}), runbooks="https://pages.example/"
+        thresholds={"gpuCelsius": 80.0},
+        excluded_alerts=frozenset({"PodscaleGPUXid"}),
+        runbooks="https://pages.example/",
     )
     assert (made["spec"] if kind else made) == rule_file(wanted)
 

@@ -137,12 +137,12 @@ def test_the_pieces_of_all_ranks_are_every_element_once(sizes: list[int], ranks:
     seen = np.zeros(length, int)
     for first, last in shards:
         for piece in cut_chunks(segments, [(first, last)]):
-            segment = segments[piece.segment]
-            assert first <= piece.at and piece.at + piece.size <= last  # noqa: PT018
-            assert segment.start <= piece.at and piece.at + piece.size <= segment.start + segment.size  # noqa: PT018
-            assert piece.own == piece.at - first
+            segment = segments[piece.slice_index]
+            assert first <= piece.flat_offset and piece.flat_offset + piece.size <= last  # noqa: PT018
+            assert segment.start <= piece.flat_offset and piece.flat_offset + piece.size <= segment.start + segment.size  # noqa: PT018
+            assert piece.local_offset == piece.flat_offset - first
             assert 0 < piece.size <= CHUNK_ELEMENTS
-            seen[piece.at : piece.at + piece.size] += 1
+            seen[piece.flat_offset : piece.flat_offset + piece.size] += 1
     want = np.zeros(length, int)
     for segment in segments:
         want[segment.start : segment.start + segment.size] = 1
@@ -164,21 +164,21 @@ def test_batch_norm_and_biases_neither_decay_nor_scale() -> None:
     weights = {p.name for p in model_spec(SECTION, 10).parameters if p.role == "weight"}
     plain = segments_of()
     assert list(plain) == [p.name for p in model_spec(SECTION, 10).parameters]
-    assert {name for name, s in plain.items() if s.decays} == weights
-    assert {name for name, s in plain.items() if s.adapts} == weights
-    assert {n for n, s in plain.items() if s.norm} == {n for n in plain if "bn" in n or "downsample.1" in n}
-    assert all(s.decays and s.adapts for s in segments_of(decay_all=True).values())
+    assert {name for name, s in plain.items() if s.uses_weight_decay} == weights
+    assert {name for name, s in plain.items() if s.uses_trust_ratio} == weights
+    assert {n for n, s in plain.items() if s.is_batch_norm} == {n for n in plain if "bn" in n or "downsample.1" in n}
+    assert all(s.uses_weight_decay and s.uses_trust_ratio for s in segments_of(decay_all=True).values())
     adapting = segments_of(adapt_all=True)
-    assert all(s.adapts for s in adapting.values())
-    assert {name for name, s in adapting.items() if s.decays} == weights
+    assert all(s.uses_trust_ratio for s in adapting.values())
+    assert {name for name, s in adapting.items() if s.uses_weight_decay} == weights
 
 
 def test_the_skip_list_takes_names_and_patterns() -> None:
     plain, skipping = segments_of(), segments_of(skip=("fc.*", "conv1.weight"), adapt_all=True)
     for name in ("fc.weight", "fc.bias", "conv1.weight"):
-        assert (skipping[name].decays, skipping[name].adapts) == (False, False)
-    assert {n for n, s in plain.items() if s.decays} - {"fc.weight", "conv1.weight"} == {
-        n for n, s in skipping.items() if s.decays
+        assert (skipping[name].uses_weight_decay, skipping[name].uses_trust_ratio) == (False, False)
+    assert {n for n, s in plain.items() if s.uses_weight_decay} - {"fc.weight", "conv1.weight"} == {
+        n for n, s in skipping.items() if s.uses_weight_decay
     }
     with refused("resnet18", field="train.optimizer.skip", got="head.*"):
         segments_of(skip=("head.*",))

@@ -79,7 +79,7 @@ def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None
     sgd_updates = 5 if section.sgd_epochs else 0
     want, reached = neumann_oracle(DECAY, DECAYS, section, sgd_updates, 10, PER_EPOCH)
     near(arrays.take(arrays.weights), want, 2e-5)
-    point = torch.cat([rule.reached() for rule in rules if isinstance(rule, LookaheadOptimizer)])
+    point = torch.cat([rule.evaluation_weights() for rule in rules if isinstance(rule, LookaheadOptimizer)])
     near(arrays.take(point), reached, 2e-5)
     assert not np.allclose(arrays.take(point)["large"], want["large"], atol=1e-3)
     assert [rule.scalars["reset_at"].item() for rule in rules] == [71.0] * ranks  # at 1, 11 and 31

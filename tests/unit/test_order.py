@@ -187,7 +187,7 @@ def test_blocked_hosts_read_their_own_groups_and_see_the_same_global_batches(nod
         assert together == sorted(zip(batch.rows.tolist(), batch.epochs.tolist(), strict=True))
         for rank, part in enumerate(parts):
             shards_of_host[rank // per_host] |= set(split.shard[part.rows].tolist())
-            assert np.isin(part.rows, order.host_rows(rank // per_host)).all()
+            assert np.isin(part.rows, order.rows_of_host(rank // per_host)).all()
     assert sum(len(shards) for shards in shards_of_host) == len(SIZES)
     assert set.union(*shards_of_host) == set(range(len(SIZES)))
 

@@ -157,7 +157,7 @@ def test_credentials_come_from_the_environment(tmp_path: Path):
     found = resolve_endpoint(
         "kfp", environment={"PODSCALE_KFP_TOKEN": "t", "PODSCALE_KFP_COOKIES": "authservice_session=x"}
     )
-    assert (found.host, found.bearer(), found.cookies) == ("https://kfp", "t", "authservice_session=x")
+    assert (found.host, found.read_token(), found.cookies) == ("https://kfp", "t", "authservice_session=x")
     assert resolve_endpoint("kfp", environment={"KF_PIPELINES_SA_TOKEN_PATH": "/t"}).token_file == Path("/t")
     with refused(field="--ca-file", got=str(tmp_path / "absent")):
         resolve_endpoint("kfp", ca_file=tmp_path / "absent", environment={})

@@ -116,8 +116,8 @@ def test_choice_keeps_to_what_is_allowed_and_takes_no_trouble_for_nothing() -> N
 
 def test_half_the_bytes_take_half_the_time() -> None:
     fabric = cluster(2, 4, 1e9, 1e8)
-    assert torus2d(fabric.carrying(0.5, 0.5), 1e8) == pytest.approx(torus2d(fabric, 1e8) / 2)
-    assert flat(fabric.carrying(1.0, 0.5), 1e8) == pytest.approx(flat(fabric, 1e8) / 2)
+    assert torus2d(fabric.with_wire_formats(0.5, 0.5), 1e8) == pytest.approx(torus2d(fabric, 1e8) / 2)
+    assert flat(fabric.with_wire_formats(1.0, 0.5), 1e8) == pytest.approx(flat(fabric, 1e8) / 2)
 
 
 def test_jia_threshold_lies_where_latency_and_bandwidth_balance() -> None:

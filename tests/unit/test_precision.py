@@ -18,26 +18,26 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 
 def test_loss_scale_halves_at_once_and_doubles_after_many() -> None:
     precision = Precision("fp16", CPU, 1024.0)
-    precision.update(NO)
-    assert precision.scale == 512
+    precision.update_loss_scale(NO)
+    assert precision.loss_scale == 512
     for _ in range(GROWTH_INTERVAL - 1):
-        precision.update(YES)
-    assert precision.scale == 512
-    precision.update(YES)
-    assert precision.scale == 1024
+        precision.update_loss_scale(YES)
+    assert precision.loss_scale == 512
+    precision.update_loss_scale(YES)
+    assert precision.loss_scale == 1024
     for _ in range(GROWTH_INTERVAL - 1):
-        precision.update(YES)
-    precision.update(NO)
-    precision.update(YES)
-    assert precision.state() == {"loss_scale": 512.0, "finite_in_a_row": 1}
+        precision.update_loss_scale(YES)
+    precision.update_loss_scale(NO)
+    precision.update_loss_scale(YES)
+    assert precision.state_dict() == {"loss_scale": 512.0, "finite_in_a_row": 1}
 
 
 def test_state_survives() -> None:
     first, second = Precision("fp16", CPU, 1024.0), Precision("fp16", CPU, 1024.0)
     for finite in (NO, YES, YES):
-        first.update(finite)
-    second.restore(first.state())
-    assert second.state() == first.state() == {"loss_scale": 512.0, "finite_in_a_row": 2}
+        first.update_loss_scale(finite)
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict() == {"loss_scale": 512.0, "finite_in_a_row": 2}
 
 
 def test_scaled_gradients_come_back_to_their_size() -> None:
@@ -52,9 +52,9 @@ def test_scaled_gradients_come_back_to_their_size() -> None:
 def test_fp32_and_bf16_do_not_scale() -> None:
     for name in ("fp32", "bf16"):
         precision = Precision(name, CPU, 65536.0)
-        precision.update(NO)
+        precision.update_loss_scale(NO)
         assert precision.scale_loss(torch.tensor(3.0)) == 3
-        assert precision.state()["loss_scale"] == 1
+        assert precision.state_dict()["loss_scale"] == 1
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -80,7 +80,7 @@ def test_weights_gradients_and_statistics_stay_fp32(name: str, dtype: torch.dtyp
 )
 def test_pure_bf16_keeps_batch_norm_and_loss_in_fp32(section: dict[str, Any], side: int) -> None:
     model = build_model(ModelSection(**section), 3).to(memory_format=torch.channels_last)
-    Precision("bf16-pure", CPU).cast(model)
+    Precision("bf16-pure", CPU).cast_parameters(model)
     seen = set()
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear | BatchNorm):

@@ -403,7 +403,7 @@ def test_ying_on_tpus_is_ying_on_gpus():
 def test_a_preset_for_tpus_fits_its_slice(name):
     config = load(resolve_preset(name))
     topology = find_topology(config.launch.hardware)
-    assert topology.chips == int(name.rpartition("-")[2])
+    assert topology.chip_count == int(name.rpartition("-")[2])
     assert config.launch.nodes == find_hardware(config.launch.hardware).hosts
     assert config.input.groups % config.launch.nodes == 0
-    check_ranks(config, topology.devices)
+    check_ranks(config, topology.device_count)

@@ -78,8 +78,8 @@ def test_a_batch_between_two_rows_lies_between_them(batch: int) -> None:
     assert rates[0] * 0.998 <= row.learning_rate / (1 - row.momentum) <= rates[1] * 1.002
     assert math.log2(row.weight_decay / 1e-4) == pytest.approx(round(math.log2(row.weight_decay / 1e-4)), abs=1e-3)
     if below is not above:
-        assert f"{below.batch:,} ({below.who})" in origin
-        assert f"{above.batch:,} ({above.who})" in origin
+        assert f"{below.batch:,} ({below.submitter})" in origin
+        assert f"{above.batch:,} ({above.submitter})" in origin
 
 
 def test_half_way_is_the_geometric_mean() -> None:

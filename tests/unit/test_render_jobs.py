@@ -92,7 +92,7 @@ def test_a_trainjob_says_where_its_pods_go_and_its_runtime_how_they_are() -> Non
     fields = replicated["template"]["spec"]["template"]["spec"]
     assert fields["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
     assert set(fields) <= {"serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations"}
-    runtime = made.companions[-1]
+    runtime = made.owned_objects[-1]
     assert runtime["kind"] == "TrainingRuntime"
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     assert job["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
@@ -138,7 +138,7 @@ def test_the_training_operator_restarts_containers_in_their_pods(backend: str) -
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
 def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: str) -> None:
     made = rendered(backend, *TWO, "launch.cluster.restarts=3")
-    sets = made.job["spec"] if backend == "jobset" else made.companions[-1]["spec"]["template"]["spec"]
+    sets = made.job["spec"] if backend == "jobset" else made.owned_objects[-1]["spec"]["template"]["spec"]
     (replicated,) = sets["replicatedJobs"]
     job = replicated["template"]["spec"]
     first, second, third = job["podFailurePolicy"]["rules"]
@@ -159,7 +159,7 @@ def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: s
 def test_a_jobset_over_its_time_limit_is_not_restarted(backend: str) -> None:
     """`answer` is JobSet's own rule, failure_policy.go (v0.12.0): the first that matches, else a restart."""
     made = rendered(backend)
-    sets = made.job["spec"] if backend == "jobset" else made.companions[-1]["spec"]["template"]["spec"]
+    sets = made.job["spec"] if backend == "jobset" else made.owned_objects[-1]["spec"]["template"]["spec"]
 
     def answer(reason: str, message: str) -> str:
         for rule in sets["failurePolicy"]["rules"]:
@@ -221,16 +221,16 @@ def test_a_slice_is_a_node_pool_of_its_own() -> None:
 @pytest.mark.parametrize("backend", TRAINING)
 def test_limits_of_time(backend: str) -> None:
     made = rendered(backend, "launch.time_limit_hours=2", "launch.cluster.keep_hours=1")
-    text = str(made.all)
+    text = str(made.all_objects)
     assert "'activeDeadlineSeconds': 7200" in text
     assert ("'ttlSecondsAfterFinished': 3600" in text) == (backend != "trainjob"), "a TrainJob has no such field"
-    assert "ttlSecondsAfterFinished" not in str(rendered(backend, "launch.cluster.keep_hours=null").all)
+    assert "ttlSecondsAfterFinished" not in str(rendered(backend, "launch.cluster.keep_hours=null").all_objects)
 
 
 @pytest.mark.parametrize("backend", RENDERERS_BY_KIND)
 def test_only_the_pods_of_a_job_reach_each_other(backend: str) -> None:
     made = rendered(backend)
-    (policy,) = (one for one in made.companions if one["kind"] == "NetworkPolicy")
+    (policy,) = (one for one in made.owned_objects if one["kind"] == "NetworkPolicy")
     selector = policy["spec"]["podSelector"]["matchLabels"]
     labels = pods(backend).metadata["labels"]
     assert selector.items() <= labels.items()

@@ -226,7 +226,7 @@ def test_all_stages_of_a_privileged_run_have_one_user() -> None:
 def test_yaml_says_the_same(tmp_path: object) -> None:
     import yaml
 
-    made = rendered("trainjob", *GPU, *EVERYTHING).all
+    made = rendered("trainjob", *GPU, *EVERYTHING).all_objects
     text = to_yaml(made)
     assert list(yaml.safe_load_all(text)) == list(made)
     assert "&id" not in text

@@ -96,8 +96,8 @@ def test_every_job(identity: str, launch: dict[str, Any], stage: StageName, back
     # the same document makes the same objects, which are plain JSON and share nothing
     _, again = made(identity, launch, stage, backend)
     assert manifests == again
-    assert json.loads(json.dumps(manifests.all)) == list(manifests.all)
-    assert _shared(manifests.all) == []
+    assert json.loads(json.dumps(manifests.all_objects)) == list(manifests.all_objects)
+    assert _shared(manifests.all_objects) == []
 
     # every rank has its process
     assert pods.count == spec.nodes
@@ -105,7 +105,7 @@ def test_every_job(identity: str, launch: dict[str, Any], stage: StageName, back
         assert pods.count * pods.processes == spec.world_size
 
     # names that Kubernetes takes, with what operators append
-    for manifest in manifests.all:
+    for manifest in manifests.all_objects:
         assert DNS_1035.fullmatch(manifest["metadata"]["name"])
     assert len(f"{spec.name}-worker-{spec.nodes}") <= LONGEST
     assert len(f"{spec.name}-node-{spec.slices}-{spec.nodes}") <= LONGEST

@@ -100,7 +100,7 @@ def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, tmp_pa
     encoded = re.search(r"base64,([^\"]+)", card)
     assert encoded is not None
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded[1]))).convert("L"))
-    np.testing.assert_array_equal(shown, np.asarray(Image.open(io.BytesIO(split.record(sample).tobytes()))))
+    np.testing.assert_array_equal(shown, np.asarray(Image.open(io.BytesIO(split.read(sample).tobytes()))))
 
 
 def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_network_with_stochastic_depth_draws_by_update_and_keeps_its_arrays() 
     randomness = DropoutRng(model, 5, world)
 
     def output(step: int) -> torch.Tensor:
-        randomness.begin(step)
+        randomness.start_step(step)
         return model(images)
 
     assert torch.equal(output(3), output(3))

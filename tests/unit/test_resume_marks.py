@@ -37,7 +37,7 @@ def document(workspace: Path, **evaluate: Any) -> RunConfig:
 
 def finish(config: RunConfig) -> None:
     """Leaves what an evaluation leaves."""
-    run = RunDirectory.of(config).create()
+    run = RunDirectory.for_config(config).create()
     run.evaluation.write_text("{}")
     run.predictions.write_bytes(b"")
     write_outcome(run.outcome, StageOutcome("evaluate", ExitCode.DONE))
@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[RunConfig, Pat
     """A document whose evaluation is finished, and the directory of a model that it read."""
     if request.param == "a run of its own":
         config = document(tmp_path)
-        made = model(RunDirectory.of(config).model)
+        made = model(RunDirectory.for_config(config).model)
     else:
         models = [str(model(tmp_path / name / "model")) for name in ("one", "two", "three")]
         beside = {"baseline": models[2]} if request.param == "several and one beside" else {}
@@ -91,14 +91,14 @@ def test_what_belongs_to_no_answer_changes_nothing(case: tuple[RunConfig, Path])
 
 def test_a_stage_is_done_once(tmp_path: Path) -> None:
     config = document(tmp_path)
-    run = RunDirectory.of(config)
+    run = RunDirectory.for_config(config)
     with resume.stage_once(config, "evaluate", str(tmp_path)) as entered:
         assert entered.found is None
         assert is_held(run.lease)
         run.evaluation.write_text("{}")
         run.predictions.write_bytes(b"")
     assert not is_held(run.lease)
-    assert (entered.outcome.done, entered.outcome.reused) == (True, False)
+    assert (entered.outcome.is_done, entered.outcome.reused) == (True, False)
     with resume.stage_once(config, "evaluate", str(tmp_path)) as entered:
         assert entered.found is not None
     assert entered.outcome.reused
@@ -107,16 +107,16 @@ def test_a_stage_is_done_once(tmp_path: Path) -> None:
 
 def test_the_outcome_of_an_earlier_run_is_dropped_before_the_work(tmp_path: Path) -> None:
     config = document(tmp_path)
-    write_outcome(RunDirectory.of(config).create().outcome, StageOutcome("report", ExitCode.DONE))
+    write_outcome(RunDirectory.for_config(config).create().outcome, StageOutcome("report", ExitCode.DONE))
     with resume.stage_once(config, "evaluate", str(tmp_path)):
-        assert read_outcomes(RunDirectory.of(config).outcome) == {}
+        assert read_outcomes(RunDirectory.for_config(config).outcome) == {}
 
 
 def test_a_full_disk_is_recorded_as_bad_input(tmp_path: Path) -> None:
     config = document(tmp_path)
     with pytest.raises(InputError), resume.stage_once(config, "evaluate", str(tmp_path)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    outcome = read_outcomes(RunDirectory.of(config).outcome)["evaluate"]
+    outcome = read_outcomes(RunDirectory.for_config(config).outcome)["evaluate"]
     assert outcome.exit_code == ExitCode.BAD_INPUT
     assert not finished(config)
 

@@ -76,9 +76,15 @@ def test_nothing_is_left_of_what_a_masked_update_was_given() -> None:
     arrays, rule = build(block=8, start=1, every=2, graft="rmsprop")
     carry_out(arrays, rule, last=4)  # the next one, number 4, is masked; so is 9, in which roots would be taken
     for number in (4, 9):
-        before = [arrays.weights.clone(), *(m.clone() for m in rule.moments.values()), *rule.arrays().values()]
+        before = [
+            arrays.weights.clone(),
+            *(m.clone() for m in rule.moments.values()),
+            *rule.extra_state_arrays().values(),
+        ]
         carry_out(arrays, rule, number, number + 1)
-        for old, new in zip(before, [arrays.weights, *rule.moments.values(), *rule.arrays().values()], strict=True):
+        for old, new in zip(
+            before, [arrays.weights, *rule.moments.values(), *rule.extra_state_arrays().values()], strict=True
+        ):
             assert torch.equal(old, new)
         carry_out(arrays, rule, number + 1, 9)
 
@@ -92,20 +98,22 @@ def test_a_resumed_rule_goes_on_to_the_bit() -> None:
     resumed.weights.copy_(whole.weights)
     for name, values in again.moments.items():
         values.copy_(rule.moments[name])
-    again.load({name: values.clone() for name, values in rule.arrays().items()})
+    again.load_extra_state({name: values.clone() for name, values in rule.extra_state_arrays().items()})
     for arrays, each in ((whole, rule), (resumed, again)):
         carry_out(arrays, each, first=20)
     assert torch.equal(whole.weights, resumed.weights)
-    assert again.arrays().keys() == {f"{kind}/{name}" for kind in ("statistics", "roots") for name in SHAPES}
+    assert again.extra_state_arrays().keys() == {
+        f"{kind}/{name}" for kind in ("statistics", "roots") for name in SHAPES
+    }
 
 
 def test_a_square_that_overflows_leaves_its_matrix_as_it_was() -> None:
     arrays, rule = build(block=8)
     carry_out(arrays, rule, last=4)
-    before = rule.arrays()
+    before = rule.extra_state_arrays()
     given = draw(3) | {"fc": np.full(SHAPES["fc"], 1e25, np.float32)}
     assert arrays.step(rule, given, hyper(0.0), number=4)
-    after = rule.arrays()
+    after = rule.extra_state_arrays()
     for name in SHAPES:
         assert torch.equal(before[f"statistics/{name}"], after[f"statistics/{name}"]) == (name == "fc")
         assert after[f"roots/{name}"].isfinite().all()
@@ -162,11 +170,11 @@ def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last:
     flat = torch.zeros(32 + filters.numel())
     segments[1].view(flat).copy_(filters)
     stacks = stack_blocks(segments, 16, flat.device, vectors=False)
-    assert {stack.shape: len(stack.places) for stack in stacks} == {(9, 10, 16): 1, (9, 10, 4): 1}
+    assert {stack.shape: len(stack.block_indices) for stack in stacks} == {(9, 10, 16): 1, (9, 10, 4): 1}
     whole = filters.permute(2, 3, 1, 0).reshape(9, 10, 20)
     for stack, want in zip(stacks, (whole[..., :16], whole[..., 16:]), strict=True):
-        assert torch.equal(stack.take(flat)[0], want)
-        stack.put(flat, -stack.take(flat))
+        assert torch.equal(stack.gather_blocks(flat)[0], want)
+        stack.scatter_blocks(flat, -stack.gather_blocks(flat))
     assert torch.equal(segments[1].view(flat), -filters)
 
 
@@ -198,4 +206,4 @@ def test_what_a_rank_keeps_is_all_roots_and_its_part_of_the_statistics(ranks: in
     arrays = FlatArrays(draw(0), DECAYS)
     rule = Shampoo(arrays.share(), ReplicaGroup(0, ranks), block=8)
     roots = 4 * sum(preconditioner_elements(shape, 8, vectors=True) for shape in SHAPES.values())
-    assert rule.shaped_bytes == pytest.approx(roots + roots / ranks, rel=0.05)
+    assert rule.extra_state_bytes == pytest.approx(roots + roots / ranks, rel=0.05)

@@ -63,16 +63,16 @@ def test_a_remote_set_reads_like_the_local_one(store, make_shard_set, tmp_path) 
 def test_shards_that_fit_into_memory_come_to_no_disk(store, make_shard_set, tmp_path) -> None:
     local, sizes = ShardSet.open(make_shard_set(shards=3)), shard_bytes(tmp_path / "shards")
     cache = tmp_path / "cache"
-    split = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards", memory=sizes[0] + sizes[1]).split("train")
+    split = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards", memory_bytes=sizes[0] + sizes[1]).split("train")
     split.prefetch(np.arange(len(split)))
     for _ in range(2):
         assert read_all(split) == read_all(local.split("train"))
-    assert split.held == sizes[0] + sizes[1]
+    assert split.cached_bytes == sizes[0] + sizes[1]
     assert tars(cache) == [split.shard_names[2]]
     assert [store.bytes_sent[name] for name in split.shard_names] == sizes, "each came once"
-    again = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards", memory=10**9).split("train")
+    again = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards", memory_bytes=10**9).split("train")
     again.prefetch(np.flatnonzero(again.column("shard") == 2))
-    until(lambda: again.held == sizes[2], 60)
+    until(lambda: again.cached_bytes == sizes[2], 60)
     assert read_all(again) == read_all(local.split("train"))
     assert store.bytes_sent[split.shard_names[2]] == sizes[2], "what is on the disk is copied from there"
 
@@ -81,14 +81,16 @@ def test_what_comes_to_memory_is_what_the_manifest_states(store, make_shard_set,
     local = ShardSet.open(make_shard_set(shards=1))
     for faults, good in ((1, True), (1000, False)):
         store.faults = {("corrupt", ".tar"): faults}
-        split = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards", memory=10**9).split("train")
+        split = (
+            ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards", memory_bytes=10**9).split("train")
+        )
         split.prefetch(np.arange(len(split)))
         if good:
             assert read_all(split) == read_all(local.split("train"))
             continue
         with refused("sha256", kind=PodscaleError):
-            split.record(0)
-        assert split.held == 0
+            split.read(0)
+        assert split.cached_bytes == 0
     assert tars(tmp_path / "cache") == []
 
 
@@ -108,7 +110,7 @@ def test_lasting_failures_end_with_one_clear_error(kind, said, store, make_shard
     remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
     store.faults = {(kind, ".tar"): 1000}
     with refused(said, kind=PodscaleError) as refusal:
-        remote.split("train").record(0)
+        remote.split("train").read(0)
     assert refusal.error.field.startswith(f"{store.url}/shards/")
     assert tars(tmp_path / "cache") == []
     assert not list((tmp_path / "cache").rglob("*.part"))
@@ -119,16 +121,16 @@ def test_what_no_retry_can_help(store, make_shard_set, tmp_path) -> None:
     with refused(field=f"{store.url}/nothing"):
         ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/nothing")
     with refused(field="input.cache_bytes", got=1000):
-        ShardCache(tmp_path / "cache", 1000, QUICK).open(f"{store.url}/shards").split("train").record(0)
+        ShardCache(tmp_path / "cache", 1000, QUICK).open(f"{store.url}/shards").split("train").read(0)
     cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
     store.faults = {("whole", ".tar"): 1000}
     with refused("range requests"):
-        cache.open(f"{store.url}/shards").split("train").record(0)
+        cache.open(f"{store.url}/shards").split("train").read(0)
     store.faults = {}
     shard = next((directory / "train").glob("*.tar"))
     shard.unlink()
     with refused("Run `podscale shard`", field=f"{store.url}/shards/train/{shard.name}"):
-        cache.open(f"{store.url}/shards").split("train").record(0)
+        cache.open(f"{store.url}/shards").split("train").read(0)
     with refused(field="nosuch://bucket/set"):
         cache.open("nosuch://bucket/set")
 
@@ -136,7 +138,7 @@ def test_what_no_retry_can_help(store, make_shard_set, tmp_path) -> None:
 def test_a_damaged_or_shortened_copy_is_brought_again(store, make_shard_set, tmp_path) -> None:
     local = ShardSet.open(make_shard_set(shards=1))
     cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
-    cache.open(f"{store.url}/shards").split("train").record(0)
+    cache.open(f"{store.url}/shards").split("train").read(0)
     gc.collect()
     (copy,) = (tmp_path / "cache").glob("*/train/*.tar")
     with copy.open("r+b") as file:
@@ -156,7 +158,7 @@ def test_a_shard_that_is_evicted_while_it_is_being_opened_is_not_mapped(tmp_path
 
     monkeypatch.setattr("podscale.shards.cache.fcntl.flock", evicted_first)
     cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
-    assert cache.find(path, Shard("shard.tar", 1, 64, "")) is None
+    assert cache.map_if_cached(path, Shard("shard.tar", 1, 64, "")) is None
 
 
 def test_eviction_takes_the_least_recently_used_and_never_one_in_use(store, make_shard_set, tmp_path) -> None:
@@ -165,18 +167,18 @@ def test_eviction_takes_the_least_recently_used_and_never_one_in_use(store, make
     cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-3:]), QUICK)
     split = cache.open(f"{store.url}/shards").split("train")
     first_of = [int(np.flatnonzero(split.column("shard") == shard)[0]) for shard in range(6)]
-    held = split.record(first_of[0])
+    held = split.read(first_of[0])
     before = held.tobytes()
     other = cache.open(f"{store.url}/shards").split("train")  # as another process of the node would
     for shard in (1, 2, 3, 4, 5, 1, 2):
-        other.record(first_of[shard])
+        other.read(first_of[shard])
         other._shards._maps.clear()
         gc.collect()
         time.sleep(0.01)
         names = tars(tmp_path / "cache")
         assert split.shard_names[0] in names
         assert split.shard_names[shard] in names
-        assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.tar")) <= cache.limit
+        assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.tar")) <= cache.limit_bytes
     assert set(names) >= {split.shard_names[i] for i in (0, 1, 2)}
     assert held.tobytes() == before
 
@@ -186,9 +188,9 @@ def test_a_cache_full_of_shards_in_use_says_so(store, make_shard_set, tmp_path) 
     cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-2:]), ReadRetryPolicy(0.3, 2, 0.01, 2**20))
     split = cache.open(f"{store.url}/shards").split("train")
     first_of = [int(np.flatnonzero(split.column("shard") == shard)[0]) for shard in range(3)]
-    views = [split.record(first_of[0]), split.record(first_of[1])]
-    with refused("input.order=blocked", field="input.cache_bytes", got=cache.limit, kind=PodscaleError):
-        split.record(first_of[2])
+    views = [split.read(first_of[0]), split.read(first_of[1])]
+    with refused("input.order=blocked", field="input.cache_bytes", got=cache.limit_bytes, kind=PodscaleError):
+        split.read(first_of[2])
     assert len(views) == 2
 
 
@@ -198,7 +200,7 @@ def test_a_set_larger_than_the_cache_can_be_read_in_any_order(store, make_shard_
     cache = ShardCache(tmp_path / "cache", sum(sorted(shard_bytes(directory))[-6:]), QUICK)
     split = cache.open(f"{store.url}/shards").split("train")
     for row in np.random.default_rng(0).permutation(len(split)).tolist():
-        assert split.record(row).tobytes() == local.record(row).tobytes()
+        assert split.read(row).tobytes() == local.read(row).tobytes()
 
 
 def test_parts_of_killed_processes_are_removed_and_those_of_living_ones_are_not(
@@ -211,7 +213,7 @@ def test_parts_of_killed_processes_are_removed_and_those_of_living_ones_are_not(
     dead.write_bytes(b"x")
     with alive.open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
-        split.record(0)
+        split.read(0)
         assert not dead.exists()
         assert alive.exists()
 
@@ -269,7 +271,7 @@ def test_open_shard_set_and_prefetch_bring_a_hosts_own_shards(store, make_shard_
     assert isinstance(open_shard_set(str(directory), config), ShardSet)
     assert len(open_shard_set(f"file://{directory}", config).split("train")) == 48
     split = open_shard_set(f"{store.url}/shards", config).split("train")
-    rows = build_sampler(config, split).host_rows(1)
+    rows = build_sampler(config, split).rows_of_host(1)
     expected = sorted({split.shard_names[shard] for shard in split.column("shard")[rows]})
     assert len(expected) == 2
     split.prefetch(rows)
@@ -279,7 +281,7 @@ def test_open_shard_set_and_prefetch_bring_a_hosts_own_shards(store, make_shard_
     assert tars(tmp_path / "cache") == expected
     sent = store.bytes_sent.copy()
     for row in rows.tolist():
-        split.record(row)
+        split.read(row)
     assert store.bytes_sent == sent
 
 

@@ -46,7 +46,7 @@ def section(folder: Path, **options: Any) -> DataSection:
 
 
 def build(folder: Path, out: Path, *, workers: int = 1, index: int = 0, of: int = 1, **options: Any) -> BuildResult:
-    return build_shard_set(section(folder, **options), out, workers=workers, index=index, of=of)
+    return build_shard_set(section(folder, **options), out, workers=workers, packer_index=index, packer_count=of)
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -75,7 +75,7 @@ def test_a_set_holds_every_image_with_its_label(folder: Path, tmp_path: Path) ->
         split = opened.split(name)
         for i in range(len(split)):
             source = split.source(i).decode()
-            found[source] = split.record(i).tobytes()
+            found[source] = split.read(i).tobytes()
             assert source.startswith(f"{place}/{opened.classes[split.labels[i]]}/")
             assert (split.column("height")[i], split.column("width")[i]) == (48, 60)
     assert found == {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.jpg")}
@@ -100,7 +100,7 @@ def test_workers_and_pods_do_not_change_a_byte(folder: Path, tmp_path: Path) -> 
     for path in folder.rglob("*.jpg"):
         path.touch()  # a newer file time is no change
     finished = [build(folder, tmp_path / "pods", index=i, of=3) for i in (2, 0, 1)]
-    assert [result.found is not None for result in finished] == [False, False, True]
+    assert [result.complete_manifest is not None for result in finished] == [False, False, True]
     assert tree(tmp_path / "pods") == expected
 
 
@@ -118,7 +118,7 @@ def test_a_complete_set_is_reused_untouched(folder: Path, tmp_path: Path) -> Non
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
     again = build(folder, tmp_path / "set")
     assert again.reused
-    assert (again.manifest, again.packed) == (first.manifest, 0)
+    assert (again.manifest, again.packed_shards) == (first.manifest, 0)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")} == times
 
 
@@ -131,7 +131,7 @@ def test_only_missing_shards_are_packed(folder: Path, tmp_path: Path) -> None:
     victims[1].write_bytes(victims[1].read_bytes()[:-512])
     (victims[0].parent / ".shard-00000-of-00009.tar.77.tmp").write_bytes(b"left by a dead packer")
     result = build(folder, tmp_path / "set")
-    assert (result.packed, result.kept) == (2, len(list((tmp_path / "set").rglob("*.tar"))) - 2)
+    assert (result.packed_shards, result.existing_shards) == (2, len(list((tmp_path / "set").rglob("*.tar"))) - 2)
     assert tree(tmp_path / "set") == expected
 
 
@@ -144,7 +144,7 @@ def test_verify_finds_and_mends_a_damaged_shard(folder: Path, tmp_path: Path) ->
     shard.write_bytes(content)
     assert build(folder, tmp_path / "set").reused  # the size is right: only reading finds it
     result = build_shard_set(section(folder), tmp_path / "set", workers=1, verify=True)
-    assert (result.reused, result.packed) == (False, 1)
+    assert (result.reused, result.packed_shards) == (False, 1)
     assert tree(tmp_path / "set") == expected
     assert build_shard_set(section(folder), tmp_path / "set", workers=1, verify=True).reused
 
@@ -163,7 +163,7 @@ def test_a_removed_source_leaves_a_complete_set_usable(folder: Path, tmp_path: P
     folder.rename(tmp_path / "elsewhere")
     result = build(folder, tmp_path / "set")
     assert result.reused
-    assert "no such file or directory" in result.notes[0]
+    assert "no such file or directory" in result.messages[0]
     with refused(field="data.source", got=str(folder), kind=SourceMissing):
         build(folder, tmp_path / "other")
 
@@ -222,7 +222,7 @@ def test_policy_convert_saves_what_can_be_saved(folder: Path, tmp_path: Path) ->
     assert set(rejects(tmp_path / "set")) == {"empty.jpg", "truncated.jpg", "page.jpg"}
     split = ShardSet.open(tmp_path / "set").split("train")
     converted = {
-        split.source(i).rpartition(b"/")[2].decode(): split.record(i).tobytes()
+        split.source(i).rpartition(b"/")[2].decode(): split.read(i).tobytes()
         for i in range(len(split))
         if split.column("flags")[i] & ImageFlag.CONVERTED
     }
@@ -317,9 +317,9 @@ def test_duplicates_are_dropped_by_flag(twins: Path, tmp_path: Path) -> None:
     # of two across the splits the validation image stays: what is measured must not have been trained on
     assert (len(opened.split("train")), len(opened.split("validation"))) == (28, 12)
     sources = [opened.split("train").source(i) for i in range(28)]
-    records = {opened.split("train").record(i).tobytes() for i in range(28)}
+    records = {opened.split("train").read(i).tobytes() for i in range(28)}
     assert len(records) == len(set(sources)) == 28
-    assert not records & {opened.split("validation").record(i).tobytes() for i in range(12)}
+    assert not records & {opened.split("validation").read(i).tobytes() for i in range(12)}
 
 
 def test_duplicates_can_fail_the_build(twins: Path, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_an_image_that_changes_while_packing_stops_it(folder: Path, tmp_path: Pa
     for name in ("train", "records/train"):
         (tmp_path / "set" / name).mkdir(parents=True)
     with refused(".jpg: changed while", field="data.source", got=str(folder)):
-        Packer(tmp_path / "set", data, ImageRules.of(data)).pack(
+        Packer(tmp_path / "set", data, ImageRules.from_section(data)).pack(
             plan, source, PackTask("train", 0), lambda progress: None
         )
     assert not [path for path in (tmp_path / "set").rglob("*") if path.is_file()]

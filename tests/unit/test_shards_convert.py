@@ -26,7 +26,7 @@ def encoded(image: Pil.Image, form: str = "JPEG", **options: Any) -> bytes:
 
 
 def rules(**options: Any) -> ImageRules:
-    return ImageRules.of(DataSection(source="x", **options))
+    return ImageRules.from_section(DataSection(source="x", **options))
 
 
 def pixels(data: bytes) -> Any:

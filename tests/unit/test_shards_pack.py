@@ -24,7 +24,7 @@ def test_a_shard_is_its_samples_one_after_the_other(sizes: list[int], tmp_path: 
     contents = [rng.bytes(size) for size in sizes]
     path = tmp_path / "shard.tar"
     with _ShardWriter(path, sum(sizes), hashing=True) as writer:
-        offsets = [writer.sample(key, b"jpg", content, label=key) for key, content in enumerate(contents)]
+        offsets = [writer.write_sample(key, b"jpg", content, label=key) for key, content in enumerate(contents)]
     expected = b""
     for key, content in enumerate(contents):
         label = b"%d" % key
@@ -50,6 +50,6 @@ def test_writes_end_at_multiples_of_a_megabyte(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "writev", counting)
     with _ShardWriter(tmp_path / "shard.tar", 20 * 2**20, hashing=False) as writer:
         for key in range(100):
-            writer.sample(key, b"jpg", bytes(150_000), label=0)
+            writer.write_sample(key, b"jpg", bytes(150_000), label=0)
     assert len(sizes) > 10
     assert set(sizes[:-1]) == {FLUSH_BYTES}

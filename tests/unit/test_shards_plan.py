@@ -37,7 +37,7 @@ def split_of(plan: ShardPlan) -> dict[bytes, str]:
     return {
         entry.item.name: split
         for split in plan.bounds
-        for shard in range(plan.shards(split))
+        for shard in range(plan.shard_count(split))
         for entry in plan.entries(split, shard)
     }
 
@@ -70,7 +70,7 @@ def test_every_image_is_planned_once_and_mixed() -> None:
     items = images(1500)
     plan = plan_shards(Fixed(items), DataSection(source="x", shard_bytes=500_000))
     assert sorted(split_of(plan)) == sorted(item.name for item in items)
-    assert [e.key for s in range(plan.shards("train")) for e in plan.entries("train", s)] == list(range(1200))
+    assert [e.key for s in range(plan.shard_count("train")) for e in plan.entries("train", s)] == list(range(1200))
     # the classes of a listing come in runs; after the pre-shuffle neighbours agree only by chance (1/3)
     labels = plan.columns["label"][:1200]
     assert abs((labels[1:] == labels[:-1]).mean() - 1 / 3) < 0.05
@@ -116,7 +116,7 @@ def test_shards_are_contiguous_never_empty_and_near_their_size(
     plan = plan_shards(Fixed(items), data)
     for split, bounds in plan.bounds.items():
         assert (np.diff(bounds) >= 1).all()
-        assert plan.shards(split) >= min_shards
+        assert plan.shard_count(split) >= min_shards
         assert plan.shard_bytes(split).max() <= shard_bytes + 2 * (max(sizes) + 4 * 512)
     assert plan.bounds["train"][-1] == plan.bounds["validation"][0]
     assert plan.bounds["validation"][-1] == len(items)
@@ -127,7 +127,11 @@ def test_a_plan_is_read_back(tmp_path: Path) -> None:
     plan = plan_shards(Fixed([SourceItem(name, name[:2].decode(), 7) for name in names]), DataSection(source="x"))
     plan.write(tmp_path / "plan")
     back = ShardPlan.read(tmp_path / "plan")
-    assert (back.fingerprint, back.classes, sorted(back.names)) == (plan.fingerprint, ["c0", "c1"], sorted(names))
+    assert (back.fingerprint, back.classes, sorted(back.source_names)) == (
+        plan.fingerprint,
+        ["c0", "c1"],
+        sorted(names),
+    )
     assert list(back.entries("train", 0)) == list(plan.entries("train", 0))
 
 

@@ -39,22 +39,22 @@ class Heard:
         self.so_far: dict[str, list[PackProgress]] = {"train": [], "validation": []}
         self.shards: list[tuple[str, dict[str, int]]] = []
 
-    def phase(self, name: BuildPhase) -> None:
+    def phase_started(self, name: BuildPhase) -> None:
         self.phases.append(name)
 
-    def planned(self, split: str, images: int) -> None:
+    def images_planned(self, split: str, images: int) -> None:
         self.totals[split] = images
 
-    def packed(self, split: str, so_far: PackProgress) -> None:
+    def images_packed(self, split: str, so_far: PackProgress) -> None:
         self.so_far[split].append(so_far)
 
-    def finished(self, split: str, rejects: Mapping[str, int]) -> None:
+    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
         self.shards.append((split, dict(rejects)))
 
 
 def build(source: Path, out: Path, watch: Heard | ShardMetrics, workers: int = 1) -> BuildResult:
     data = DataSection(source=str(source), shard_bytes=16384, max_reject_rate=0.2)
-    return build_shard_set(data, out, workers=workers, watch=watch)
+    return build_shard_set(data, out, workers=workers, observer=watch)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -70,14 +70,14 @@ def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypa
         "validation": (10, 1),
     }
     sizes = {split: sum(path.stat().st_size for path in (source / folder).rglob("*.png")) for split, folder in FOLDERS}
-    assert {split: told.read for split, told in last.items()} == sizes
-    assert {split: told.bytes for split, told in last.items()} == {
+    assert {split: told.bytes_read for split, told in last.items()} == sizes
+    assert {split: told.bytes_written for split, told in last.items()} == {
         "train": sizes["train"] - 8,
         "validation": sizes["validation"],
     }
     for told in heard.so_far.values():
         assert told == sorted(told), "counts never fall"
-    assert len(heard.shards) == result.packed > 2
+    assert len(heard.shards) == result.packed_shards > 2
     reasons: dict[str, int] = {}
     for _, rejects in heard.shards:
         for reason, images in rejects.items():
@@ -96,7 +96,7 @@ def test_what_is_watched_is_exported(source: Path, tmp_path: Path) -> None:
     )
     assert value("shard_images_total", split="train") == 28
     assert value("shard_planned_images", split="validation") == 10
-    assert value("shard_shards_total") == result.packed
+    assert value("shard_shards_total") == result.packed_shards
     assert value("shard_rejects_total", reason="empty") == 2
     assert value("shard_bytes_total", direction="read") == sum(p.stat().st_size for p in source.rglob("*.png"))
     seconds = [value("shard_phase_seconds_total", phase=phase) for phase in ("plan", "pack", "merge", "other")]

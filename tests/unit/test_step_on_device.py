@@ -67,7 +67,7 @@ def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[],
     statistics = RunningStatistics(network)
     policy = Precision(precision, FAR, 1024.0)
     reducer = BucketedReducer(network, Alone(), world, bucket_mb=0.01, extra=1 + len(statistics))
-    weights = FlatWeights(reducer.buffer, cast=lambda: policy.cast(network))
+    weights = FlatWeights(reducer.buffer, cast=lambda: policy.cast_parameters(network))
     section = OptimizerSection.model_validate({"name": optimizer})
     share = build_param_shard(section, reducer.buffer, weights.masters, models.model_spec(model, 5))
     normalise = Normalise(InputSection(), world, channels_last=True)
@@ -87,7 +87,7 @@ def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[],
     keys = np.zeros(8, np.uint64)
     labels = torch.empty(8, dtype=torch.int64, device=FAR)
     batch = DeviceBatch(images, labels, Batch(None, keys.astype(np.int64), keys, np.ones(8, np.float32), 0))
-    return lambda: (step.carry_out(batch, lambda name: nullcontext()), reducer.close())[1]
+    return lambda: (step.run_on_device(batch, lambda name: nullcontext()), reducer.close())[1]
 
 
 @pytest.fixture

@@ -21,23 +21,23 @@ def store() -> StoreClient:
 @pytest.mark.parametrize("kind", ["remote", "own"])
 def test_values_are_kept(kind: str, request: pytest.FixtureRequest) -> None:
     store: Store = request.getfixturevalue("store") if kind == "remote" else LocalStore()
-    other = store.own(20.0)
-    assert not other.check("a")
+    other = store.clone(20.0)
+    assert not other.has("a")
     store.set("a", 'x"\n\u00fc')
     store.set("b", "")
     store.set("b", "y" * 100_000)
     assert other.get(["b", "a"]) == ["y" * 100_000, 'x"\n\u00fc']
-    assert other.check("a")
+    assert other.has("a")
     assert [store.add("n", 2), other.add("n", 0), other.add("n", -1)] == [2, 2, 1]
     with pytest.raises(StoreTimeout, match="c"):
         other.wait(["a", "c"], 0.05)
     assert other.get(["a"]) == ['x"\n\u00fc'], "a client goes on after a time-out"
-    assert not other.check(FAILED_KEY)
+    assert not other.has(FAILED_KEY)
 
 
 def test_who_waits_hears_of_it(store: StoreClient) -> None:
     heard: list[list[str]] = []
-    waiting = [threading.Thread(target=lambda: heard.append(store.own(20.0).get(["a", "b"]))) for _ in range(20)]
+    waiting = [threading.Thread(target=lambda: heard.append(store.clone(20.0).get(["a", "b"]))) for _ in range(20)]
     for thread in waiting:
         thread.start()
     store.set("b", "2")
@@ -52,7 +52,7 @@ def test_who_waits_hears_of_it(store: StoreClient) -> None:
 def test_a_server_may_come_later() -> None:
     port = free_port()
     heard: list[bool] = []
-    early = threading.Thread(target=lambda: heard.append(StoreClient("127.0.0.1", port, 30.0).check("a")))
+    early = threading.Thread(target=lambda: heard.append(StoreClient("127.0.0.1", port, 30.0).has("a")))
     early.start()
     time.sleep(0.3)
     StoreServer("127.0.0.1", port)
@@ -62,14 +62,14 @@ def test_a_server_may_come_later() -> None:
 
 def test_a_server_that_never_comes_or_has_ended_is_told() -> None:
     with pytest.raises(StoreError, match="does not answer"):
-        StoreClient("127.0.0.1", free_port(), 0.1).check("a")
+        StoreClient("127.0.0.1", free_port(), 0.1).has("a")
     with socket.create_server(("127.0.0.1", 0)) as place:
         store = StoreClient("127.0.0.1", place.getsockname()[1], 20.0)
         threading.Thread(target=lambda: place.accept()[0].close(), daemon=True).start()
         with pytest.raises(StoreError, match="does not answer"):
             store.get(["a"])
         with pytest.raises(StoreError):  # for good: an answer to the question before might come now
-            store.check("a")
+            store.has("a")
 
 
 def test_the_last_words_of_one_world_do_not_reach_the_next() -> None:
@@ -81,8 +81,8 @@ def test_the_last_words_of_one_world_do_not_reach_the_next() -> None:
     first.close()
     second = StoreServer("127.0.0.1", port)
     with pytest.raises(StoreError, match="another one has taken its place"):
-        store.own(20.0).set(FAILED_KEY, "1")
-    assert not StoreClient("127.0.0.1", second.port, 20.0).check(FAILED_KEY)
+        store.clone(20.0).set(FAILED_KEY, "1")
+    assert not StoreClient("127.0.0.1", second.port, 20.0).has(FAILED_KEY)
 
 
 def test_who_asks_nonsense_harms_nobody(store: StoreClient) -> None:
@@ -100,9 +100,9 @@ def test_the_server_stays_for_its_clients() -> None:
     server = StoreServer("127.0.0.1")
     store = StoreClient("127.0.0.1", server.port, 20.0)
     store.set("a", "1")
-    server.linger(0.1)
+    server.wait_for_clients(0.1)
     assert store.get(["a"]) == ["1"]
     store.close()
     before = time.monotonic()
-    server.linger(60.0)
+    server.wait_for_clients(60.0)
     assert time.monotonic() - before < 50

@@ -33,7 +33,7 @@ def stragglers(told: list[tuple[str, dict[str, Any]]]) -> StragglerDetector:
 def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(stragglers: StragglerDetector, told: Any) -> None:
     found = [SLOW] * (CONSECUTIVE_INTERVALS + 4) + [EVEN] * (CONSECUTIVE_INTERVALS + 4)
     for number, comparison in enumerate(found, start=1):
-        stragglers.compared(10 * number, comparison)
+        stragglers.interval_done(10 * number, comparison)
     figures = {"ratio": 2.0, "milliseconds": 40, "fastest_milliseconds": 20}
     assert told == [
         ("straggler", {"step": 10 * CONSECUTIVE_INTERVALS, "rank": 1, "host": "b", **figures}),
@@ -43,13 +43,13 @@ def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(stragglers
 
 def test_who_returns_is_named_again(stragglers: StragglerDetector, told: Any) -> None:
     for comparison in ([SLOW] * CONSECUTIVE_INTERVALS + [EVEN] * CONSECUTIVE_INTERVALS) * 2:
-        stragglers.compared(0, comparison)
+        stragglers.interval_done(0, comparison)
     assert [event for event, _ in told] == ["straggler", "straggler_over"] * 2
 
 
 def test_another_rank_takes_its_place(stragglers: StragglerDetector, told: Any) -> None:
     for comparison in [SLOW] * CONSECUTIVE_INTERVALS + [RankComparison(2, 60, 20)] * CONSECUTIVE_INTERVALS:
-        stragglers.compared(0, comparison)
+        stragglers.interval_done(0, comparison)
     assert [(event, values["rank"]) for event, values in told] == [
         ("straggler", 1), ("straggler_over", 1), ("straggler", 2)
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def test_another_rank_takes_its_place(stragglers: StragglerDetector, told: Any) 
 )
 def test_noise_names_nobody(stragglers: StragglerDetector, told: Any, found: list[RankComparison]) -> None:
     for comparison in found:
-        stragglers.compared(0, comparison)
+        stragglers.interval_done(0, comparison)
     assert told == []
 
 
@@ -86,7 +86,7 @@ def test_the_mean_is_of_the_interval_and_the_total_of_the_life() -> None:
 def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
     busy = BusyTime()
     busy.add(0.001)
-    busy.sampled(0.25)
+    busy.set_device_seconds(0.25)
     busy.add(0.001)
     busy.add(0.75)  # here the data was late, and the host knows
     assert busy.mean == 0.5
@@ -102,7 +102,7 @@ def test_what_is_exported(stragglers: StragglerDetector) -> None:
     registry, busy = CollectorRegistry(), BusyTime()
     for source in (busy, stragglers):
         readings = MetricRegistry(run="r", rank="0")
-        readings.look_up(source)
+        readings.add_source(source)
         registry.register(readings)
     busy.add(2.5)
 
@@ -111,5 +111,5 @@ def test_what_is_exported(stragglers: StragglerDetector) -> None:
 
     assert sample("busy_seconds_total") == 2.5
     assert sample("straggler_rank") is None
-    stragglers.compared(10, SLOW)
+    stragglers.interval_done(10, SLOW)
     assert (sample("straggler_rank"), sample("straggler_ratio")) == (1.0, 2.0)

@@ -42,7 +42,7 @@ class Known:
     def __init__(self, grid: TrialGrid, top1: Callable[[Trial], float | None], **more: Any) -> None:
         self.records: dict[str, TrialRecord] = {}
         for _ in range(20):
-            due = grid.due(self.get)
+            due = grid.due_trials(self.get)
             self.records |= {cell.key: record(cell, top1(cell), **more) for cell in due}
             if not due:
                 return
@@ -57,7 +57,7 @@ def nothing(key: str) -> TrialRecord | None:
 
 
 def chain(grid: TrialGrid, variant: str, batch: int) -> SweepSeries:
-    return grid.chain(variant, (("train.global_batch", batch),))
+    return grid.find_series(variant, (("train.global_batch", batch),))
 
 
 class TestDocument:
@@ -68,7 +68,7 @@ class TestDocument:
         assert found.name == name
         assert len(found.seeds) >= 3
         grid = TrialGrid(found)
-        assert len(grid.due(nothing)) >= 3
+        assert len(grid.due_trials(nothing)) >= 3
         head = path.read_text().split("\n\n")[0].splitlines()
         assert all(line.startswith("#") for line in head)
         assert any(f"podscale study {name}" in line for line in head), "the head shows the command"
@@ -113,7 +113,7 @@ class TestDocument:
         (tmp_path / "own.yaml").write_text("train: {epochs: 3, optimizer: {name: sgd, momentum: 0.5}}\n")
         path = tmp_path / "s.yaml"
         path.write_text("name: s\nrun: own.yaml\nset: {train.optimizer: {momentum: 0.7}, train.epochs: 4}\n")
-        config = TrialGrid(read_study(path, {"train.epochs": 5}, presets.resolve_preset)).chains[0].config
+        config = TrialGrid(read_study(path, {"train.epochs": 5}, presets.resolve_preset)).series[0].config
         assert (config.train.epochs, config.train.optimizer.name) == (5, "sgd")
         assert config.train.optimizer.momentum == 0.7, "a section sets only what it names"
 
@@ -122,8 +122,8 @@ class TestExpansion:
     def test_variants_times_grid_times_seeds(self) -> None:
         variants = [{"name": name, "set": {"train.optimizer.name": name}} for name in ("sgd", "lars")]
         grid = TrialGrid(study(variants=variants, grid={"train.global_batch": [64, 256], "train.epochs": [1, 2]}))
-        assert len(grid.chains) == 8
-        cells = grid.due(nothing)
+        assert len(grid.series) == 8
+        cells = grid.due_trials(nothing)
         assert len(cells) == len({cell.key for cell in cells}) == 24
         assert {(c.config.train.optimizer.name, c.config.train.global_batch) for c in cells} == {
             (name, batch) for name in ("sgd", "lars") for batch in (64, 256)
@@ -131,17 +131,17 @@ class TestExpansion:
 
     def test_the_order_is_seed_by_seed_and_the_cheapest_first(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 1024, 256]}))
-        cells = grid.due(nothing)
+        cells = grid.due_trials(nothing)
         assert [(cell.seed, cell.config.train.global_batch) for cell in cells] == [
             (seed, batch) for seed in (1, 2, 3) for batch in (1024, 256, 64)
         ]
 
     def test_a_cell_is_known_by_what_changes_its_numbers(self) -> None:
-        one = TrialGrid(study()).chains[0].config
+        one = TrialGrid(study()).series[0].config
         assert one.run.id == trial_key(one)
-        assert trial_key(TrialGrid(study(set={"launch.threads": 2})).chains[0].config) == one.run.id
-        assert trial_key(TrialGrid(study(set={"train.epochs": 11})).chains[0].config) != one.run.id
-        assert trial_key(TrialGrid(study(name="other")).chains[0].config) == one.run.id, "studies share their cells"
+        assert trial_key(TrialGrid(study(set={"launch.threads": 2})).series[0].config) == one.run.id
+        assert trial_key(TrialGrid(study(set={"train.epochs": 11})).series[0].config) != one.run.id
+        assert trial_key(TrialGrid(study(name="other")).series[0].config) == one.run.id, "studies share their cells"
 
 
 class TestRates:
@@ -149,12 +149,12 @@ class TestRates:
     def test_rules(self, rule: str, expected: float) -> None:
         rate = {"at": 0.1, "batch": 64, "rule": rule}
         grid = TrialGrid(study(learning_rate=rate, set={"train.global_batch": 1024}))
-        assert [cell.rate for cell in grid.due(nothing)] == [expected] * 3
+        assert [cell.rate for cell in grid.due_trials(nothing)] == [expected] * 3
 
     def test_a_table(self) -> None:
         given = {"table": {64: 0.1, 256: 0.7}}
         grid = TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 256]}))
-        assert {cell.config.train.global_batch: cell.rate for cell in grid.due(nothing)} == {64: 0.1, 256: 0.7}
+        assert {cell.config.train.global_batch: cell.rate for cell in grid.due_trials(nothing)} == {64: 0.1, 256: 0.7}
         with refused("64, 256", field="learning_rate.table", got=512):
             TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 512]}))
 
@@ -162,9 +162,9 @@ class TestRates:
         grid = TrialGrid(swept())
 
         def rates(top1: Callable[[Trial], float | None]) -> list[float]:
-            return chain(grid, "swept", 256).sweep(Known(grid, top1).get)
+            return chain(grid, "swept", 256).sweep_rates(Known(grid, top1).get)
 
-        assert chain(grid, "swept", 256).sweep(nothing) == [0.2, 0.4, 0.8]
+        assert chain(grid, "swept", 256).sweep_rates(nothing) == [0.2, 0.4, 0.8]
         assert rates(lambda cell: 1 / (1 + abs(cell.rate - 0.4))) == [0.2, 0.4, 0.8]
         assert rates(lambda cell: cell.rate / 100) == [0.2, 0.4, 0.8, 1.6, 3.2]
         assert rates(lambda cell: 1 - cell.rate / 100) == [0.05, 0.1, 0.2, 0.4, 0.8]
@@ -172,22 +172,22 @@ class TestRates:
     def test_a_rate_that_diverged_is_not_the_best(self) -> None:
         grid = TrialGrid(swept())
         known = Known(grid, lambda cell: None if cell.rate > 0.5 else cell.rate)
-        assert chain(grid, "swept", 256).rate(known.get) == 0.4
-        assert chain(grid, "swept", 256).rate(nothing) is None
+        assert chain(grid, "swept", 256).chosen_rate(known.get) == 0.4
+        assert chain(grid, "swept", 256).chosen_rate(nothing) is None
 
     def test_among_equal_accuracies_the_smaller_loss_decides(self) -> None:
         grid, records = TrialGrid(swept()), {}
-        for cell in grid.due(nothing):
+        for cell in grid.due_trials(nothing):
             records[cell.key] = record(cell, 0.9, loss=0.3 + abs(cell.rate - 0.4))
-        assert chain(grid, "swept", 256).rate(records.get) == 0.4
+        assert chain(grid, "swept", 256).chosen_rate(records.get) == 0.4
 
     def test_the_mean_over_the_seeds_of_the_sweep_decides(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2], "widen": 0, "seeds": 2}}
         grid = TrialGrid(study(learning_rate=rate))
         top1 = {(0.1, 1): 0.9, (0.1, 2): 0.1, (0.2, 1): 0.6, (0.2, 2): 0.6}
         known = Known(grid, lambda cell: top1.get((cell.rate, cell.seed), 0.0))
-        assert grid.chains[0].rate(known.get) == 0.2
-        assert [cell.seed for cell in grid.chains[0].seeded(0.2)] == [1, 2, 3]
+        assert grid.series[0].chosen_rate(known.get) == 0.2
+        assert [cell.seed for cell in grid.series[0].seed_trials(0.2)] == [1, 2, 3]
 
     def test_the_fewest_updates_to_the_target_may_decide(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2, 4], "widen": 0}}
@@ -197,16 +197,16 @@ class TestRates:
             cell.key: record(
                 cell, ends[cell.rate][1], curve=(EvaluationPoint(ends[cell.rate][0], 1.0, ends[cell.rate][1]),)
             )
-            for cell in grid.due(nothing)
+            for cell in grid.due_trials(nothing)
         }
-        assert grid.chains[0].rate(records.get) == 0.2
+        assert grid.series[0].chosen_rate(records.get) == 0.2
 
     def test_a_rate_may_follow_another_variants(self) -> None:
         grid = TrialGrid(swept())
-        assert chain(grid, "ruled", 1024).rate(nothing) is None
+        assert chain(grid, "ruled", 1024).chosen_rate(nothing) is None
         known = Known(grid, lambda cell: 1 / (1 + abs(cell.rate - 0.2)))
-        assert chain(grid, "swept", 64).rate(known.get) == 0.2
-        assert [chain(grid, "ruled", batch).rate(known.get) for batch in (64, 256, 1024)] == [0.2, 0.4, 0.8]
+        assert chain(grid, "swept", 64).chosen_rate(known.get) == 0.2
+        assert [chain(grid, "ruled", batch).chosen_rate(known.get) for batch in (64, 256, 1024)] == [0.2, 0.4, 0.8]
         assert [[c.variant.name for c in wave] for wave in grid.waves()] == [["swept"] * 3, ["ruled"] * 3]
         with refused("train.global_batch=64", field="learning_rate.at", got="swept"):
             TrialGrid(swept(grid={"train.global_batch": [256]}))
@@ -215,42 +215,52 @@ class TestRates:
 class TestTimeBox:
     def test_without_measurements_a_guess_or_nothing(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}))
-        assert plan_study(grid, nothing, jobs=1, box=None).seconds is None
-        assert plan_study(TrialGrid(study(cell_seconds=10.0)), nothing, jobs=2, box=None).seconds == pytest.approx(15.0)
+        assert plan_study(grid, nothing, jobs=1, time_box_seconds=None).seconds is None
+        assert plan_study(
+            TrialGrid(study(cell_seconds=10.0)), nothing, jobs=2, time_box_seconds=None
+        ).seconds == pytest.approx(15.0)
 
     def test_what_does_not_fit_is_the_last_and_is_named(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))
-        made = plan_study(grid, nothing, jobs=1, box=35.0)
-        assert [(cell.seed, cell.config.train.global_batch) for cell in made.kept] == [(1, 256), (1, 64), (2, 256)]
-        assert [(cell.seed, cell.config.train.global_batch) for cell in made.left_out] == [(2, 64), (3, 256), (3, 64)]
-        assert made.by_chain == {"as it is, batch 256": (2, 1), "as it is, batch 64": (1, 2)}
+        made = plan_study(grid, nothing, jobs=1, time_box_seconds=35.0)
+        assert [(cell.seed, cell.config.train.global_batch) for cell in made.planned_trials] == [
+            (1, 256),
+            (1, 64),
+            (2, 256),
+        ]
+        assert [(cell.seed, cell.config.train.global_batch) for cell in made.excluded_trials] == [
+            (2, 64),
+            (3, 256),
+            (3, 64),
+        ]
+        assert made.seconds_by_series == {"as it is, batch 256": (2, 1), "as it is, batch 64": (1, 2)}
 
     def test_estimates_come_from_the_nearest_measured_cell(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=99.0))
         records = {
             cell.key: record(cell, 0.9, seconds=2 * cpu, cpu_seconds=cpu)
-            for cell, cpu in zip(grid.due(nothing), (2.0, 4.0), strict=False)
+            for cell, cpu in zip(grid.due_trials(nothing), (2.0, 4.0), strict=False)
         }
-        assert [cell.config.train.global_batch for cell in grid.due(nothing)[:2]] == [256, 64]
-        made = plan_study(grid, records.get, jobs=1, box=None, cores=2)
-        assert (made.done, made.measured) == (2, 2)
+        assert [cell.config.train.global_batch for cell in grid.due_trials(nothing)[:2]] == [256, 64]
+        made = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2)
+        assert (made.done_trials, made.measured) == (2, 2)
         assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
 
     def test_a_cell_measured_on_a_busy_machine_costs_its_cpu_seconds(self) -> None:
         """Nine seconds of the clock were one cell's bad luck: what the others took of it for a CPU second counts."""
         grid = TrialGrid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
-        cells = grid.due(nothing)
+        cells = grid.due_trials(nothing)
         records = {
             cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=3.0)
             for cell, seconds in zip(cells, (9.0, 4.5, 4.5), strict=False)
         }
-        made = plan_study(grid, records.get, jobs=1, box=None, cores=2)
+        made = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2)
         assert (made.pace, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
-        busy = plan_study(grid, records.get, jobs=1, box=None, cores=2, ended={cells[0].key})
+        busy = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2, ended={cells[0].key})
         assert (busy.pace, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
             "now it is so again"
         )
-        on_gpus = plan_study(grid, records.get, jobs=1, box=None, cores=0)
+        on_gpus = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=0)
         assert (on_gpus.pace, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
 
     def test_the_newest_records_say_how_fast_the_machine_is(self) -> None:
@@ -258,34 +268,36 @@ class TestTimeBox:
         records = {
             cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=2.0, date=date)
             for cell, seconds, date in zip(
-                grid.due(nothing), [40.0] * 3 + [2.0] * 5, [f"2026-11-{day:02}" for day in (1, 2, 3, 9, 8, 7, 6, 5)],
+                grid.due_trials(nothing), [40.0] * 3 + [2.0] * 5, [f"2026-11-{day:02}" for day in (1, 2, 3, 9, 8, 7, 6, 5)],
                 strict=False,
             )
         }  # fmt: skip
-        assert plan_study(grid, records.get, jobs=1, box=None, cores=2).pace == pytest.approx(1.0)
+        assert plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2).pace == pytest.approx(1.0)
 
     def test_jobs_cannot_be_faster_than_the_cores(self) -> None:
         """A cell that had both cores to itself took half its CPU seconds; beside another it gets one."""
         grid = TrialGrid(study(grid={"train.global_batch": [64]}))
-        first = grid.due(nothing)[0]
+        first = grid.due_trials(nothing)[0]
         records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}
-        alone, beside = (plan_study(grid, records.get, jobs=jobs, box=None, cores=2).seconds for jobs in (1, 2))
+        alone, beside = (
+            plan_study(grid, records.get, jobs=jobs, time_box_seconds=None, cores=2).seconds for jobs in (1, 2)
+        )
         assert (alone, beside) == (pytest.approx(2 * 1.5), pytest.approx(2 * 3.0 / 2))
 
     def test_cells_whose_rate_is_not_known_yet_are_counted(self) -> None:
-        made = plan_study(TrialGrid(swept()), nothing, jobs=1, box=None)
-        assert len(made.kept) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the chains that follow
+        made = plan_study(TrialGrid(swept()), nothing, jobs=1, time_box_seconds=None)
+        assert len(made.planned_trials) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the chains that follow
         assert made.widening == 6
 
 
 class TestRecords:
     def test_a_record_is_kept_and_dropped(self, tmp_path: Path) -> None:
-        cell = TrialGrid(study()).due(nothing)[0]
+        cell = TrialGrid(study()).due_trials(nothing)[0]
         made = record(cell, 0.5, curve=(EvaluationPoint(5, 1.0, 0.3, 2.0), EvaluationPoint(10, 2.0, 0.5)))
         RecordStore(str(tmp_path)).add(made)
         fresh = RecordStore(str(tmp_path))
         assert fresh.get(cell.key) == made
-        fresh.drop(cell.key)
+        fresh.delete(cell.key)
         assert RecordStore(str(tmp_path)).get(cell.key) is None
 
     @pytest.mark.parametrize(
@@ -293,5 +305,5 @@ class TestRecords:
     )
     def test_the_target_is_reached_between_evaluations(self, target: float, expected: tuple[float, float]) -> None:
         curve = (EvaluationPoint(5, 1.0, 0.3), EvaluationPoint(10, 2.0, 0.5), EvaluationPoint(15, 3.0, 0.45))
-        found = TrialRecord("c", "done", {}, 1, curve=curve).reached(target)
+        found = TrialRecord("c", "done", {}, 1, curve=curve).steps_to_target(target)
         assert found == (pytest.approx(expected) if expected else None)

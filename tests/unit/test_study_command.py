@@ -67,7 +67,7 @@ class TestPackage:
     def test_the_study_travels_inside(self, pipeline: dict[str, Any]) -> None:
         given = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
         study = StudyDocument.model_validate_json(given["runtimeValue"]["constant"])
-        chains = TrialGrid(study).chains
+        chains = TrialGrid(study).series
         assert [chain.name for chain in chains][:2] == ["the whole recipe", "no label smoothing"]
         assert chains[0].config.run.workspace == "/workspace"
 

@@ -51,7 +51,7 @@ class TestStatistics:
         assert found is not None
         pooled = math.sqrt((np.var(first, ddof=1) + np.var(other, ddof=1)) / 2)
         assert found.value == pytest.approx(np.mean(other) - np.mean(first))
-        assert found.half == pytest.approx(2.776 * pooled * math.sqrt(2 / 3), rel=2e-3)
+        assert found.half_width == pytest.approx(2.776 * pooled * math.sqrt(2 / 3), rel=2e-3)
         assert str(found) == "+5.00 \u00b1 2.27"
         assert str(mean_difference(first, [0.61, 0.63])) == "+1.00 \u00b1 3.35 (within noise)"
         assert mean_difference(first, []) is None
@@ -116,8 +116,8 @@ def found_in(**changes: Any) -> StudyResults:
     grid = TrialGrid(StudyDocument.model_validate({**STUDY, **changes}))
     records: dict[str, TrialRecord] = {}
     for _ in range(3):
-        for cell in grid.due(records.get):
-            variant, batch = cell.chain.partition(",")[0], cell.config.train.global_batch
+        for cell in grid.due_trials(records.get):
+            variant, batch = cell.series.partition(",")[0], cell.config.train.global_batch
             bad = (variant, batch, cell.seed) == ("two", 1024, 2)
             top1 = TOP1.get((variant, batch), 0.9) + 0.01 * (cell.seed - 2) - (0.2 if cell.rate == 0.2 else 0.0)
             half = UPDATES[batch]
@@ -141,28 +141,28 @@ def found_in(**changes: Any) -> StudyResults:
 class TestFindings:
     def test_lines_hold_as_far_as_they_hold(self) -> None:
         found = found_in()
-        assert found.unfinished == 0
+        assert found.unfinished_trials == 0
         assert found.lines == ["one", "two"]
-        assert found.holds_to("one") == 256
-        assert found.holds_to("two") == 256, "a training that diverged is no noise"
+        assert found.holds_up_to("one") == 256
+        assert found.holds_up_to("two") == 256, "a training that diverged is no noise"
 
     def test_one_seed_tells_nothing_of_noise(self) -> None:
         found = found_in(seeds=[1])
-        assert found.holds_to("one") is None
+        assert found.holds_up_to("one") is None
         assert not any("keeps" in line or "noise" in line for line in summary_sentences(found))
 
     def test_the_critical_batch_counts_what_reached_the_target_with_every_seed(self) -> None:
         found = found_in()
-        one, two = found.critical("one"), found.critical("two")
+        one, two = found.critical_batch("one"), found.critical_batch("two")
         assert one is not None
         assert two is not None
         assert one.batch == pytest.approx(256.0, rel=0.05)
         assert one.least_updates == pytest.approx(100.0, rel=0.05)
         assert two.reason == "2 of 3 batches reached the target; a fit needs three"
-        assert found_in(target=None).critical("one") is None
+        assert found_in(target=None).critical_batch("one") is None
 
     def test_curves_are_means_over_the_seeds(self) -> None:
-        arm = found_in().of("one")[0]
+        arm = found_in().groups_of_line("one")[0]
         assert arm.rate == 0.1
         assert arm.curve() == [(5.0, 0.5, 0.0), (10.0, pytest.approx(0.9), pytest.approx(0.01))]
 
@@ -177,7 +177,7 @@ class TestFindings:
 class TestBlocks:
     def test_a_comparison_tells_what_noise_can_explain(self) -> None:
         found = found_in()
-        made = comparison_table(found, found.at(1024), "batch 1,024")
+        made = comparison_table(found, found.groups_at(1024), "batch 1,024")
         heads = ["", "rate", "updates", "n", "updates to 50.0\u202f%", "epochs"]
         assert list(made.heads[:6]) == heads
         one, two = made.rows
@@ -270,7 +270,7 @@ class TestPublished:
 
 class TestMeasuring:
     def test_a_training_is_read_from_its_log(self) -> None:
-        cell = TrialGrid(StudyDocument.model_validate(STUDY)).due(lambda key: None)[0]
+        cell = TrialGrid(StudyDocument.model_validate(STUDY)).due_trials(lambda key: None)[0]
         made = build_record(cell, "done", "", history(*LINES), images=100)
         assert (made.updates, made.top1, made.loss, made.masked, made.images) == (3, 0.6, 1.0, 1, 100)
         assert made.training_loss == pytest.approx(1.3)

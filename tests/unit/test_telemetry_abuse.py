@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetricsSe
     if request.param == "https":
         pair = Authority(tmp_path).sign("server")
         access = read_endpoint_auth(TelemetrySection(tls_certificate=str(pair.certificate), tls_key=str(pair.key)))
-    server = MetricsServer("127.0.0.1", 0, lambda: TEXT, access=access, request_seconds=600).start()
+    server = MetricsServer("127.0.0.1", 0, lambda: TEXT, auth=access, request_seconds=600).start()
     yield server
     server.close()
 
@@ -80,7 +80,7 @@ def test_idle_clients(server: MetricsServer, clients: list[socket.socket]) -> No
     connect(server, clients, CLIENTS)
     scrapes(server, 10)
     assert threading.active_count() - before <= MAX_CONNECTIONS
-    assert server.shed > CLIENTS - 2 * MAX_CONNECTIONS
+    assert server.shed_connections > CLIENTS - 2 * MAX_CONNECTIONS
     until(lambda: server.scrapes >= 10)  # it counts after it has answered
 
 

@@ -35,7 +35,7 @@ def serve() -> Iterator[Serve]:
         access = read_endpoint_auth(
             TelemetrySection.model_validate({name: str(value) for name, value in options.items()})
         )
-        servers.append(MetricsServer("127.0.0.1", 0, lambda: b"a 1\n", access=access, request_seconds=20))
+        servers.append(MetricsServer("127.0.0.1", 0, lambda: b"a 1\n", auth=access, request_seconds=20))
         servers[-1].start()
         return servers[-1]
 

@@ -32,11 +32,11 @@ def test_a_plain_endpoint(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         found = Endpoint.read(tmp_path / "url")
         assert found == Endpoint(served.url or "")
-        assert "podscale_build_info" in found.get(SECONDS)
-        assert found.name(SECONDS) is None
+        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
+        assert found.certificate_name(SECONDS) is None
     assert Endpoint.read(tmp_path / "url") is None
     with pytest.raises(OSError, match="refused"):
-        found.get(SECONDS)
+        found.fetch_metrics(SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_the_certificate_itself_is_trusted_whatever_names_it_has(
         monkeypatch.chdir("/")
         found = Endpoint.read(tmp_path / "url")
         assert found is not None
-        assert "podscale_build_info" in found.get(SECONDS)
-        assert found.name(SECONDS) == (None if signed_for == "127.0.0.1" else signed_for)
+        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
+        assert found.certificate_name(SECONDS) == (None if signed_for == "127.0.0.1" else signed_for)
         other = Endpoint(found.url, authority.sign("other").certificate)
         with pytest.raises(EndpointError, match="certificate verify failed"):
-            other.get(SECONDS)
+            other.fetch_metrics(SECONDS)
         with pytest.raises(EndpointError, match="gone: No such file"):
-            Endpoint(found.url, tmp_path / "gone").get(SECONDS)
+            Endpoint(found.url, tmp_path / "gone").fetch_metrics(SECONDS)
 
 
 def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> None:
@@ -82,13 +82,13 @@ def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> N
     with serving(tmp_path, tls_certificate=chain, tls_key=pair.key):
         found = Endpoint.read(tmp_path / "url")
         assert found is not None
-        assert "podscale_build_info" in found.get(SECONDS)
+        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
     chain.write_bytes(other.certificate.read_bytes() + authority.pair.certificate.read_bytes())
     with (
         serving(tmp_path, tls_certificate=pair.certificate, tls_key=pair.key) as served,
         pytest.raises(EndpointError, match="verify failed"),
     ):
-        Endpoint(served.url or "", chain).get(SECONDS)
+        Endpoint(served.url or "", chain).fetch_metrics(SECONDS)
 
 
 def test_a_token_goes_with_the_request(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_token_goes_with_the_request(tmp_path: Path) -> None:
     with serving(tmp_path, bearer_token_file=tmp_path / "token"):
         found = Endpoint.read(tmp_path / "url")
         assert found is not None
-        assert "podscale_build_info" in found.get(SECONDS)
+        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
         with pytest.raises(EndpointError, match="answers 401 Unauthorized"):
-            Endpoint(found.url).get(SECONDS)
+            Endpoint(found.url).fetch_metrics(SECONDS)
 
 
 def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authority) -> None:
@@ -107,18 +107,20 @@ def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authori
     with serving(tmp_path, **options):
         found = Endpoint.read(tmp_path / "url")
         assert found is not None
-        assert "podscale_build_info" in found.get(SECONDS, ClientCertFiles.of(mine.certificate, mine.key))
+        assert "podscale_build_info" in found.fetch_metrics(
+            SECONDS, ClientCertFiles.from_options(mine.certificate, mine.key)
+        )
         with pytest.raises(EndpointError, match="--client-certificate and --client-key"):
-            found.get(SECONDS)
+            found.fetch_metrics(SECONDS)
 
 
 def test_a_clients_files_are_looked_at_first(tmp_path: Path, authority: Authority) -> None:
     mine, other = authority.sign("me"), authority.sign("other")
-    assert ClientCertFiles.of(None, None) is None
+    assert ClientCertFiles.from_options(None, None) is None
     for certificate, key, field, said in (
         (mine.certificate, None, "--client-key", "--client-certificate"),
         (mine.certificate, other.key, "--client-certificate", "KEY_VALUES_MISMATCH"),
         (mine.certificate, tmp_path / "gone", "--client-certificate", os.strerror(errno.ENOENT)),
     ):
         with refused(said, field=field):
-            ClientCertFiles.of(certificate, key)
+            ClientCertFiles.from_options(certificate, key)

@@ -96,8 +96,8 @@ RECORD = {
 
 def test_a_step_is_one_line_with_the_time_left() -> None:
     left = EtaEstimator()
-    assert left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100}) is None
-    seconds = left.after(RECORD)
+    assert left.update({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100}) is None
+    seconds = left.update(RECORD)
     assert seconds == pytest.approx(40.0)
     line = format_record(RECORD, seconds)
     shares = "data 10%  compute 60%  wait 20%"  # of the updates, whatever evaluations took
@@ -108,9 +108,9 @@ def test_a_step_is_one_line_with_the_time_left() -> None:
 
 def test_the_pace_counts_from_where_the_launch_continued() -> None:
     left = EtaEstimator()
-    left.after({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100})
-    left.after({"time": 95.0, "kind": "event", "event": "resumed", "step": 15})
-    assert left.after(RECORD) == pytest.approx(80 * 5 / 5)
+    left.update({"time": 90.0, "kind": "event", "event": "start", "step": 0, "total_steps": 100})
+    left.update({"time": 95.0, "kind": "event", "event": "resumed", "step": 15})
+    assert left.update(RECORD) == pytest.approx(80 * 5 / 5)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (-1, "0:00")])

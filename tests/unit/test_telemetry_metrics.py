@@ -46,7 +46,7 @@ def test_counters_exist_at_zero_and_gauges_only_once_set(registry: CollectorRegi
 def test_what_auto_chose_is_an_info_metric_once_it_is_known(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
     facts = {"algorithm": "torus2d", "bucket_mb": "8", "row_latency_us": "12.5"}
     assert value(registry, "train_all_reduce_info", **facts) is None
-    metrics.all_reduce(facts)
+    metrics.set_all_reduce_info(facts)
     assert value(registry, "train_all_reduce_info", **facts) == 1
     assert value(registry, "train_run_info", model="resnet50", precision="bf16", version=_version()) == 1
 
@@ -59,7 +59,7 @@ def _version() -> str:
 
 def test_steps_count_images_and_fall_into_buckets(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
     for seconds in (0.001, 0.02, 0.021, 100.0):
-        metrics.step(32, seconds)
+        metrics.count_step(32, seconds)
     assert value(registry, "train_images_total") == 128
     assert value(registry, "train_steps_total") == 4
     assert value(registry, "train_step_duration_seconds_bucket", le="0.00125") == 1
@@ -82,16 +82,16 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
     metrics = TrainMetrics(registry, rank=0, run="r")
     first = {"rank": "0"}
     assert value(registry, "train_checkpoint_duration_seconds_count", op="restore", **first) == 0
-    metrics.world(8, 256)
-    metrics.state(epoch=1.5, loss=0.25, learning_rate=0.1)
-    metrics.state(loss=0.5)
-    metrics.evaluated(0.75, 0.9)
+    metrics.set_world(8, 256)
+    metrics.set_state(epoch=1.5, loss=0.25, learning_rate=0.1)
+    metrics.set_state(loss=0.5)
+    metrics.set_accuracies(0.75, 0.9)
     metrics.checkpoint_saved(2.0, 1000)
     metrics.checkpoint_saved(4.0, 2000)
     metrics.checkpoint_failed("other")
-    metrics.nonfinite("grad")
-    metrics.skipped(2)
-    metrics.bad_samples(7)
+    metrics.count_nonfinite("grad")
+    metrics.count_skipped(2)
+    metrics.set_bad_samples(7)
     expected = {
         "train_world_size": 8,
         "train_global_batch_size": 256,
@@ -115,8 +115,8 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
 
 def test_times_of_a_sampled_update_replace_those_before(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
     assert value(registry, "train_sampled_phase_seconds", phase="optimizer") is None
-    metrics.sampled({"forward_backward": 0.04, "optimizer": 0.002})
-    metrics.sampled({"forward_backward": 0.05, "optimizer": 0.001})
+    metrics.set_sampled_phases({"forward_backward": 0.04, "optimizer": 0.002})
+    metrics.set_sampled_phases({"forward_backward": 0.05, "optimizer": 0.001})
     assert value(registry, "train_sampled_phase_seconds", phase="forward_backward") == 0.05
     assert value(registry, "train_sampled_phase_seconds", phase="optimizer") == 0.001
 
@@ -148,13 +148,13 @@ def test_a_phase_ends_with_an_error_too() -> None:
 
 
 def test_a_lap_says_what_happened_since_the_last(metrics: TrainMetrics) -> None:
-    metrics.step(10, 0.1)
-    metrics.lap()
+    metrics.count_step(10, 0.1)
+    metrics.take_interval()
     with metrics.phase("optimizer"):
         time.sleep(0.01)
-    metrics.step(32, 0.1)
-    metrics.step(32, 0.1)
-    lap = metrics.lap()
+    metrics.count_step(32, 0.1)
+    metrics.count_step(32, 0.1)
+    lap = metrics.take_interval()
     assert (lap.steps, lap.images) == (2, 64)
     assert lap.phases["optimizer"] >= 0.01
     assert sum(lap.phases.values()) == pytest.approx(lap.seconds, abs=0.1)
@@ -169,7 +169,7 @@ def test_counters_never_fall_while_the_loop_runs(registry: CollectorRegistry, me
             for phase in ("data_wait", "forward_backward", "optimizer"):
                 with metrics.phase(phase):
                     pass
-            metrics.step(1, 1e-5)
+            metrics.count_step(1, 1e-5)
 
     thread = threading.Thread(target=loop)
     thread.start()
@@ -199,7 +199,7 @@ def test_text_has_no_created_series_and_is_readable_by_the_parser(
 def test_snapshots_of_ranks_are_merged_into_one_exposition(tmp_path: Path) -> None:
     for rank in (0, 1, 10):
         registry = CollectorRegistry()
-        TrainMetrics(registry, rank=rank, run='odd "name"\n# HELP x').step(rank, 0.1)
+        TrainMetrics(registry, rank=rank, run='odd "name"\n# HELP x').count_step(rank, 0.1)
         SnapshotWriter(registry, snapshot_path(tmp_path, rank), interval=3600).close()
     text = MergedMetrics(tmp_path, CollectorRegistry())().decode()
     families = list(text_string_to_metric_families(text))
@@ -236,9 +236,9 @@ def test_the_snapshot_writer_writes_without_being_asked(
 ) -> None:
     path = snapshot_path(tmp_path, 3)
     with SnapshotWriter(registry, path, interval=0.01):
-        metrics.step(5, 0.1)
+        metrics.count_step(5, 0.1)
         deadline = time.monotonic() + 10
         while 'podscale_train_images_total{rank="3",run="r"} 5.0' not in path.read_text():
             assert time.monotonic() < deadline
-        metrics.step(5, 0.1)
+        metrics.count_step(5, 0.1)
     assert 'podscale_train_images_total{rank="3",run="r"} 10.0' in path.read_text()

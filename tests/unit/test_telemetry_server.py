@@ -94,12 +94,12 @@ def test_an_address_that_is_not_ours_is_named(address: str) -> None:
 def test_lingers_until_the_next_scrape(server: MetricsServer) -> None:
     get(server)
     assert server._server.scraped.wait(10)  # it is noted after the answer
-    assert server.linger(0.05) is False  # a scrape of before does not count
+    assert server.wait_for_scrape(0.05) is False  # a scrape of before does not count
     scraper = threading.Timer(0.1, get, [server])
     scraper.start()
-    assert server.linger(10) is True
+    assert server.wait_for_scrape(10) is True
     scraper.join()
-    assert server.linger(600, interrupted=lambda: True) is False
+    assert server.wait_for_scrape(600, interrupted=lambda: True) is False
 
 
 def test_a_closed_server_does_not_listen() -> None:

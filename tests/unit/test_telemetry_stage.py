@@ -29,7 +29,7 @@ from tests.support.refusals import refused
 def telemetry(tmp_path: Path, stage: str = "evaluate", **options: object) -> StageTelemetry:
     """That of a stage whose one rank has trained on 3 images."""
     registry = CollectorRegistry()
-    TrainMetrics(registry, rank=0, run="r").step(3, 0.1)
+    TrainMetrics(registry, rank=0, run="r").count_step(3, 0.1)
     SnapshotWriter(registry, snapshot_path(tmp_path, 0), interval=3600).close()
     section = TelemetrySection.model_validate(options)
     return StageTelemetry(section, run="r", stage=stage, volumes={"scratch": tmp_path}, snapshots=tmp_path)
@@ -205,8 +205,8 @@ def test_a_real_pushgateway_shows_the_figures_until_they_are_deleted(
 def test_any_text_may_become_a_label(value: str) -> None:
     registry = CollectorRegistry()
     metrics = TrainMetrics(registry, rank=0, run=value, info={"model": value})
-    metrics.readings.add("train_nonfinite_steps", 1, "loss")
-    metrics.readings.set("train_sampled_phase_seconds", 1, value)
+    metrics.values.add("train_nonfinite_steps", 1, "loss")
+    metrics.values.set("train_sampled_phase_seconds", 1, value)
     text = generate_latest(registry).decode()
     found = {sample.labels["run"] for family in families(text) for sample in family.samples}
     assert len(found) == 1
@@ -220,11 +220,11 @@ def test_a_clock_that_jumps_back_changes_time_stamps_alone(monkeypatch: pytest.M
     registry = CollectorRegistry()
     metrics = TrainMetrics(registry, rank=0, run="r")
     with metrics.phase("optimizer"):
-        metrics.step(3, 0.1)
+        metrics.count_step(3, 0.1)
     before = values(registry)
     monkeypatch.setattr(telemetry_metrics, "time", lambda: time.time() - 86_400 * 400)
     with metrics.phase("optimizer"):
-        metrics.step(3, 0.1)
+        metrics.count_step(3, 0.1)
     after = values(registry)
     assert {name for name in before if after[name] < before[name]} == {
         "podscale_train_last_step_timestamp_seconds{rank='0', run='r'}"

@@ -35,7 +35,7 @@ def document(**values: Any) -> RunConfig:
     return RunConfig.model_validate({"train": train, "model": {"name": "resnet18"}})
 
 
-REQUEST = CompileRequest(document(), V5E, classes=1000, updates=100)
+REQUEST = CompileRequest(document(), V5E, classes=1000, steps=100)
 FOUND: dict[str, Any] = {
     "mesh": {"slice": 1, "column": 4, "row": 4, "group_column": 1, "group_row": 1, "height": 1, "width": 1},
     "fits": True,
@@ -73,8 +73,8 @@ def test_a_topology_has_the_devices_that_the_compiler_describes(
     name: str, slices: int, chips: int, devices: int, gib: int
 ) -> None:
     found = find_topology(name, slices)
-    assert (found.chips, found.devices, found.device_hbm) == (chips, devices, gib * GIB)
-    assert 0.9 * found.device_hbm < found.device_available < found.device_hbm
+    assert (found.chip_count, found.device_count, found.device_hbm_bytes) == (chips, devices, gib * GIB)
+    assert 0.9 * found.device_hbm_bytes < found.device_available_bytes < found.device_hbm_bytes
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_every_tpu_of_a_cluster_can_be_compiled_for() -> None:
     kinds = [chip.kind for chip in TPU_CHIPS]
     assert [kind for kind in kinds if kind is not None] == list(TPU_KINDS)
     for kind in TPU_KINDS:
-        for sides in kind.smallest:
+        for sides in kind.smallest_topologies:
             assert find_topology(f"{kind.name}-{sides}").chip.kind is kind
     with refused(field="--slices", got=0):
         find_topology("v5e:4x4", 0)
@@ -106,9 +106,9 @@ def test_every_tpu_of_a_cluster_can_be_compiled_for() -> None:
 
 
 def test_bounds_are_work_over_peaks_of_a_device() -> None:
-    work = DeviceWork(flops=61.5e12, bytes=450e9, sent=166e9, crossing=0)
+    work = DeviceWork(flops=61.5e12, bytes=450e9, bytes_sent=166e9, bytes_between_slices=0)
     assert compute_bounds(work, find_topology("v3:4x4"), "bf16") == StepBounds(1.0, 1.0, 1.0, 0.0), "half a chip each"
-    two = compute_bounds(DeviceWork(0, 0, 0, crossing=3.125e9), find_topology("v5e:4x4", 2), "bf16")
+    two = compute_bounds(DeviceWork(0, 0, 0, bytes_between_slices=3.125e9), find_topology("v5e:4x4", 2), "bf16")
     assert (two.network, two.binding, two.seconds) == (1.0, "network", 1.0)
     assert compute_bounds(work, find_topology("v3:4x4"), "fp32").compute == 6.0, "an exact product is six of bf16"
 
@@ -121,7 +121,7 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
     )
     for nonsense in (-60.9, 0.0, 0.009, None):
         assert estimate_step_seconds(nonsense, bounds) == (0.050, "roofline")
-    told = step_rates(0.5, 1000, DeviceWork(flops=49.25e12, bytes=0, sent=0, crossing=0), V5E)
+    told = step_rates(0.5, 1000, DeviceWork(flops=49.25e12, bytes=0, bytes_sent=0, bytes_between_slices=0), V5E)
     assert told == {"images_per_second": 2000.0, "peak_share": pytest.approx(0.5)}
 
 
@@ -322,11 +322,11 @@ def named(name: str) -> CompileRequest:
 
 def test_a_result_is_kept_and_found_again(child: Path, tmp_path: Path) -> None:
     first = compile_aot(REQUEST, tmp_path / "kept", 60.0)
-    assert (first.found, first.text, first.from_cache) == ({"classes": 1000}, "text of v5e:4x4", False)
+    assert (first.findings, first.text, first.from_cache) == ({"classes": 1000}, "text of v5e:4x4", False)
     again = compile_aot(named("other-run"), tmp_path / "kept", 60.0)
-    assert (again.found, again.text, again.from_cache) == (first.found, first.text, True)
+    assert (again.findings, again.text, again.from_cache) == (first.findings, first.text, True)
     other = compile_aot(replace(REQUEST, classes=10), tmp_path / "kept", 60.0)
-    assert (other.found, other.from_cache) == ({"classes": 10}, False)
+    assert (other.findings, other.from_cache) == ({"classes": 10}, False)
     assert child.read_text() == "xx"
 
 
@@ -349,14 +349,14 @@ def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.Monkey
             )
         ),
     ]
-    keys = [one.key for one in [REQUEST, *others]]
+    keys = [one.cache_key for one in [REQUEST, *others]]
     assert len(set(keys)) == len(keys)
     alike = document(epochs=3.0, schedule={"learning_rate": 7.0, "warmup_epochs": 0.0}, target_top1=0.5)
-    assert replace(REQUEST, config=alike, updates=1).key == REQUEST.key
+    assert replace(REQUEST, config=alike, updates=1).cache_key == REQUEST.cache_key
     monkeypatch.setattr(jax_request, "compiler_versions", lambda: {**VERSIONS, "libtpu": "4"})
-    assert replace(REQUEST).key != REQUEST.key
+    assert replace(REQUEST).cache_key != REQUEST.cache_key
     monkeypatch.setattr(jax_request, "source_hash", lambda: "other")
-    assert replace(REQUEST).key not in keys
+    assert replace(REQUEST).cache_key not in keys
 
 
 def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
@@ -441,8 +441,8 @@ def test_the_command_tells_what_is_kept(
 
     request = build_compile_request(config.load(presets.resolve_preset("digits"), changes), find_topology("v5e:4x4", 2))
     mesh = {**FOUND["mesh"], "slice": 2}
-    (tmp_path / f"{request.key}.json").write_text(json.dumps({**FOUND, "mesh": mesh}))
-    (tmp_path / f"{request.key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (tmp_path / f"{request.cache_key}.json").write_text(json.dumps({**FOUND, "mesh": mesh}))
+    (tmp_path / f"{request.cache_key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["topology"]["name"] == "v5e:4x4 x2"
@@ -452,13 +452,13 @@ def test_the_command_tells_what_is_kept(
     assert told["largest"]["basis"] == "proportion"
     larger = with_batch(request, 1024)
     memory = {**FOUND["memory"], "needed": 10 * GIB, "temporaries": 9 * GIB}
-    (tmp_path / f"{larger.key}.json").write_text(json.dumps({**FOUND, "mesh": mesh, "memory": memory}))
-    (tmp_path / f"{larger.key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (tmp_path / f"{larger.cache_key}.json").write_text(json.dumps({**FOUND, "mesh": mesh, "memory": memory}))
+    (tmp_path / f"{larger.cache_key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
     assert main(arguments) == 0
     assert f"by a line through the memory of {request.batch} and 1024" in capsys.readouterr().out
     short = {**FOUND, "mesh": mesh, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
-    (tmp_path / f"{request.key}.json").write_text(json.dumps(short))
-    (tmp_path / f"{larger.key}.json").unlink()
+    (tmp_path / f"{request.cache_key}.json").write_text(json.dumps(short))
+    (tmp_path / f"{larger.cache_key}.json").unlink()
     code, said = main([*arguments, "--json"]), capsys.readouterr()
     assert json.loads(said.out)["memory"]["over"] == 3 * GIB
     assert_error(code, said.err, "3.0 GiB", "v5e:4x4 x2", field="train.global_batch")
@@ -500,7 +500,7 @@ def test_devices_that_share_images_are_one_rank() -> None:
     shared = replace(REQUEST, config=document(engine="jax", spatial_partitions=(2, 2), global_batch=64))
     assert (shared.ranks, shared.batch) == (4, 16)
     larger = with_batch(shared, 8)
-    assert (larger.config.train.global_batch, larger.updates) == (32, 200), "half the batch, twice the updates"
+    assert (larger.config.train.global_batch, larger.steps) == (32, 200), "half the batch, twice the updates"
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -557,7 +557,7 @@ def test_the_compiler_decides_what_fits_and_not_the_figures_of_its_message() -> 
 
 
 def test_a_sweep_without_a_possible_batch() -> None:
-    ranks = find_topology("v5e:4x4").devices
+    ranks = find_topology("v5e:4x4").device_count
     odd = RunConfig.model_validate({"train": {"global_batch": 48}, "model": {"batch_norm": {"group": 3}}})
     with refused(f"4096 images for each of the {ranks} ranks", field="--sweep", got="batch"):
         find_largest_batch(replace(REQUEST, config=odd), lambda request: FitResult(True, 0.0, 1.0))

@@ -144,7 +144,7 @@ def test_what_crosses_between_slices_is_a_message_to_the_host() -> None:
     received = line.replace("%send =", "%recv =").replace(" send(", " recv(")
     found = only(f"{line}\n{received}", TWO_V5E)
     assert found == Collective("all-reduce", "network", 2, 512 * KIB)
-    assert found.sent == 512 * KIB
+    assert found.bytes_sent == 512 * KIB
 
 
 def test_axes_of_groups() -> None:
@@ -156,10 +156,14 @@ def test_axes_of_groups() -> None:
 
 
 def test_bytes_sent_are_those_of_a_ring() -> None:
-    assert Collective("all-reduce", "row", 4, 1000).sent == 1500
-    assert Collective("reduce-scatter", "row", 4, 1000).sent == Collective("all-gather", "row", 4, 1000).sent == 750
-    assert Collective("collective-permute", "row", 2, 1000).sent == 1000
-    assert Collective("collective-permute", "none", 2, 1000).sent == 0
+    assert Collective("all-reduce", "row", 4, 1000).bytes_sent == 1500
+    assert (
+        Collective("reduce-scatter", "row", 4, 1000).bytes_sent
+        == Collective("all-gather", "row", 4, 1000).bytes_sent
+        == 750
+    )
+    assert Collective("collective-permute", "row", 2, 1000).bytes_sent == 1000
+    assert Collective("collective-permute", "none", 2, 1000).bytes_sent == 0
 
 
 def test_messages_of_a_kind_are_put_together() -> None:

@@ -21,17 +21,17 @@ def test_a_point_is_taken_once(tmp_path: Path) -> None:
 
 def test_what_has_arrived_is_not_taken_by_later_launches(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    sent = SentPoints.of(run, "mlflow")
-    sent.keep("name")
+    sent = SentPoints.for_run(run, "mlflow")
+    sent.save_id("name")
     for step in (1, 2, 3):
         assert sent.take(point(step))
-    sent.arrived(point(1))
-    sent.arrived(point(2))
+    sent.mark_sent(point(1))
+    sent.mark_sent(point(2))
     sent.save()
-    again = SentPoints.of(run, "mlflow")
+    again = SentPoints.for_run(run, "mlflow")
     assert again.id == "name"
     assert [again.take(point(step)) for step in (1, 2, 3)] == [False, False, True]
-    assert SentPoints.of(run, "wandb").id == ""
+    assert SentPoints.for_run(run, "wandb").id == ""
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
@@ -39,12 +39,12 @@ def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
     sent = SentPoints(path)
     sent.save()
     assert not path.exists()
-    sent.keep("name")
+    sent.save_id("name")
     path.unlink()
     sent.save()
     assert not path.exists()
     sent.take(point(1))
-    sent.arrived(point(1))
+    sent.mark_sent(point(1))
     sent.save()
     assert json.loads(path.read_text()) == {"id": "name", "newest": {"step": 1}}
 

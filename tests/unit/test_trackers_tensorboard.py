@@ -177,7 +177,7 @@ def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
 
 def test_an_end_of_the_launch_is_told_in_one_line() -> None:
     ended = LaunchExit(75, "stopped\non request")
-    assert ended.line().count(b"\n") == 1
-    assert LaunchExit.parse(ended.line()) == ended
+    assert ended.to_line().count(b"\n") == 1
+    assert LaunchExit.parse(ended.to_line()) == ended
     assert LaunchExit.parse(b"").exit_code == 1
-    assert json.loads(ended.line())["exit_code"] == 75
+    assert json.loads(ended.to_line())["exit_code"] == 75

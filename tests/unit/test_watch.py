@@ -94,7 +94,7 @@ def watched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def standing(*records: EventRecord) -> RunStatus:
     found = RunStatus()
     for number, record in enumerate(records):
-        found.add({"time": 100.0 + number, **record})
+        found.add_record({"time": 100.0 + number, **record})
     return found
 
 
@@ -159,7 +159,7 @@ def test_metrics_come_to_figures_of_each_rank() -> None:
     assert [found.ranks[rank].images_per_second for rank in (0, 1)] == [40.0, 20.0]
     assert found.ranks[1].pod == "pod-b"
     assert (found.ranks[0].memory_bytes, found.ranks[0].queued_batches, found.ranks[0].bad_records) == (2**20, 3, 1)
-    assert goodput_fraction(found.spent) == 0.75
+    assert goodput_fraction(found.wall_seconds) == 0.75
 
 
 def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,12 +190,14 @@ def test_figures_over_the_time_between_two_looks() -> None:
 @pytest.mark.parametrize("text", ["", "not metrics {", 'podscale_train_images_total{rank="x"} 1\n'])
 def test_texts_that_are_no_metrics_tell_nothing(text: str) -> None:
     found = read_run_stats({"": text})
-    assert (found.ranks, goodput_fraction(found.spent)) == ({}, None)
+    assert (found.ranks, goodput_fraction(found.wall_seconds)) == ({}, None)
 
 
 def test_the_picture_says_what_is_known() -> None:
     figures = read_run_stats({"": exposition({0: 400.0, 1: 200.0})})
-    frame = ScreenFrame("runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.spent)
+    frame = ScreenFrame(
+        "runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.wall_seconds
+    )
     text = drawn(frame)
     for words in ("step 4 of 10", "250", "75%", "redo 25%", "rank 1, 70 ms", "data wait 10%", "2 processes (cpu)"):
         assert words in text

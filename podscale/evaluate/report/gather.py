@@ -24,8 +24,8 @@ T = TypeVar("T")
 class MissingPart:
     """A part the report cannot show, and the reason for people."""
 
-    what: str
-    why: str
+    part: str
+    reason: str
 
 
 @dataclass
@@ -50,9 +50,9 @@ class ReportData:
         return self.config.run.id if self.config else self.run.path.name
 
     @property
-    def failure(self) -> StageOutcome | None:
+    def failed_stage(self) -> StageOutcome | None:
         """The stage that ended badly, where one did."""
-        return next((self.outcomes[s] for s in STAGES if s in self.outcomes and not self.outcomes[s].done), None)
+        return next((self.outcomes[s] for s in STAGES if s in self.outcomes and not self.outcomes[s].is_done), None)
 
     @property
     def classes(self) -> list[str]:
@@ -139,7 +139,7 @@ def _missing_reason(data: ReportData, stage: str, otherwise: str) -> str:
     """The reason from the outcome of the stage that makes the part, or of an earlier one that failed."""
     for name in STAGES[: STAGES.index(stage) + 1]:
         outcome = data.outcomes.get(name)
-        if outcome is not None and not outcome.done:
+        if outcome is not None and not outcome.is_done:
             return f"stage {name} {describe_exit(outcome)}: {outcome.error or 'no message was recorded'}"
     if stage not in data.outcomes:
         return f"stage {stage} has no recorded end; {otherwise}"
@@ -148,7 +148,7 @@ def _missing_reason(data: ReportData, stage: str, otherwise: str) -> str:
 
 def describe_exit(outcome: StageOutcome) -> str:
     """How a stage ended, in words."""
-    if outcome.done:
+    if outcome.is_done:
         return "done before" if outcome.reused else "done"
     words = {
         ExitCode.BAD_INPUT: "refused its input",

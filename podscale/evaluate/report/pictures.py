@@ -19,7 +19,7 @@ MAX_PICTURE_BYTES = 24_000
 def picture_tag(split: Split, sample: int, alt: str) -> Markup:
     """Sample `sample` of `split` as an <img>; a plain box saying so where it cannot be decoded."""
     try:
-        mime, content, small = thumbnail(split.record(sample).tobytes())
+        mime, content, small = thumbnail(split.read(sample).tobytes())
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         return tag("span", f"cannot be shown: {error}", class_="noimage")
     source = f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"

@@ -38,9 +38,9 @@ class DaliLoader:
     """Keeps `prefetch` batches in the pipeline behind the one handed over; `workers` CPU threads."""
 
     def __init__(
-        self, requests: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, seed: int, device: str
+        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, seed: int, device: str
     ) -> None:
-        self._requests, self._guard = requests, guard
+        self._batch_plan, self._guard = batch_plan, guard
         self._workers, self._prefetch, self._seed, self._device = workers, prefetch, seed, device
         self._pipeline: Any = None
         self._stream: Any = None
@@ -50,19 +50,19 @@ class DaliLoader:
         return self._guard.bad_records
 
     @property
-    def ready(self) -> None:
+    def queued_batches(self) -> None:
         """DALI (2.4) does not tell which batches of its pipeline are done: its executor's statistics are of memory, and
         to ask for an output is to wait for it."""
         return
 
     @property
-    def cached(self) -> Mapping[str, int]:
-        return {"records": self._requests.split.held}
+    def cached_bytes(self) -> Mapping[str, int]:
+        return {"records": self._batch_plan.split.cached_bytes}
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         while start < stop:
             try:
-                for batch in self._run(start, self._requests.stretch(start, stop)):
+                for batch in self._run(start, self._batch_plan.steps_of_one_size(start, stop)):
                     start = batch.step + 1
                     yield batch
             except _BrokenPipeline:
@@ -75,10 +75,10 @@ class DaliLoader:
     def _run(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches up to the end, or up to one that breaks the pipeline. Their images are of one size."""
         steps = iter(range(start, stop))
-        window = deque(self._feed(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
+        window = deque(self._prepare_batch(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
         filled = [feed for feed in window if feed.records]
         if filled:  # a batch of padding alone never enters the pipeline
-            side = self._requests.size_at(start)
+            side = self._batch_plan.image_size_at(start)
             self._pipeline = self._build(max(len(feed.records) for feed in filled), side, depth=len(filled))
             for feed in filled:
                 _feed_pipeline(self._pipeline, feed)
@@ -87,17 +87,17 @@ class DaliLoader:
             feed = window.popleft()
             images = self._images(feed, [feed, *window])
             for step in steps:
-                window.append(self._feed(step))
+                window.append(self._prepare_batch(step))
                 if window[-1].records:
                     _feed_pipeline(self._pipeline, window[-1])
                     self._pipeline.schedule_run()
                 break
-            yield self._requests.answer(feed.request, images)
+            yield self._batch_plan.make_batch(feed.request, images)
 
-    def _feed(self, step: int) -> DaliBatch:
-        request = self._requests.at(step)
-        rows, epochs = request.rows[: request.real], request.epochs[: request.real]
-        views = self._requests.views(step, rows, epochs)
+    def _prepare_batch(self, step: int) -> DaliBatch:
+        request = self._batch_plan.request_at(step)
+        rows, epochs = request.rows[: request.sample_count], request.epochs[: request.sample_count]
+        views = self._batch_plan.crops_of(step, rows, epochs)
         columns = {
             "anchor": _pairs(views.top, views.left, np.int32),
             "shape": _pairs(views.height, views.width, np.int32),
@@ -105,38 +105,38 @@ class DaliLoader:
             "corner": _pairs(views.out_top, views.out_left, np.int32),
             "flip": views.flip.astype(np.int32),
         }
-        return DaliBatch(request, [self._requests.split.record(row) for row in rows.tolist()], columns)
+        return DaliBatch(request, [self._batch_plan.split.read(row) for row in rows.tolist()], columns)
 
     def _images(self, feed: DaliBatch, in_flight: Sequence[DaliBatch]) -> Any:
         """The images of the oldest batch in the pipeline, with zeros for the padding."""
-        size = self._requests.size_at(feed.request.step)
+        size = self._batch_plan.image_size_at(feed.request.step)
         shape = (len(feed.request.rows), size, size, 3)
         if not feed.records:
-            return self._empty(shape)
+            return self._zeros(shape)
         try:
             (output,) = self._pipeline.share_outputs()
         except RuntimeError as error:
-            self._blame(in_flight, error)
+            self._mark_bad_records(in_flight, error)
             raise _BrokenPipeline from error
-        images = self._filled(shape, output.as_tensor(), len(feed.records))
+        images = self._copy_output(shape, output.as_tensor(), len(feed.records))
         self._pipeline.release_outputs()
         return images
 
-    def _empty(self, shape: tuple[int, ...]) -> Any:
+    def _zeros(self, shape: tuple[int, ...]) -> Any:
         if self._device == "cpu":
             return np.zeros(shape, dtype=np.uint8)
         import torch
 
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
-    def _filled(self, shape: tuple[int, ...], output: Any, count: int) -> Any:
+    def _copy_output(self, shape: tuple[int, ...], output: Any, count: int) -> Any:
         """A copy of DALI's output, with zeros for the padding.
 
         On a GPU everything happens on a stream of our own, which alone is waited for: the current one has updates of
         the training in it, and DALI's must not write to memory that torch has not cleared yet.
         """
         if self._device == "cpu":
-            images = self._empty(shape)
+            images = self._zeros(shape)
             images[:count] = np.asarray(output)
             return images
         import torch
@@ -144,20 +144,20 @@ class DaliLoader:
 
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            images = self._empty(shape)
+            images = self._zeros(shape)
             feed_ndarray(output, images[:count], cuda_stream=self._stream)
             copied = torch.cuda.Event()
             copied.record(self._stream)
         copied.synchronize()
         return images
 
-    def _blame(self, in_flight: Sequence[DaliBatch], error: RuntimeError) -> None:
+    def _mark_bad_records(self, in_flight: Sequence[DaliBatch], error: RuntimeError) -> None:
         """Finds the records that DALI cannot decode by running them one by one; raises where there is none."""
         self._pipeline = None
         probe, found = None, False
         for feed in in_flight:
             for slot in range(len(feed.records)):
-                probe = probe or self._build(1, self._requests.size_at(feed.request.step), depth=1)
+                probe = probe or self._build(1, self._batch_plan.image_size_at(feed.request.step), depth=1)
                 try:
                     _feed_pipeline(probe, feed[slot])
                     probe.schedule_run()
@@ -166,7 +166,7 @@ class DaliLoader:
                 except RuntimeError as reason:
                     probe, found = None, True
                     row, epoch = int(feed.request.rows[slot]), int(feed.request.epochs[slot])
-                    self._guard.report(row, epoch, _error_summary(reason))
+                    self._guard.mark_bad(row, epoch, _error_summary(reason))
             if found:
                 return
         raise error

@@ -37,10 +37,10 @@ class NvjpegLoader:
     decoded on a stream of the training, behind its updates, and memory is kept apart by stream.
     """
 
-    def __init__(self, requests: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:
-        self._requests, self._guard, self._prefetch = requests, guard, prefetch
+    def __init__(self, batch_plan: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:
+        self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
         self._device = torch.device(device)
-        self._own = threading.local()
+        self._thread_local = threading.local()
         self._window: deque[Future[tuple[BatchRequest, Tensor]]] = deque()
         self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="podscale-nvjpeg")
 
@@ -49,22 +49,22 @@ class NvjpegLoader:
         return self._guard.bad_records
 
     @property
-    def ready(self) -> int:
+    def queued_batches(self) -> int:
         return sum(batch.done() for batch in tuple(self._window))
 
     @property
-    def cached(self) -> Mapping[str, int]:
-        return {"records": self._requests.split.held}
+    def cached_bytes(self) -> Mapping[str, int]:
+        return {"records": self._batch_plan.split.cached_bytes}
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         window = self._window = deque[Future[tuple[BatchRequest, Tensor]]]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:
-                    request = self._requests.at(step + len(window))
-                    window.append(self._pool.submit(self._make, request))
+                    request = self._batch_plan.request_at(step + len(window))
+                    window.append(self._pool.submit(self._load_batch, request))
                 request, images = window.popleft().result()
-                yield self._requests.answer(request, images if self._device.type != "cpu" else images.numpy())
+                yield self._batch_plan.make_batch(request, images if self._device.type != "cpu" else images.numpy())
         finally:
             for pending in window:
                 pending.cancel()
@@ -72,26 +72,26 @@ class NvjpegLoader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
+    def _load_batch(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
         """The images of a request, complete on the device, and the request with the rows that they are of."""
         if self._device.type == "cpu":
             return self._fill(request)
-        if not hasattr(self._own, "stream"):
-            self._own.stream = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(self._own.stream):
+        if not hasattr(self._thread_local, "stream"):
+            self._thread_local.stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._thread_local.stream):
             found = self._fill(request)
-        self._own.stream.synchronize()
+        self._thread_local.stream.synchronize()
         return found
 
     @torch.no_grad()
     def _fill(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
-        size, rows = self._requests.size_at(request.step), request.rows.copy()
+        size, rows = self._batch_plan.image_size_at(request.step), request.rows.copy()
         images = torch.zeros(len(rows), size, size, 3, dtype=torch.uint8, device=self._device)
-        decoded = self._decode(rows[: request.real])
+        decoded = self._decode(rows[: request.sample_count])
         for slot, pixels in enumerate(decoded):
             if pixels is None:
                 rows[slot], decoded[slot] = self._substitute(int(rows[slot]), int(request.epochs[slot]))
-        views = self._requests.views(request.step, rows, request.epochs)
+        views = self._batch_plan.crops_of(request.step, rows, request.epochs)
         for slot, pixels in enumerate(decoded):
             assert pixels is not None
             images[slot] = crop_and_resize(pixels, views[slot], size)
@@ -99,8 +99,8 @@ class NvjpegLoader:
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
         """uint8 [3, height, width] of each row on the device; None where it is no image, or another than described."""
-        split = self._requests.split
-        records = [np.array(split.record(row)) for row in rows.tolist()]
+        split = self._batch_plan.split
+        records = [np.array(split.read(row)) for row in rows.tolist()]
         easy = [slot for slot, record in enumerate(records) if _is_plain_jpeg(record)]
         found: list[Tensor | None] = [None] * len(records)
         for slot, pixels in zip(easy, self._decode_jpegs([records[slot] for slot in easy]), strict=True):
@@ -136,22 +136,22 @@ class NvjpegLoader:
     def _substitute(self, row: int, epoch: int) -> tuple[int, Tensor]:
         """The row that takes the place of a bad one, and its pixels."""
         while True:
-            self._guard.report(row, epoch, "no image, or not of the size that the index describes")
+            self._guard.mark_bad(row, epoch, "no image, or not of the size that the index describes")
             row = self._guard.substitute(row, epoch)
             (pixels,) = self._decode(np.array([row]))
             if pixels is not None:
                 return row, pixels
 
 
-def crop_and_resize(pixels: Tensor, view: CropParams, size: int) -> Tensor:
+def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
     """The view of a decoded image: uint8 [3, height, width] -> uint8 [size, size, 3]."""
-    part = pixels[:, view.top : view.top + view.height, view.left : view.left + view.width]
-    if part.shape[1:] != (view.out_height, view.out_width):
-        shape = (view.out_height, view.out_width)
+    part = pixels[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    if part.shape[1:] != (crop.out_height, crop.out_width):
+        shape = (crop.out_height, crop.out_width)
         resized = F.interpolate(part[None].float(), shape, mode="bilinear", antialias=True)[0]
         part = resized.round_().clamp_(0, 255).to(torch.uint8)
-    square = part[:, view.out_top : view.out_top + size, view.out_left : view.out_left + size]
-    return (square.flip(2) if view.flip else square).permute(1, 2, 0)
+    square = part[:, crop.out_top : crop.out_top + size, crop.out_left : crop.out_left + size]
+    return (square.flip(2) if crop.flip else square).permute(1, 2, 0)
 
 
 @cache

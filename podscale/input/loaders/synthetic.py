@@ -17,18 +17,20 @@ class SyntheticLoader:
     """The same random pixels in every batch of a size; the label of a sample is drawn by its key, for ever the same."""
 
     bad_records = 0
-    ready = None
+    queued_batches = None
     """There is no queue: pixels are made once."""
-    cached: ClassVar[Mapping[str, int]] = {}
+    cached_bytes: ClassVar[Mapping[str, int]] = {}
 
-    def __init__(self, requests: BatchPlan, *, classes: int, seed: int, device: str) -> None:
-        self._requests, self._classes, self._seed, self._device = requests, classes, seed, device
+    def __init__(self, batch_plan: BatchPlan, *, classes: int, seed: int, device: str) -> None:
+        self._batch_plan, self._classes, self._seed, self._device = batch_plan, classes, seed, device
         self._images: Any = None
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         for step in range(start, stop):
-            request = self._requests.at(step)
-            batch = self._requests.answer(request, self._pixels(len(request.rows), self._requests.size_at(step)))
+            request = self._batch_plan.request_at(step)
+            batch = self._batch_plan.make_batch(
+                request, self._pixels(len(request.rows), self._batch_plan.image_size_at(step))
+            )
             labels = (derive_key(self._seed, _KEY_DOMAIN, batch.keys) % np.uint64(self._classes)).astype(np.int64)
             yield replace(batch, labels=labels)
 

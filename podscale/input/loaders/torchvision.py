@@ -29,9 +29,9 @@ class _PendingBatch:
     """A batch being filled."""
 
     def __init__(self, request: BatchRequest, views: CropParamsBatch, size: int) -> None:
-        self.request, self.views, self.size = request, views, size
+        self.request, self.crops, self.size = request, views, size
         self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
-        self.images[request.real :] = 0
+        self.images[request.sample_count :] = 0
         self.rows: npt.NDArray[np.int64] = request.rows.copy()
         self.tasks: list[Future[None]] = []
 
@@ -40,11 +40,11 @@ class PillowLoader:
     """Decodes with `workers` threads, `prefetch` batches ahead; keeps decoded images of up to `decoded_bytes`."""
 
     def __init__(
-        self, requests: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
     ) -> None:
-        self._requests, self._guard, self._prefetch = requests, guard, prefetch
-        self._images = DecodedCache(requests.split, decoded_bytes)
-        self._augment = requests.augment
+        self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
+        self._images = DecodedCache(batch_plan.split, decoded_bytes)
+        self._augment = batch_plan.augment
         self._window: deque[_PendingBatch] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
 
@@ -53,20 +53,20 @@ class PillowLoader:
         return self._guard.bad_records
 
     @property
-    def ready(self) -> int:
+    def queued_batches(self) -> int:
         return sum(all(task.done() for task in pending.tasks) for pending in tuple(self._window))
 
     @property
-    def cached(self) -> Mapping[str, int]:
-        return {"records": self._requests.split.held, "decoded": self._images.held}
+    def cached_bytes(self) -> Mapping[str, int]:
+        return {"records": self._batch_plan.split.cached_bytes, "decoded": self._images.cached_bytes}
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         window = self._window = deque[_PendingBatch]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:
-                    window.append(self._begin(step + len(window)))
-                yield self._finish(window.popleft())
+                    window.append(self._submit_batch(step + len(window)))
+                yield self._collect_batch(window.popleft())
         finally:
             for pending in window:
                 for task in pending.tasks:
@@ -75,23 +75,23 @@ class PillowLoader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, step: int) -> _PendingBatch:
-        request = self._requests.at(step)
-        views = self._requests.views(step, request.rows, request.epochs)
-        pending = _PendingBatch(request, views, self._requests.size_at(step))
-        for begin in range(0, pending.request.real, _CHUNK):
-            part = range(begin, min(begin + _CHUNK, pending.request.real))
+    def _submit_batch(self, step: int) -> _PendingBatch:
+        request = self._batch_plan.request_at(step)
+        views = self._batch_plan.crops_of(step, request.rows, request.epochs)
+        pending = _PendingBatch(request, views, self._batch_plan.image_size_at(step))
+        for begin in range(0, pending.request.sample_count, _CHUNK):
+            part = range(begin, min(begin + _CHUNK, pending.request.sample_count))
             pending.tasks.append(self._pool.submit(self._fill, pending, part))
         return pending
 
-    def _finish(self, pending: _PendingBatch) -> Batch:
+    def _collect_batch(self, pending: _PendingBatch) -> Batch:
         for task in pending.tasks:
             task.result()
-        return self._requests.answer(replace(pending.request, rows=pending.rows), pending.images)
+        return self._batch_plan.make_batch(replace(pending.request, rows=pending.rows), pending.images)
 
     def _fill(self, pending: _PendingBatch, part: range) -> None:
         for slot in part:
-            pixels, view = self._usable(pending, slot)
+            pixels, view = self._decode_or_substitute(pending, slot)
             image = crop_and_resize(pixels, view, pending.size)
             done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
             pending.images[slot] = done
@@ -99,20 +99,22 @@ class PillowLoader:
     def _draws(self, pending: _PendingBatch, slot: int) -> RandomDraws:
         assert self._augment is not None
         one = slice(slot, slot + 1)
-        keys = self._requests.split.keys[pending.rows[one]].astype(np.uint64)
+        keys = self._batch_plan.split.keys[pending.rows[one]].astype(np.uint64)
         drawn: RandomDraws = self._augment.draws(pending.request.epochs[one], keys)[0]
         return drawn
 
-    def _usable(self, pending: _PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
+    def _decode_or_substitute(self, pending: _PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
         """The pixels of a slot's sample, or of the one that takes its place, and what to make of them."""
-        row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.views[slot]
+        row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.crops[slot]
         while True:
             usable = self._guard.substitute(row, epoch)
             if usable != row:
                 row = pending.rows[slot] = usable
                 one = slice(slot, slot + 1)
-                view = self._requests.views(pending.request.step, pending.rows[one], pending.request.epochs[one])[0]
+                view = self._batch_plan.crops_of(pending.request.step, pending.rows[one], pending.request.epochs[one])[
+                    0
+                ]
             try:
                 return self._images(row, view.top + view.height), view
             except BadRecord as error:
-                self._guard.report(row, epoch, str(error))
+                self._guard.mark_bad(row, epoch, str(error))

@@ -11,9 +11,9 @@ ResultsByBatch = Mapping[int, Mapping[str, Any]]
 """What the compiler said (`fits` and `memory` of it), by images of a rank."""
 
 
-def cached_results(request: CompileRequest, kept: Path) -> dict[int, dict[str, Any]]:
+def cached_results(request: CompileRequest, cache: Path) -> dict[int, dict[str, Any]]:
     """Results in a folder that are of the same step with other batches, all else equal."""
-    found = {batch: cached_result(with_batch(request, batch), kept) for batch in allowed_batches(request)}
+    found = {batch: cached_result(with_batch(request, batch), cache) for batch in allowed_batches(request)}
     return {batch: result for batch, result in found.items() if result is not None}
 
 
@@ -33,7 +33,7 @@ def largest_known_batch(request: CompileRequest, results: ResultsByBatch) -> dic
     else:
         of = _closest(results, fitting, failing)
         held = int(
-            batch_within_memory([results[batch]["memory"] for batch in of], of, request.topology.device_available)
+            batch_within_memory([results[batch]["memory"] for batch in of], of, request.topology.device_available_bytes)
         )
         # What was compiled counts for more than a line: short of memory, the compiler recomputes what it kept before.
         images = max(fitting, held if failing is None else min(held, failing - 1))

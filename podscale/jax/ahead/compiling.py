@@ -54,7 +54,7 @@ def compile_step(config: RunConfig, topology: Topology, classes: int, updates: i
     mesh = mesh_for_config(config, topology_devices(topology))
     step = build_train_step(config, mesh, classes)
     started = time.monotonic()
-    lowered = step.updates.lower(*step_arguments(step, config, classes, updates))  # type: ignore[attr-defined]
+    lowered = step.run_steps.lower(*step_arguments(step, config, classes, updates))  # type: ignore[attr-defined]
     traced, worked = time.monotonic(), _cpu_seconds()
     found: dict[str, Any] = {"mesh": dict(mesh.shape), "trace_seconds": round(traced - started, 1)}
     text = ""
@@ -86,10 +86,10 @@ def topology_devices(topology: Topology) -> list[Device]:
     options: dict[str, Any] = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
     if topology.slices > 1:
         options["num_slices"] = topology.slices
-    if topology.chips == topology.slices:
+    if topology.chip_count == topology.slices:
         options["chips_per_host_bounds"] = [1, 1, 1]
     try:
-        described = topologies.get_topology_desc(topology.layout, platform="tpu", **options)
+        described = topologies.get_topology_desc(topology.compiler_name, platform="tpu", **options)
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith(("INVALID_ARGUMENT", "NOT_FOUND")):
             raise
@@ -103,7 +103,7 @@ def step_arguments(step: TrainStep, config: RunConfig, classes: int, updates: in
     """Shapes of what one update is given, each with its place on the mesh."""
     buffers = models.model_spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
-    moments: dict[str, Any] = dict.fromkeys(step.slots, buckets)
+    moments: dict[str, Any] = dict.fromkeys(step.initial_moments, buckets)
     others: dict[str, Any] = dict.fromkeys(step.specs.kept.scalars, _shape(()))
     of_shapes: Any = DeviceState
     state = of_shapes(

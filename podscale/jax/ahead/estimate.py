@@ -40,12 +40,12 @@ class StepBounds:
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """Of one device and step. sent, crossing: bytes to other devices of the slice, and to other slices."""
+    """Of one device and step. sent, bytes_between_slices: bytes to other devices of the slice, and to other slices."""
 
     flops: float
     bytes: float
-    sent: float
-    crossing: float
+    bytes_sent: float
+    bytes_between_slices: float
 
 
 def compute_bounds(work: DeviceWork, topology: Topology, precision: str) -> StepBounds:
@@ -56,10 +56,10 @@ def compute_bounds(work: DeviceWork, topology: Topology, precision: str) -> Step
         return rate / chip.devices
 
     return StepBounds(
-        compute=work.flops * MATMUL_PASSES.get(precision, 1) / share(chip.bf16 * 1e12),
-        memory=work.bytes / share(chip.memory * 1e9),
-        links=work.sent / share(chip.links * 1e9),
-        network=work.crossing / share(chip.network * 1e9) if chip.network else 0.0,
+        compute=work.flops * MATMUL_PASSES.get(precision, 1) / share(chip.bf16_tflops * 1e12),
+        memory=work.bytes / share(chip.memory_bandwidth * 1e9),
+        links=work.bytes_sent / share(chip.link_bandwidth * 1e9),
+        network=work.bytes_between_slices / share(chip.network_bandwidth * 1e9) if chip.network_bandwidth else 0.0,
     )
 
 
@@ -76,5 +76,5 @@ def estimate_step_seconds(cost_model: float | None, bounds: StepBounds) -> tuple
 
 def step_rates(seconds: float, global_batch: int, work: DeviceWork, topology: Topology) -> dict[str, Any]:
     """What a step of so many seconds means: images/s of all devices, and the share of the peak that it uses."""
-    peak = topology.chip.bf16 * 1e12 / topology.chip.devices
+    peak = topology.chip.bf16_tflops * 1e12 / topology.chip.devices
     return {"images_per_second": global_batch / seconds, "peak_share": work.flops / seconds / peak}

@@ -10,13 +10,13 @@ from podscale.jax.ahead.request import CompileRequest, CompileResult
 
 def compile_findings(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
     """All about a compiled step as JSON values: sizes in bytes of one device, times in seconds."""
-    found, topology, train = compiled.found, request.topology, request.config.train
+    found, topology, train = compiled.findings, request.topology, request.config.train
     about: dict[str, Any] = {
         "run": request.config.run.id,
         "topology": {
             "name": str(topology),
-            "chips": topology.chips,
-            "devices": topology.devices,
+            "chips": topology.chip_count,
+            "devices": topology.device_count,
             "mesh": found["mesh"],
         },
         "model": request.config.model.name,
@@ -42,22 +42,26 @@ def _memory_findings(found: dict[str, Any], topology: Topology) -> dict[str, int
 
     The compiler names what is available to a program that does not fit; for one that fits it is known of the chip.
     """
-    memory = {"hbm": round(topology.device_hbm), "available": round(topology.device_available), **found["memory"]}
+    memory = {
+        "hbm": round(topology.device_hbm_bytes),
+        "available": round(topology.device_available_bytes),
+        **found["memory"],
+    }
     left = memory["available"] - memory["needed"]
     return {**memory, "free": left} if found["fits"] else {**memory, "over": -left}
 
 
 def _speed_findings(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
-    found = compiled.found
+    found = compiled.findings
     collectives = find_collectives(compiled.text, found["mesh"])
     work = DeviceWork(
         found["flops"],
         found["bytes"],
-        sent=sum(one.sent for one in collectives if one.axes != NETWORK_AXIS),
-        crossing=sum(one.sent for one in collectives if one.axes == NETWORK_AXIS),
+        bytes_sent=sum(one.bytes_sent for one in collectives if one.axes != NETWORK_AXIS),
+        bytes_between_slices=sum(one.bytes_sent for one in collectives if one.axes == NETWORK_AXIS),
     )
     bounds: StepBounds = compute_bounds(work, request.topology, request.config.train.precision)
-    cycles, clock = find_cycles(compiled.text), request.topology.chip.clock
+    cycles, clock = find_cycles(compiled.text), request.topology.chip.clock_ghz
     seconds, source = estimate_step_seconds(found["optimal_seconds"], bounds)
     return {
         "collectives": summarise_collectives(collectives),

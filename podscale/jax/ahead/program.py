@@ -68,7 +68,7 @@ class Collective(NamedTuple):
     bytes: int
 
     @property
-    def sent(self) -> float:
+    def bytes_sent(self) -> float:
         """Bytes that a device sends at least: those of a ring, in which no link carries anything twice."""
         if self.axes == "none":
             return 0.0
@@ -125,7 +125,7 @@ def summarise_collectives(collectives: Sequence[Collective]) -> list[dict[str, i
             "members": members,
             "messages": len(messages),
             "bytes": sum(one.bytes for one in messages),
-            "sent": sum(one.sent for one in messages),
+            "sent": sum(one.bytes_sent for one in messages),
         }
         for (kind, axes, members), messages in together.items()
     ]

@@ -45,17 +45,17 @@ SCHEDULE_STEPS = 2**16
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A step to compile. updates: of the whole run, whose schedule lies on each device, 16 bytes an update."""
+    """A step to compile. steps: of the whole run, whose schedule lies on each device, 16 bytes an update."""
 
     config: RunConfig
     topology: Topology
     classes: int
-    updates: int
+    steps: int
 
     @property
     def ranks(self) -> int:
         """Who has images of its own: a device, or several that share images."""
-        return self.topology.devices // devices_per_rank(self.config)
+        return self.topology.device_count // devices_per_rank(self.config)
 
     @property
     def batch(self) -> int:
@@ -63,7 +63,7 @@ class CompileRequest:
         return self.config.train.global_batch // self.ranks
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def cache_inputs(self) -> dict[str, Any]:
         """All that the result depends on."""
         sections = self.config.model_dump(mode="json", include={"model", "train"})
         sections["train"] = {
@@ -76,22 +76,22 @@ class CompileRequest:
             "input": self.config.input.model_dump(mode="json", include={"image_size", "mean", "std"}),
             "topology": str(self.topology),
             "classes": self.classes,
-            "schedule": -(-self.updates // SCHEDULE_STEPS),
+            "schedule": -(-self.steps // SCHEDULE_STEPS),
             "versions": compiler_versions(),
             "sources": source_hash(),
         }
 
     @property
-    def key(self) -> str:
+    def cache_key(self) -> str:
         """Names the result."""
-        return fingerprint(self.asked)
+        return fingerprint(self.cache_inputs)
 
 
 @dataclass(frozen=True)
 class CompileResult:
-    """found: see `compiling`; text: of the program; versions: of the packages that made it."""
+    """findings: see `compiling`; text: of the program; versions: of the packages that made it."""
 
-    found: dict[str, Any]
+    findings: dict[str, Any]
     text: str
     versions: dict[str, str]
     from_cache: bool = False
@@ -150,40 +150,40 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / "tpu-compile"
 
 
-def compile_aot(request: CompileRequest, kept: Path, limit: float) -> CompileResult:
+def compile_aot(request: CompileRequest, cache: Path, timeout_seconds: float) -> CompileResult:
     """What the compiler says of a request, from `kept` where that holds it, else from a child that may take `limit` s.
 
     Raises InputError where the document or the topology is refused, PodscaleError where the compiler fails.
     """
-    result, text = _cache_files(request, kept)
-    found = cached_result(request, kept)
+    result, text = _cache_files(request, cache)
+    found = cached_result(request, cache)
     if found is not None:
-        return CompileResult(found, _unpacked(text), request.asked["versions"], from_cache=True)
-    found = _compile_in_child(request, kept, limit, text)
+        return CompileResult(found, _unpacked(text), request.cache_inputs["versions"], from_cache=True)
+    found = _compile_in_child(request, cache, timeout_seconds, text)
     write_json(result, found)
-    return CompileResult(found, _unpacked(text), request.asked["versions"])
+    return CompileResult(found, _unpacked(text), request.cache_inputs["versions"])
 
 
-def cached_result(request: CompileRequest, kept: Path) -> dict[str, Any] | None:
+def cached_result(request: CompileRequest, cache: Path) -> dict[str, Any] | None:
     """What the compiler said of a request before; None where that is not kept."""
-    result, text = _cache_files(request, kept)
+    result, text = _cache_files(request, cache)
     if not (result.exists() and text.exists()):
         return None
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found
 
 
-def _cache_files(request: CompileRequest, kept: Path) -> tuple[Path, Path]:
+def _cache_files(request: CompileRequest, cache: Path) -> tuple[Path, Path]:
     """The result of a request, and the text of its program."""
-    return kept / f"{request.key}.json", kept / f"{request.key}.hlo.gz"
+    return cache / f"{request.cache_key}.json", cache / f"{request.cache_key}.hlo.gz"
 
 
-def _compile_in_child(request: CompileRequest, kept: Path, limit: float, text: Path) -> dict[str, Any]:
+def _compile_in_child(request: CompileRequest, cache: Path, timeout_seconds: float, text: Path) -> dict[str, Any]:
     try:
-        kept.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"cannot hold results: {error.strerror}", field="--cache", got=str(kept), hint="Name another folder."
+            f"cannot hold results: {error.strerror}", field="--cache", got=str(cache), hint="Name another folder."
         ) from error
     with tempfile.TemporaryDirectory(prefix="podscale-tpu-compile-") as scratch:
         folder = Path(scratch)
@@ -192,16 +192,16 @@ def _compile_in_child(request: CompileRequest, kept: Path, limit: float, text: P
             folder / "job.json",
             {
                 "document": request.config.model_dump(mode="json"),
-                "topology": topology.layout,
+                "topology": topology.compiler_name,
                 "slices": topology.slices,
                 "classes": request.classes,
-                "updates": request.updates,
+                "updates": request.steps,
             },
         )
         said = folder / "said.txt"
-        code = _run_child(folder, said, limit)
+        code = _run_child(folder, said, timeout_seconds)
         if not (folder / "result.json").exists():
-            raise PodscaleError(f"compiling for {topology} {_failure_message(code, said, limit)}")
+            raise PodscaleError(f"compiling for {topology} {_failure_message(code, said, timeout_seconds)}")
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if "refused" in found:
             raise InputError(**found["refused"])
@@ -209,9 +209,9 @@ def _compile_in_child(request: CompileRequest, kept: Path, limit: float, text: P
         return found
 
 
-def _run_child(folder: Path, said: Path, limit: float) -> int | None:
+def _run_child(folder: Path, output_file: Path, timeout_seconds: float) -> int | None:
     """The exit code of the child; None where its time was over."""
-    with said.open("wb") as output:
+    with output_file.open("wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", COMPILER_MODULE, str(folder)],
             env={**os.environ, **COMPILER_ENVIRONMENT},
@@ -220,7 +220,7 @@ def _run_child(folder: Path, said: Path, limit: float) -> int | None:
             stderr=output,
         )
         try:
-            return child.wait(limit)
+            return child.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -228,12 +228,12 @@ def _run_child(folder: Path, said: Path, limit: float) -> int | None:
             child.wait()
 
 
-def _failure_message(code: int | None, said: Path, limit: float) -> str:
+def _failure_message(code: int | None, output: Path, timeout_seconds: float) -> str:
     """What became of a child that left no result."""
-    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1][:500] if lines else "nothing was printed"
     if code is None:
-        return f"took longer than {limit:.0f} s; give it more time with --time-limit"
+        return f"took longer than {timeout_seconds:.0f} s; give it more time with --time-limit"
     if code == -signal.SIGKILL:
         return (
             "was killed, most likely because this machine's memory was too small; close other programs, or compile "

@@ -36,7 +36,7 @@ MeasureFunction = Callable[[CompileRequest], FitResult]
 def allowed_batches(request: CompileRequest) -> list[int]:
     """Batches of one rank that the document's other options allow, in ascending order."""
     sizes = [size for size in range(1, MAX_BATCH + 1) if size < BATCH_STEP or size % BATCH_STEP == 0]
-    devices = request.topology.devices
+    devices = request.topology.device_count
     return [size for size in sizes if fits_devices(with_batch(request, size).config, devices)]
 
 
@@ -44,8 +44,8 @@ def with_batch(request: CompileRequest, batch: int) -> CompileRequest:
     """The same with so many images for each rank, and as many epochs: fewer updates of larger batches."""
     before, after = request.config.train.global_batch, batch * request.ranks
     train = request.config.train.model_copy(update={"global_batch": after})
-    updates = max(1, round(request.updates * before / after))
-    return replace(request, config=request.config.model_copy(update={"train": train}), updates=updates)
+    updates = max(1, round(request.steps * before / after))
+    return replace(request, config=request.config.model_copy(update={"train": train}), steps=updates)
 
 
 def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int:

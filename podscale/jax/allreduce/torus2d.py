@@ -28,12 +28,12 @@ class Torus2DAllReduce:
 
     def reduce_scatter(self, bucket: Array) -> Array:
         share = bucket / (self.shards * self._columns * self._slices)
-        return self._across(reduce_scatter(share, ROW))
+        return self._all_reduce_columns(reduce_scatter(share, ROW))
 
     def all_gather(self, shard: Array) -> Array:
         return all_gather(shard, ROW)
 
-    def _across(self, shard: Array) -> Array:
+    def _all_reduce_columns(self, shard: Array) -> Array:
         """The sum over all rows."""
         if self._slices == 1:
             return all_reduce(shard, COLUMN)

@@ -99,11 +99,11 @@ def _group_mean(message: Array, axes: AxisNames, tiles: Tiles | None) -> Array:
 
 def _zero_outside(tiles: Tiles | None, x: Array) -> Array:
     """With zeros beyond the image."""
-    return x if tiles is None or tiles.even else jnp.where(tiles.inside(), x, 0.0)
+    return x if tiles is None or tiles.is_even else jnp.where(tiles.inside_mask(), x, 0.0)
 
 
 def _filled_fraction(tiles: Tiles | None) -> float:
-    return 1.0 if tiles is None else tiles.fill
+    return 1.0 if tiles is None else tiles.filled_fraction
 
 
 def _group_size(axes: AxisNames) -> int:

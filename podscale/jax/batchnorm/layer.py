@@ -33,17 +33,17 @@ class BatchNorm:
     eps: float = 1e-5
     momentum: float = 0.1
     axes: AxisNames = ()
-    part: int | None = None
+    part_size: int | None = None
 
     def train(
         self, x: Array, weight: Array, bias: Array, running: ChannelStatistics, tiles: Tiles | None = None
     ) -> tuple[Array, ChannelStatistics]:
         """By the batch's own statistics; and the running ones, moved. tiles: of images that devices share."""
         normalise = partial(sync_batch_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
-        if self.part is None or len(x) <= self.part:
+        if self.part_size is None or len(x) <= self.part_size:
             y, mean, var = normalise(x, weight, bias, running.mean)
         else:
-            y, mean, var = self._in_parts(normalise, x, weight, bias, running.mean)
+            y, mean, var = self._ghost_batch_norm(normalise, x, weight, bias, running.mean)
         mean, var = lax.stop_gradient((mean, var))
         moved = (old + self.momentum * (new - old) for old, new in zip(running, (mean, var), strict=True))
         return y, ChannelStatistics(*moved)
@@ -53,16 +53,18 @@ class BatchNorm:
         scale = lax.rsqrt(running.var + self.eps) * weight
         return ((x.astype(scale.dtype) - running.mean) * scale + bias).astype(x.dtype)
 
-    def _in_parts(
+    def _ghost_batch_norm(
         self, normalise: Callable[..., NormOutput], x: Array, weight: Array, bias: Array, near: Array
     ) -> tuple[Array, Array, Array]:
-        assert self.part is not None
-        assert len(x) % self.part == 0, f"parts of {self.part} do not divide {len(x)} images"
-        parts = x.reshape(-1, self.part, *x.shape[1:])
+        assert self.part_size is not None
+        assert len(x) % self.part_size == 0, f"parts of {self.part_size} do not divide {len(x)} images"
+        parts = x.reshape(-1, self.part_size, *x.shape[1:])
         found = jax.vmap(lambda part: normalise(part, weight, bias, near))(parts)
         return found.y.reshape(x.shape), found.mean.mean(0), found.unbiased.mean(0)
 
 
-def assign_batch_norm_groups(norm: BatchNorm, span: BatchNormGroup) -> BatchNorm:
-    """The same batch norm with statistics over `span`: over the mesh's groups, or over parts of a device's batch."""
-    return replace(norm, axes=GROUP if span.ranks > 1 else (), part=None if span.ranks > 1 else span.images)
+def assign_batch_norm_groups(norm: BatchNorm, norm_group: BatchNormGroup) -> BatchNorm:
+    """The same batch norm with statistics over `norm_group`: over the mesh's groups, or over parts of a device's batch."""
+    return replace(
+        norm, axes=GROUP if norm_group.ranks > 1 else (), part_size=None if norm_group.ranks > 1 else norm_group.images
+    )

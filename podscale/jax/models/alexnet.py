@@ -28,7 +28,7 @@ def alexnet(layers: LayerApplier, images: Array, model: ModelSection, key: Array
             x = layers.max_pool(x, *POOL_WINDOW)
     if options.pool5_norm:
         x = layers.norm("bn_pool5", x)
-    x = adaptive_average_pool(layers.whole(x), FC6_INPUT_SIDE)
+    x = adaptive_average_pool(layers.gather_tiles(x), FC6_INPUT_SIDE)
     x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # fc6 counts its inputs channel by channel
     for number, name in enumerate(("fc6", "fc7")):
         x = dropout(nn.relu(layers.linear(name, x)), options.dropout, key, number)
@@ -52,9 +52,9 @@ def averaging_matrix(side: int, cells: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def dropout(x: Array, share: float, key: Array | None, number: int) -> Array:
+def dropout(x: Array, rate: float, key: Array | None, number: int) -> Array:
     """Leaves out a share of the values and enlarges the others; `number` tells the layers of one key apart."""
-    if key is None or not share:
+    if key is None or not rate:
         return x
-    kept = random.bernoulli(random.fold_in(key, number), 1.0 - share, x.shape)
-    return jnp.where(kept, x / (1.0 - share), 0.0)
+    kept = random.bernoulli(random.fold_in(key, number), 1.0 - rate, x.shape)
+    return jnp.where(kept, x / (1.0 - rate), 0.0)

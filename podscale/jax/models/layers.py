@@ -44,14 +44,14 @@ class LayerApplier:
         x = images.astype(self._dtype)
         x, padding = spatial.exchange_halo(x, Window(weight.shape[-1], stride, padding), self._tiles(x))
         y = stem_convolution(x, weight, stride, padding, self._stem, self._convolve)
-        return self._biased(name, y)
+        return self._add_bias(name, y)
 
     def convolution(self, name: str, x: Array, *, stride: int = 1, groups: int = 1) -> Array:
         """With same padding."""
         weight = self._parameters[f"{name}.weight"].astype(self._dtype)
         kernel = weight.shape[-1]
         x, padding = spatial.exchange_halo(x, Window(kernel, stride, kernel // 2), self._tiles(x))
-        return self._biased(name, self._convolve(x, weight, stride, padding, groups))
+        return self._add_bias(name, self._convolve(x, weight, stride, padding, groups))
 
     def blur(self, x: Array) -> Array:
         """Each channel with [1, 2, 1] / 4 along both directions, zeros outside (Zhang 2019)."""
@@ -80,11 +80,11 @@ class LayerApplier:
         """The largest value of each window."""
         return spatial.max_pool(x, Window(kernel, stride, padding), self._tiles(x))
 
-    def average(self, x: Array) -> Array:
+    def global_average_pool(self, x: Array) -> Array:
         """The mean over the pixels of each image: fp32 (or fp64) [n, channels]."""
         return spatial.global_average_pool(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self._tiles(x))
 
-    def whole(self, x: Array) -> Array:
+    def gather_tiles(self, x: Array) -> Array:
         """Images that are no longer cut."""
         return spatial.gather_tiles(x, self._tiles(x))
 
@@ -95,6 +95,6 @@ class LayerApplier:
         y = jnp.dot(x.astype(self._dtype), weight.T, preferred_element_type=exact)
         return y + self._parameters[f"{name}.bias"]
 
-    def _biased(self, name: str, y: Array) -> Array:
+    def _add_bias(self, name: str, y: Array) -> Array:
         bias = self._parameters.get(f"{name}.bias")
         return y if bias is None else y + bias.astype(y.dtype)

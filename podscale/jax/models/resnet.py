@@ -22,14 +22,14 @@ def resnet(layers: LayerApplier, images: Array, model: ModelSection) -> Array:
         for number in range(depth):
             stride = 2 if stage > 1 and number == 0 else 1
             x = block(f"layer{stage}.{number}", x, network.channels * 2 ** (stage - 1), stride)
-    return layers.linear("fc", layers.average(x))
+    return layers.linear("fc", layers.global_average_pool(x))
 
 
 class ResidualBlock(ABC):
     """What the blocks of one network have in common."""
 
-    def __init__(self, layers: LayerApplier, network: ResNetSpec) -> None:
-        self.layers, self.plan = layers, network
+    def __init__(self, layers: LayerApplier, spec: ResNetSpec) -> None:
+        self.layers, self.spec = layers, spec
 
     @abstractmethod
     def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
@@ -37,7 +37,7 @@ class ResidualBlock(ABC):
 
     def conv(self, name: str, norm: str, x: Array, stride: int = 1) -> Array:
         """A convolution, of blurred images where the plan says so, and its batch norm."""
-        if self.plan.blurs(x.shape[-1], stride):
+        if self.spec.uses_blur(x.shape[-1], stride):
             x = self.layers.blur(x)
         return self.layers.norm(norm, self.layers.convolution(name, x, stride=stride))
 
@@ -45,7 +45,7 @@ class ResidualBlock(ABC):
         """The identity where shapes agree, else what the plan says."""
         if stride == 1 and x.shape[-1] == outputs:
             return x
-        if self.plan.shortcut == "padding":
+        if self.spec.shortcut == "padding":
             more = outputs - x.shape[-1]
             return jnp.pad(self.layers.subsample(x, stride), ((0, 0), (0, 0), (0, 0), (0, more)))
         return self.conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride)

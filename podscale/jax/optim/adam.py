@@ -10,10 +10,10 @@ from podscale.jax.optim.share import ParamShard
 
 
 def adam(
-    share: ParamShard,
+    shard: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: OptState,
+    opt_state: OptState,
     hyper: HyperParams,
     finite: Array,
     *,
@@ -25,10 +25,10 @@ def adam(
 
     decoupled: u of g alone, and w -= rate * weight_decay * w.
     """
-    finite, _ = share.agree(finite)
+    finite, _ = shard.sum_over_devices(finite)
     if not decoupled:
-        gradients = add_weight_decay(share, weights, gradients, hyper.weight_decay)
-    directions, kept = adam_directions(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
+        gradients = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
+    directions, opt_state = adam_directions(gradients, opt_state, hyper.momentum, finite, beta2=beta2, eps=eps)
     if decoupled:
-        directions = add_weight_decay(share, weights, directions, hyper.weight_decay)
-    return UpdateResult(apply_direction(share, weights, directions, hyper.learning_rate, finite), kept, finite)
+        directions = add_weight_decay(shard, weights, directions, hyper.weight_decay)
+    return UpdateResult(apply_direction(shard, weights, directions, hyper.learning_rate, finite), opt_state, finite)

@@ -30,7 +30,7 @@ class UpdateResult(NamedTuple):
     """Weights and what is kept after an update, and whether it was carried out, alike on all devices."""
 
     weights: Buckets
-    kept: OptState
+    opt_state: OptState
     finite: Array
 
 
@@ -43,10 +43,10 @@ class UpdateRule(Protocol):
 
     def __call__(
         self,
-        share: ParamShard,
+        shard: ParamShard,
         weights: Buckets,
         gradients: Buckets,
-        kept: OptState,
+        opt_state: OptState,
         hyper: HyperParams,
         finite: Array,
     ) -> UpdateResult: ...

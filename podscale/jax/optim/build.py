@@ -22,30 +22,36 @@ def build_optimizer(section: OptimizerSection) -> UpdateRule:
     """The update rule of a document. Raises InputError for one that this engine does not have."""
     match section.name:
         case "sgd":
-            return partial(sgd, nesterov=section.nesterov, form=section.form)
+            return partial(sgd, nesterov=section.nesterov, form=section.effective_momentum_form)
         case "lars":
             return partial(
                 lars,
                 nesterov=section.nesterov,
                 trust_coefficient=section.trust_coefficient,
-                eps=section.added_eps,
+                eps=section.effective_eps,
                 trust=section.trust,
-                form=section.form,
+                form=section.effective_momentum_form,
                 clip=section.trust_clip,
             )
         case "lamb":
             return partial(
                 lamb,
                 beta2=section.beta2,
-                eps=section.added_eps,
+                eps=section.effective_eps,
                 clip_norm=section.clip_norm,
                 clip=section.trust_clip,
             )
         case "adam":
-            return partial(adam, beta2=section.beta2, eps=section.added_eps, decoupled=section.adam.decoupled)
+            return partial(adam, beta2=section.beta2, eps=section.effective_eps, decoupled=section.adam.decoupled)
         case "rmsprop":
             own = section.rmsprop
-            return partial(rmsprop, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
+            return partial(
+                rmsprop,
+                decay=own.decay,
+                eps=section.effective_eps,
+                variant=own.variant,
+                form=section.effective_momentum_form,
+            )
         case other:
             raise InputError(
                 f"the JAX engine has {join_words(JAX_OPTIMIZERS)}",

@@ -16,10 +16,10 @@ from podscale.jax.optim.share import ParamShard
 
 
 def lamb(
-    share: ParamShard,
+    shard: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: OptState,
+    opt_state: OptState,
     hyper: HyperParams,
     finite: Array,
     *,
@@ -29,15 +29,15 @@ def lamb(
     clip: bool = False,
 ) -> UpdateResult:
     """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
-    finite, (g,) = share.norms(finite, gradients)
+    finite, (g,) = shard.norms(finite, gradients)
     if clip_norm:
         shrink = 1.0 / jnp.maximum(jnp.linalg.norm(g) / clip_norm, 1.0)
         gradients = tuple(shrink * bucket for bucket in gradients)
-    directions, kept = adam_directions(gradients, kept, hyper.momentum, finite, beta2=beta2, eps=eps)
-    directions = add_weight_decay(share, weights, directions, hyper.weight_decay)
-    _, (w, u) = share.norms(finite, weights, directions)
+    directions, opt_state = adam_directions(gradients, opt_state, hyper.momentum, finite, beta2=beta2, eps=eps)
+    directions = add_weight_decay(shard, weights, directions, hyper.weight_decay)
+    _, (w, u) = shard.norms(finite, weights, directions)
     ratio = jnp.where((w > 0) & (u > 0), w / u, 1.0)
     if clip:
         ratio = jnp.minimum(ratio, 1.0)
-    rate = hyper.learning_rate * jnp.where(share.adapts, ratio, 1.0)
-    return UpdateResult(apply_direction(share, weights, directions, rate, finite), kept, finite)
+    rate = hyper.learning_rate * jnp.where(shard.uses_trust_ratio, ratio, 1.0)
+    return UpdateResult(apply_direction(shard, weights, directions, rate, finite), opt_state, finite)

@@ -19,10 +19,10 @@ TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 
 def lars(
-    share: ParamShard,
+    shard: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: OptState,
+    opt_state: OptState,
     hyper: HyperParams,
     finite: Array,
     *,
@@ -38,13 +38,15 @@ def lars(
     Arrays that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
     min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
-    directions = add_weight_decay(share, weights, gradients, hyper.weight_decay)
-    finite, (w, g) = share.norms(finite, weights, directions if trust == "norm_of_sum" else gradients)
+    directions = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
+    finite, (w, g) = shard.norms(finite, weights, directions if trust == "norm_of_sum" else gradients)
     below = g + eps
     if trust == "sum_of_norms":
-        below += hyper.weight_decay * share.decays * w
+        below += hyper.weight_decay * shard.uses_weight_decay * w
     ratio = jnp.where((w > 0) & (g > 0), trust_coefficient * w / below, 1.0)
     if clip:
         ratio = jnp.minimum(ratio / hyper.learning_rate, 1.0)
-    both = momentum_factors(form, hyper.learning_rate, jnp.where(share.adapts, ratio, 1.0))
-    return momentum_update(share, weights, directions, kept.moments["momentum"], both, hyper, finite, nesterov=nesterov)
+    both = momentum_factors(form, hyper.learning_rate, jnp.where(shard.uses_trust_ratio, ratio, 1.0))
+    return momentum_update(
+        shard, weights, directions, opt_state.moments["momentum"], both, hyper, finite, nesterov=nesterov
+    )

@@ -10,17 +10,17 @@ from podscale.jax.optim.base import OptState
 
 
 def adam_directions(
-    gradients: Buckets, kept: OptState, beta1: Array, finite: Array, *, beta2: float, eps: float
+    gradients: Buckets, opt_state: OptState, beta1: Array, finite: Array, *, beta2: float, eps: float
 ) -> tuple[Buckets, OptState]:
     """The directions, and what is kept of them; where not finite, that stays as it is, to the bit.
 
     m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     with t the updates carried out so far, this one included.
     """
-    updates = kept.scalars["updates"] + finite
+    updates = opt_state.scalars["updates"] + finite
     first, second = bias_corrections(updates, beta1, beta2)
     directions, means, variances = [], [], []
-    for g, m, v in zip(gradients, kept.moments["momentum"], kept.moments["variance"], strict=True):
+    for g, m, v in zip(gradients, opt_state.moments["momentum"], opt_state.moments["variance"], strict=True):
         mean = beta1 * m + (1.0 - beta1) * g
         variance = beta2 * v + (1.0 - beta2) * jnp.square(g)
         directions.append(divide_or_zero(first * mean, second * jnp.sqrt(variance) + eps))

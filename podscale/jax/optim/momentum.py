@@ -17,24 +17,24 @@ so that it rescales what old gradients left. ratio_inside: the ratio inside, the
 """
 
 
-def add_weight_decay(share: ParamShard, weights: Buckets, gradients: Buckets, weight_decay: Array) -> Buckets:
+def add_weight_decay(shard: ParamShard, weights: Buckets, gradients: Buckets, weight_decay: Array) -> Buckets:
     """g + weight_decay * w for what decays."""
-    decays = share.per_row(weight_decay * share.decays)
+    decays = shard.per_row(weight_decay * shard.uses_weight_decay)
     return tuple(
         (as_rows(g) + decay * as_rows(w)).reshape(-1) for w, g, decay in zip(weights, gradients, decays, strict=True)
     )
 
 
-def apply_direction(share: ParamShard, weights: Buckets, directions: Buckets, rate: Array, finite: Array) -> Buckets:
+def apply_direction(shard: ParamShard, weights: Buckets, directions: Buckets, rate: Array, finite: Array) -> Buckets:
     """w - rate * d where finite, else w. rate: for all, or one for each array."""
     return tuple(
         jnp.where(finite, as_rows(w) - away * as_rows(d), as_rows(w)).reshape(-1)
-        for w, d, away in zip(weights, directions, share.per_row(rate), strict=True)
+        for w, d, away in zip(weights, directions, shard.per_row(rate), strict=True)
     )
 
 
 def momentum_update(
-    share: ParamShard,
+    shard: ParamShard,
     weights: Buckets,
     gradients: Buckets,
     momenta: Buckets,
@@ -49,7 +49,7 @@ def momentum_update(
     gradients: with weight decay. factors: inside and outside, each for all or one for each array: see `Form`.
     """
     after, kept = [], []
-    buckets = zip(weights, gradients, momenta, *map(share.per_row, factors), strict=True)
+    buckets = zip(weights, gradients, momenta, *map(shard.per_row, factors), strict=True)
     for weight, gradient, moment, inside, outside in buckets:
         w, m, u = as_rows(weight), as_rows(moment), inside * as_rows(gradient)
         new = hyper.momentum * m + u

@@ -23,10 +23,10 @@ RmsPropVariant = Literal["torch", "tensorflow"]
 
 
 def rmsprop(
-    share: ParamShard,
+    shard: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: OptState,
+    opt_state: OptState,
     hyper: HyperParams,
     finite: Array,
     *,
@@ -36,15 +36,15 @@ def rmsprop(
     form: MomentumForm = "scaled",
 ) -> UpdateResult:
     """See the module's text; the form is free. Where v starts is for whoever makes the state: see `build.slots`."""
-    finite, _ = share.agree(finite)
+    finite, _ = shard.sum_over_devices(finite)
     directions, variances = [], []
-    of_sum = add_weight_decay(share, weights, gradients, hyper.weight_decay)
-    for d, v in zip(of_sum, kept.moments["variance"], strict=True):
+    of_sum = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
+    for d, v in zip(of_sum, opt_state.moments["variance"], strict=True):
         variance = decay * v + (1.0 - decay) * jnp.square(d)
         root = jnp.sqrt(variance) + eps if variant == "torch" else jnp.sqrt(variance + eps)
         directions.append(divide_or_zero(d, root))
         variances.append(jnp.where(finite, variance, v))
     both = momentum_factors(form, hyper.learning_rate, jnp.ones_like(hyper.learning_rate))
-    momenta = kept.moments["momentum"]
-    found = momentum_update(share, weights, tuple(directions), momenta, both, hyper, finite, nesterov=False)
-    return found._replace(kept=OptState({**found.kept.moments, "variance": tuple(variances)}, {}))
+    momenta = opt_state.moments["momentum"]
+    found = momentum_update(shard, weights, tuple(directions), momenta, both, hyper, finite, nesterov=False)
+    return found._replace(opt_state=OptState({**found.opt_state.moments, "variance": tuple(variances)}, {}))

@@ -10,10 +10,10 @@ from podscale.jax.optim.share import ParamShard
 
 
 def sgd(
-    share: ParamShard,
+    shard: ParamShard,
     weights: Buckets,
     gradients: Buckets,
-    kept: OptState,
+    opt_state: OptState,
     hyper: HyperParams,
     finite: Array,
     *,
@@ -25,7 +25,9 @@ def sgd(
     Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
     the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
     """
-    finite, _ = share.agree(finite)
+    finite, _ = shard.sum_over_devices(finite)
     both = momentum_factors(form, hyper.learning_rate, jnp.ones_like(hyper.learning_rate))
-    directions = add_weight_decay(share, weights, gradients, hyper.weight_decay)
-    return momentum_update(share, weights, directions, kept.moments["momentum"], both, hyper, finite, nesterov=nesterov)
+    directions = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
+    return momentum_update(
+        shard, weights, directions, opt_state.moments["momentum"], both, hyper, finite, nesterov=nesterov
+    )

@@ -27,10 +27,10 @@ class ParamShard:
     ) -> None:
         self._axes = axes
         treated = [treatments[name] for name in layout.shapes]
-        self.decays = jnp.array([float(treatment.decays) for treatment in treated])
+        self.uses_weight_decay = jnp.array([float(treatment.uses_weight_decay) for treatment in treated])
         """1 for each array that decays, else 0."""
-        self.adapts = jnp.array([treatment.adapts for treatment in treated])
-        self._rows = [jnp.asarray(rows) for rows in layout.rows()]
+        self.uses_trust_ratio = jnp.array([treatment.uses_trust_ratio for treatment in treated])
+        self._rows = [jnp.asarray(rows) for rows in layout.array_of_rows()]
         if axes:
             place = lax.axis_index(axes)
             self._rows = [lax.dynamic_slice_in_dim(r, place * (len(r) // shards), len(r) // shards) for r in self._rows]
@@ -38,10 +38,10 @@ class ParamShard:
     def norms(self, finite: Array, *values: Buckets) -> tuple[Array, list[Array]]:
         """Whether all devices are `finite`, and for each of the values the Euclidean norm of every array."""
         squares = [self._squares(buckets) for buckets in values]
-        finite, squares = self.agree(finite, squares)
+        finite, squares = self.sum_over_devices(finite, squares)
         return finite, [jnp.sqrt(square) for square in squares]
 
-    def agree(self, finite: Array, sums: Sequence[Array] = ()) -> tuple[Array, list[Array]]:
+    def sum_over_devices(self, finite: Array, sums: Sequence[Array] = ()) -> tuple[Array, list[Array]]:
         """Whether all devices are `finite`, and sums [arrays] added over them, in one message."""
         if not self._axes:
             return finite, list(sums)
@@ -58,7 +58,7 @@ class ParamShard:
 
     def _squares(self, buckets: Buckets) -> Array:
         """The sum of squares of every array; rows first, then the rows of an array, which keeps fp32 sums short."""
-        numbers = np.arange(len(self.decays), dtype=np.int32)
+        numbers = np.arange(len(self.uses_weight_decay), dtype=np.int32)
         total = jnp.zeros(len(numbers))
         for rows, bucket in zip(self._rows, buckets, strict=True):
             of_rows = jnp.square(as_rows(bucket)).sum(1)

@@ -17,8 +17,8 @@ def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0
     """
     if tiles is None:
         return x, window.padding
-    assert x.shape[1:3] == tiles.tile, f"{x.shape} is no tile of {tiles}"
-    for dim, (axis, side, parts) in enumerate(zip(SPATIAL, tiles.sides, tiles.parts, strict=True), start=1):
+    assert x.shape[1:3] == tiles.tile_shape, f"{x.shape} is no tile of {tiles}"
+    for dim, (axis, side, parts) in enumerate(zip(SPATIAL, tiles.image_sides, tiles.parts, strict=True), start=1):
         x = _exchange_halo_along(x, dim, axis, side, plan_halo(side, parts, window), fill)
     return x, 0
 

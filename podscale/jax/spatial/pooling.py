@@ -17,17 +17,19 @@ def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
     y: Array = lax.reduce_window(x, -jnp.inf, lax.max, sizes, strides, around)
     if tiles is None:
         return y
-    outputs = Tiles((window.side(tiles.sides[0]), window.side(tiles.sides[1])), tiles.parts)
-    return y if outputs.even else jnp.where(outputs.inside(), y, 0.0)  # beyond the image there is nothing but -inf
+    outputs = Tiles((window.output_size(tiles.image_sides[0]), window.output_size(tiles.image_sides[1])), tiles.parts)
+    return (
+        y if outputs.is_even else jnp.where(outputs.inside_mask(), y, 0.0)
+    )  # beyond the image there is nothing but -inf
 
 
 def global_average_pool(x: Array, tiles: Tiles | None) -> Array:
     """The mean over the pixels of each image: [n, height, width, channels] -> [n, channels], the same on a group."""
     if tiles is None:
         return x.mean((1, 2))
-    if not tiles.even:
-        x = jnp.where(tiles.inside(), x, 0.0)
-    height, width = tiles.sides
+    if not tiles.is_even:
+        x = jnp.where(tiles.inside_mask(), x, 0.0)
+    height, width = tiles.image_sides
     total: Array = lax.psum(x.sum((1, 2)), SPATIAL)
     return total / (height * width)
 
@@ -38,5 +40,5 @@ def gather_tiles(x: Array, tiles: Tiles | None) -> Array:
         return x
     for dim, axis in enumerate(SPATIAL, start=1):
         x = lax.all_gather(x, axis, axis=dim, tiled=True)
-    height, width = tiles.sides
+    height, width = tiles.image_sides
     return x[:, :height, :width]

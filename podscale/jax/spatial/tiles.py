@@ -23,31 +23,31 @@ Parts = tuple[int, int]
 class Tiles(NamedTuple):
     """Images of these sides, cut into parts over the mesh's axes `SPATIAL`."""
 
-    sides: tuple[int, int]
+    image_sides: tuple[int, int]
     parts: Parts
 
     @property
-    def tile(self) -> tuple[int, int]:
+    def tile_shape(self) -> tuple[int, int]:
         """Rows and columns of every device's tile."""
-        rows, columns = (-(-side // parts) for side, parts in zip(self.sides, self.parts, strict=True))
+        rows, columns = (-(-side // parts) for side, parts in zip(self.image_sides, self.parts, strict=True))
         return rows, columns
 
     @property
-    def even(self) -> bool:
+    def is_even(self) -> bool:
         """Whether no tile reaches beyond the image."""
-        return all(side % parts == 0 for side, parts in zip(self.sides, self.parts, strict=True))
+        return all(side % parts == 0 for side, parts in zip(self.image_sides, self.parts, strict=True))
 
     @property
-    def fill(self) -> float:
+    def filled_fraction(self) -> float:
         """Pixels of an image over pixels of all its tiles."""
-        (height, width), (rows, columns), (down, across) = self.sides, self.tile, self.parts
+        (height, width), (rows, columns), (down, across) = self.image_sides, self.tile_shape, self.parts
         return height * width / (rows * down * columns * across)
 
-    def inside(self) -> Array:
+    def inside_mask(self) -> Array:
         """Which pixels of this device's tile belong to the image: bool [rows, columns, 1]; inside `shard_map`."""
         rows, columns = (
             lax.axis_index(axis) * length + jnp.arange(length) < side
-            for axis, length, side in zip(SPATIAL, self.tile, self.sides, strict=True)
+            for axis, length, side in zip(SPATIAL, self.tile_shape, self.image_sides, strict=True)
         )
         return (rows[:, None] & columns[None, :])[..., None]
 
@@ -73,7 +73,7 @@ def plan_halo(side: int, parts: int, window: Window) -> Halo:
     Where input and output tiles are aligned (the stride divides even tiles), all devices need the same rows of their
     neighbours; elsewhere the most that any needs, and each begins at a place of its own.
     """
-    outputs = window.side(side)
+    outputs = window.output_size(side)
     own, of_outputs = -(-side // parts), -(-outputs // parts)
     rows = (of_outputs - 1) * window.stride + window.kernel
     firsts = [place * of_outputs * window.stride - window.padding for place in range(parts)]

@@ -71,7 +71,7 @@ class ClusterClient:
     def get(self, resource: ResourceKind, name: str, *, namespace: str | None = None) -> KubernetesObject:
         """Return an object. Raises NotFound if there is none."""
         request = ApiRequest("get", resource, namespace or self.namespace, name)
-        return self._transport.json(request, "get", resource, name, request.namespace)
+        return self._transport.request_json(request, "get", resource, name, request.namespace)
 
     def get_or_none(self, resource: ResourceKind, name: str) -> KubernetesObject | None:
         """Return an object, or None if there is none."""
@@ -84,13 +84,15 @@ class ClusterClient:
         """Create an object, or have the server check that it could be created. Unknown fields are refused."""
         request = ApiRequest("create", resource, self.namespace, str(body["metadata"].get("name", "")))
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
-        return self._transport.json(request, "create", resource, body, self.namespace, query=query)
+        return self._transport.request_json(request, "create", resource, body, self.namespace, query=query)
 
     def patch(self, resource: ResourceKind, name: str, change: KubernetesObject) -> KubernetesObject:
         """Apply a JSON merge patch (RFC 7396)."""
         request = ApiRequest("patch", resource, self.namespace, name)
         content = "application/merge-patch+json"
-        return self._transport.json(request, "patch", resource, change, name, self.namespace, content_type=content)
+        return self._transport.request_json(
+            request, "patch", resource, change, name, self.namespace, content_type=content
+        )
 
     def delete(self, resource: ResourceKind, name: str, *, uid: str = "") -> None:
         """Delete an object, which stays until all it owns is gone.
@@ -102,7 +104,7 @@ class ClusterClient:
         """
         request = ApiRequest("delete", resource, self.namespace, name)
         body: KubernetesObject = {"propagationPolicy": "Foreground", **({"preconditions": {"uid": uid}} if uid else {})}
-        self._transport.json(request, "delete", resource, name, self.namespace, body)
+        self._transport.request_json(request, "delete", resource, name, self.namespace, body)
 
     def list(
         self,
@@ -132,7 +134,7 @@ class ClusterClient:
         token: str | None = None
         while True:
             selected = {"label_selector": labels or None, "field_selector": fields or None, "limit": size}
-            page = self._transport.json(request, "get", resource, None, where, **selected, _continue=token)
+            page = self._transport.request_json(request, "get", resource, None, where, **selected, _continue=token)
             found += [keep({**typed, **item}) for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or None
@@ -188,15 +190,15 @@ class ClusterClient:
         """
         request = ApiRequest("get", PODS, self.namespace, f"{pod}/proxy")
         target = f"https:{pod}:{port}" if tls else f"{pod}:{port}"
-        return self._once(seconds).text(request, f"{PODS.path(target, self.namespace, 'proxy')}/{path}")
+        return self._once(seconds).request_text(request, f"{PODS.path(target, self.namespace, 'proxy')}/{path}")
 
-    def healthy(self, path: str) -> bool:
+    def is_service_healthy(self, path: str) -> bool:
         """Return whether one GET through the API server (to a service, by its proxy) succeeds.
 
         Raises ApiError if these credentials may not send it.
         """
         try:
-            self._once(10.0).json(ApiRequest("get", None, "", path), "request", "get", path)
+            self._once(10.0).request_json(ApiRequest("get", None, "", path), "request", "get", path)
         except ApiUnreachable:
             return False
         except ApiError as error:
@@ -226,7 +228,7 @@ class ClusterClient:
     def _discover(self, path: str) -> KubernetesObject | None:
         """Return the answer to a request about the cluster itself; None if there is no such path."""
         try:
-            return self._transport.json(ApiRequest("get", None, "", path), "request", "get", path)
+            return self._transport.request_json(ApiRequest("get", None, "", path), "request", "get", path)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -260,5 +262,5 @@ class ClusterClient:
             "spec": {"resourceAttributes": attributes},
         }
         request = ApiRequest("create", ACCESS_REVIEWS, self.namespace)
-        answer = self._transport.json(request, "create", ACCESS_REVIEWS, body)
+        answer = self._transport.request_json(request, "create", ACCESS_REVIEWS, body)
         return bool((answer.get("status") or {}).get("allowed"))

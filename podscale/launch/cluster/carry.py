@@ -33,7 +33,7 @@ class JobResult:
     """The job had succeeded before."""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.exit_code == ExitCode.DONE
 
 
@@ -54,7 +54,7 @@ def run_stage(
     Raises InputError for what the cluster refuses, Unreachable after a long outage, JobVanished.
     """
     printer = LinePrinter(out or sys.stdout)
-    api = connect_cluster(config.launch.cluster, policy=patience.UNATTENDED, notify=printer.tell)
+    api = connect_cluster(config.launch.cluster, policy=patience.UNATTENDED, notify=printer.notify)
     manifests = build_manifests(api, config, stage, shard_set)
     if pipeline:
         manifests.job["metadata"]["annotations"][LAUNCHER_ANNOTATION] = PIPELINE_LAUNCHER
@@ -62,7 +62,9 @@ def run_stage(
     if found.action == "finished":
         return JobResult(stage, int(ExitCode.DONE), reused=True)
     with _handle_signal(api, found, printer, stop=stop_on_signal):
-        state = wait_for_job(api, found.resource, found.job, show=printer.line, tell=printer.tell, limits=limits)
+        state = wait_for_job(
+            api, found.resource, found.job, print_line=printer.line, notify=printer.notify, limits=limits
+        )
     return _job_result(stage, state)
 
 
@@ -74,9 +76,9 @@ def submit_stage(
 
 
 def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "LinePrinter") -> Submission:
-    found = submit_job(api, manifests, printer.tell)
+    found = submit_job(api, manifests, printer.notify)
     what = f"{found.resource.kind} {name_of(found.job)} in namespace {api.namespace}"
-    printer.tell(
+    printer.notify(
         {
             "created": f"{what}: submitted",
             "adopted": f"{what}: is there already and runs on as it was submitted",
@@ -108,7 +110,7 @@ class LinePrinter:
             self._out.write(text + "\n")
             self._out.flush()
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.line(f"[cluster] {text}")
 
 
@@ -121,14 +123,14 @@ def _handle_signal(api: ClusterClient, found: Submission, printer: LinePrinter, 
     except (SigtermReceived, KeyboardInterrupt):
         if stop:
             delete_job(
-                api.with_retry(patience.INTERACTIVE, printer.tell),
+                api.with_retry(patience.INTERACTIVE, printer.notify),
                 found.resource,
                 name,
                 str(found.job["metadata"]["uid"]),
             )
-            printer.tell(f"{found.resource.kind} {name} is deleted: its pods save and end; submit again to go on")
+            printer.notify(f"{found.resource.kind} {name} is deleted: its pods save and end; submit again to go on")
         else:
-            printer.tell(
+            printer.notify(
                 f"{found.resource.kind} {name} runs on; the same command takes it up again, "
                 f"`{stop_command(found.job)}` ends it"
             )
@@ -138,8 +140,8 @@ def _handle_signal(api: ClusterClient, found: Submission, printer: LinePrinter, 
 def _job_result(stage: StageName, state: JobState) -> JobResult:
     if state.phase == "succeeded":
         return JobResult(stage, int(ExitCode.DONE))
-    if state.hopeless or state.ending is None:
-        return JobResult(stage, int(ExitCode.BAD_INPUT if state.hopeless else ExitCode.FAILED), state.reason)
+    if state.is_permanent or state.stage_exit is None:
+        return JobResult(stage, int(ExitCode.BAD_INPUT if state.is_permanent else ExitCode.FAILED), state.reason)
     known = {int(code) for code in ExitCode}
-    code = state.ending.exit_code if state.ending.exit_code in known else int(ExitCode.FAILED)
-    return JobResult(stage, code, state.ending.error or state.reason)
+    code = state.stage_exit.exit_code if state.stage_exit.exit_code in known else int(ExitCode.FAILED)
+    return JobResult(stage, code, state.stage_exit.error or state.reason)

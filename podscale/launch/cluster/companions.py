@@ -17,15 +17,15 @@ MANIFEST_ANNOTATION = "podscale.dev/manifest"
 PODSCALE_LABELS = (NAME_LABEL, RUN_LABEL, STAGE_LABEL)
 
 
-def prepare_owned_objects(api: ClusterClient, companions: Iterable[KubernetesObject]) -> Sequence[KubernetesObject]:
+def prepare_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> Sequence[KubernetesObject]:
     """Creates what is not there and replaces what an earlier job left; returns what was made.
 
     For a job that does not exist yet. Raises InputError for an object of that name that is not this job's.
     """
-    return [companion for companion in map(_annotate_manifest, companions) if _prepare_one(api, companion)]
+    return [companion for companion in map(_annotate_manifest, objects) if _prepare_one(api, companion)]
 
 
-def set_owner(api: ClusterClient, job: KubernetesObject, companions: Iterable[KubernetesObject]) -> None:
+def set_owner(api: ClusterClient, job: KubernetesObject, objects: Iterable[KubernetesObject]) -> None:
     """Makes the job the owner of its companions, so that they go with it, and it is not gone before they are.
 
     Raises InputError for an object of that name that is not this job's.
@@ -38,7 +38,7 @@ def set_owner(api: ClusterClient, job: KubernetesObject, companions: Iterable[Ku
         "uid": job["metadata"]["uid"],
         "blockOwnerDeletion": True,
     }
-    for companion in map(_annotate_manifest, companions):
+    for companion in map(_annotate_manifest, objects):
         owned = {"metadata": {"ownerReferences": [owner]}}
         found = api.get_or_none(resource_of(companion), name_of(companion))
         if found is None:
@@ -48,9 +48,9 @@ def set_owner(api: ClusterClient, job: KubernetesObject, companions: Iterable[Ku
         api.patch(resource_of(companion), name_of(companion), owned)
 
 
-def remove_owned_objects(api: ClusterClient, companions: Iterable[KubernetesObject]) -> None:
+def remove_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> None:
     """Takes back what was made for a job that was refused."""
-    for companion in companions:
+    for companion in objects:
         resource = resource_of(companion)
         found = api.get_or_none(resource, name_of(companion))
         if found is not None:

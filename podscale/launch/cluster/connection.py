@@ -36,7 +36,7 @@ class ClusterTarget:
     """For messages: `context gke-prod of ~/.kube/config`, or `the service account of this pod`."""
     namespace: str
     context: str | None
-    in_cluster: bool
+    is_in_cluster: bool
 
 
 def find_cluster_target(choice: ClusterSelector) -> ClusterTarget:
@@ -46,7 +46,7 @@ def find_cluster_target(choice: ClusterSelector) -> ClusterTarget:
     """
     if choice.context is None and "KUBECONFIG" not in os.environ and (SERVICE_ACCOUNT_PATH / "token").exists():
         own = (SERVICE_ACCOUNT_PATH / "namespace").read_text(encoding="utf-8").strip()
-        return ClusterTarget("the service account of this pod", choice.namespace or own, None, in_cluster=True)
+        return ClusterTarget("the service account of this pod", choice.namespace or own, None, is_in_cluster=True)
     from kubernetes import config
     from kubernetes.config.config_exception import ConfigException
 
@@ -71,7 +71,7 @@ def find_cluster_target(choice: ClusterSelector) -> ClusterTarget:
             hint=f"Choose one of {', '.join(names)}" if names else "It has none: log in to a cluster first",
         )
     namespace = choice.namespace or str(found["context"].get("namespace") or "default")
-    return ClusterTarget(f"context {name} of {_load_kubeconfig()}", namespace, name, in_cluster=False)
+    return ClusterTarget(f"context {name} of {_load_kubeconfig()}", namespace, name, is_in_cluster=False)
 
 
 def open_client(target: ClusterTarget) -> Any:
@@ -83,7 +83,7 @@ def open_client(target: ClusterTarget) -> Any:
     configuration = client.Configuration()
     configuration.retries = False  # the retries are RetryPolicy's
     try:
-        if target.in_cluster:
+        if target.is_in_cluster:
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(

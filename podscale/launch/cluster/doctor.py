@@ -85,7 +85,7 @@ def _check_namespace(api: ClusterClient, spec: JobSpec | None) -> Iterator[Check
         )
         return
     level = (found["metadata"].get("labels") or {}).get(POD_SECURITY_LABEL, "privileged")
-    if spec is not None and spec.security == "privileged" and level != "privileged":
+    if spec is not None and spec.security_mode == "privileged" and level != "privileged":
         advice = (
             f"use a namespace whose label {POD_SECURITY_LABEL} is privileged, or launch.cluster.security=restricted"
         )
@@ -102,12 +102,12 @@ def _check_permissions(api: ClusterClient, backend: str) -> Iterator[CheckResult
     needed = {JOB_KINDS[backend].full_name, JOB_KINDS["job"].full_name} if backend in JOB_KINDS else set()
     kinds = {kind.full_name for kind in JOB_KINDS.values()} | {"trainingruntimes.trainer.kubeflow.org"}
     needed |= {"trainingruntimes.trainer.kubeflow.org"} if backend == "trainjob" else set()
-    lacking = [(rule, verbs) for rule, verbs in refused if rule.whole not in kinds - needed]
+    lacking = [(rule, verbs) for rule, verbs in refused if rule.base_resource not in kinds - needed]
     for rule, verbs in lacking:
         yield CheckResult(
             f"may {rule.name}",
             "note" if rule.optional else "missing",
-            f"not allowed: {', '.join(verbs)} ({rule.why})",
+            f"not allowed: {', '.join(verbs)} ({rule.reason})",
             f"bind the chart's launcher role in namespace {api.namespace} to these credentials",
         )
     if not lacking:
@@ -115,7 +115,7 @@ def _check_permissions(api: ClusterClient, backend: str) -> Iterator[CheckResult
 
 
 def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
-    return [verb for verb in rule.verbs if not api.can_i(verb, rule.group, rule.resource, name=rule.only)]
+    return [verb for verb in rule.verbs if not api.can_i(verb, rule.group, rule.resource, name=rule.only_names)]
 
 
 def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:

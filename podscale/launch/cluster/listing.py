@@ -31,7 +31,7 @@ class JobEntry:
         return str(self.job["metadata"]["labels"].get(STAGE_LABEL, ""))
 
     def to_json(self) -> dict[str, Any]:
-        ending = self.state.ending
+        ending = self.state.stage_exit
         return {
             "run": self.run,
             "stage": self.stage,
@@ -59,7 +59,7 @@ def list_jobs(api: ClusterClient, run: str | None = None, stage: str | None = No
         return []
     pods, _ = api.list(PODS, labels=_label_selector(run, stage), keep=trim_pod)
     return sorted(
-        (_build_entry(api, resource, job, pods, thorough=run is not None) for resource, job in jobs),
+        (_build_entry(api, resource, job, pods, with_events=run is not None) for resource, job in jobs),
         key=lambda entry: creation_time(entry.job),
     )
 
@@ -100,7 +100,7 @@ def _build_entry(
     job: KubernetesObject,
     pods: Sequence[KubernetesObject],
     *,
-    thorough: bool,
+    with_events: bool,
 ) -> JobEntry:
     wanted = {name: job["metadata"]["labels"].get(name) for name in (RUN_LABEL, STAGE_LABEL)}
     own = [
@@ -109,7 +109,7 @@ def _build_entry(
         if all((pod["metadata"].get("labels") or {}).get(name) == value for name, value in wanted.items())
     ]
     state = read_job_state(job, own)
-    if thorough and state.phase not in ("running", "stopped") and not state.ended:
+    if with_events and state.phase not in ("running", "stopped") and not state.is_finished:
         state = read_job_state(job, own, *read_events_and_workload(api, job, own))
     return JobEntry(resource, job, state, own)
 
@@ -130,4 +130,4 @@ def describe_pod(pod: KubernetesObject) -> str:
     if why is not None:
         return why.reason
     last = next(stage_exits(pod), None)
-    return "" if last is None or last.exit_code == 0 else f"exit code {last.exit_code}: {last.headline}"
+    return "" if last is None or last.exit_code == 0 else f"exit code {last.exit_code}: {last.first_line}"

@@ -36,10 +36,10 @@ PodChooser = Callable[[Sequence[KubernetesObject]], KubernetesObject | None]
 
 @dataclass
 class LogPosition:
-    """How far a pod's log has been shown: nanoseconds of the last line, and lines shown with that stamp."""
+    """How far a pod's log has been lines_at_timestamp: nanoseconds of the last line, and lines shown with that stamp."""
 
-    stamp: int = 0
-    shown: int = 0
+    timestamp_ns: int = 0
+    lines_at_timestamp: int = 0
     restarts: int = 0
     """Of the container whose log was read last."""
 
@@ -59,11 +59,11 @@ def newest_pod_named(name: str) -> PodChooser:
 class ContainerLog:
     """Reads the log of one pod's stage container, from where it last was."""
 
-    def __init__(self, api: ClusterClient, pod: KubernetesObject, tell: Callable[[str], None]) -> None:
+    def __init__(self, api: ClusterClient, pod: KubernetesObject, notify: Callable[[str], None]) -> None:
         self._api = api
         self._name = name_of(pod)
-        self._tell = tell
-        self._place = LogPosition()
+        self._notify = notify
+        self._position = LogPosition()
 
     def lines(self, pod: KubernetesObject, *, follow: bool) -> Iterator[bytes]:
         """The lines not yet shown, without stamps; follow: until the container ends or the stream breaks off.
@@ -74,85 +74,85 @@ class ContainerLog:
         if container is None:
             return
         restarts = restart_count(pod)
-        if restarts > self._place.restarts:
-            yield from self._before_restart(str(container["name"]), restarts)
-        self._place.restarts = restarts
-        yield from self._unseen(str(container["name"]), {"follow": "true"} if follow else {})
+        if restarts > self._position.restarts:
+            yield from self._previous_container_lines(str(container["name"]), restarts)
+        self._position.restarts = restarts
+        yield from self._new_lines(str(container["name"]), {"follow": "true"} if follow else {})
 
-    def _before_restart(self, container: str, restarts: int) -> Iterator[bytes]:
+    def _previous_container_lines(self, container: str, restarts: int) -> Iterator[bytes]:
         """What the last container said after the connection to it was lost; nodes keep no older one."""
-        missed = restarts - self._place.restarts - 1
+        missed = restarts - self._position.restarts - 1
         if missed > 0:
-            self._tell(
+            self._notify(
                 f"{self._name} restarted {format_count(restarts, 'time')}; the log before the last restart is gone"
             )
         try:
-            yield from self._unseen(container, {"previous": "true"})
+            yield from self._new_lines(container, {"previous": "true"})
         except (ApiError, StreamInterrupted) as error:
-            self._tell(f"{self._name}: the end of the log before its restart cannot be read: {error}")
+            self._notify(f"{self._name}: the end of the log before its restart cannot be read: {error}")
 
-    def _unseen(self, container: str, options: dict[str, str]) -> Iterator[bytes]:
+    def _new_lines(self, container: str, options: dict[str, str]) -> Iterator[bytes]:
         query = {"container": container, "timestamps": "true", **options}
-        place = self._place
-        if place.stamp:
-            since = datetime.fromtimestamp(place.stamp // 10**9, UTC)
+        place = self._position
+        if place.timestamp_ns:
+            since = datetime.fromtimestamp(place.timestamp_ns // 10**9, UTC)
             query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
-        to_skip, caught_up = place.shown, not place.stamp
+        to_skip, caught_up = place.lines_at_timestamp, not place.timestamp_ns
         for line in self._api.read_log(self._name, query):
             stamp, text = split_timestamp(line)
             if stamp is not None and not caught_up:
-                if stamp < place.stamp:
+                if stamp < place.timestamp_ns:
                     continue
-                if stamp == place.stamp and to_skip:
+                if stamp == place.timestamp_ns and to_skip:
                     to_skip -= 1
                     continue
                 caught_up = True
             if stamp is not None:
-                place.shown = place.shown + 1 if stamp == place.stamp else 1
-                place.stamp = stamp
+                place.lines_at_timestamp = place.lines_at_timestamp + 1 if stamp == place.timestamp_ns else 1
+                place.timestamp_ns = stamp
             yield text
 
 
 class LogFollower:
     """Shows the log of one pod and its successors while a job lives, from a thread of its own.
 
-    pods: the job's pods as last heard of; show: takes each line; tell: takes what a person should know besides.
+    pods: the job's pods as last heard of; print_line: takes each line; notify: takes what a person should know besides.
     """
 
     def __init__(
         self,
         api: ClusterClient,
         pods: Callable[[], Sequence[KubernetesObject]],
-        show: Callable[[str], None],
-        tell: Callable[[str], None],
+        print_line: Callable[[str], None],
+        notify: Callable[[str], None],
         choose: PodChooser = first_pod,
     ) -> None:
         self._api = api
         self._pods = pods
-        self._show = show
-        self._tell = tell
+        self._print_line = print_line
+        self._notify = notify
         self._choose = choose
         self._logs: dict[str, ContainerLog] = {}
         self._read: tuple[str, int] | None = None
         """Uid and restarts of the container whose log was read after it had ended."""
-        self._last_round = threading.Event()
+        self._is_finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log of a pod", daemon=True)
         self._thread.start()
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, timeout_seconds: float) -> None:
         """No more lines will come: shows what is left, and gives up after so many seconds."""
-        self._last_round.set()
-        self._thread.join(seconds)
+        self._is_finishing.set()
+        self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         with suppress(ApiUnreachable):  # whoever waits for the job hears of that too
             while True:
-                last = self._last_round.is_set()
-                if self._look() and last:
+                last = self._is_finishing.is_set()
+                if self._print_new_lines() and last:
                     return
-                self._last_round.wait(POLL_SECONDS)
+                self._is_finishing.wait(POLL_SECONDS)
 
-    def _look(self) -> bool:
+    def _print_new_lines(self) -> bool:
         """Shows what there is to show; True where the log is shown to its end."""
         pod = self._choose(self._pods())
         container = main_container(pod) if pod is not None else None
@@ -162,10 +162,10 @@ class LogFollower:
         running = is_running(pod)
         if now == self._read or ("waiting" in (container.get("state") or {}) and not now[1]):
             return True
-        log = self._logs.setdefault(now[0], ContainerLog(self._api, pod, self._tell))
+        log = self._logs.setdefault(now[0], ContainerLog(self._api, pod, self._notify))
         try:
             for line in log.lines(pod, follow=True):
-                self._show(printable(line))
+                self._print_line(printable(line))
         except StreamInterrupted:
             return False
         except ApiError:  # the pod is gone, or its node has nothing to say yet

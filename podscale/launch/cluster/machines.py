@@ -65,11 +65,11 @@ def _node_size(node: KubernetesObject) -> KubernetesObject:
 
 def _missing_resources(node: KubernetesObject, spec: JobSpec) -> str:
     """What a node has too little of for one pod, in words; empty where it fits."""
-    demand = spec.demand
+    demand = spec.resources
     asked = {
         "cpu": Decimal(str(demand.cpus)),
-        "memory": Decimal(str(demand.memory)) * 2**30,
-        "ephemeral-storage": Decimal(str(demand.ephemeral)) * 2**30,
+        "memory": Decimal(str(demand.memory_gib)) * 2**30,
+        "ephemeral-storage": Decimal(str(demand.ephemeral_gib)) * 2**30,
     }
     if demand.resource is not None:
         asked[demand.resource] = Decimal(demand.accelerators)

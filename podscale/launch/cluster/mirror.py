@@ -22,28 +22,28 @@ class Informer:
     Args:
         api: client of the cluster.
         resource: kind of the objects.
-        changed: set when an object changes, and when the thread fails.
+        on_change: set when an object changes, and when the thread fails.
         labels: label selector.
         fields: field selector.
-        keep: returns the part of an object to keep.
+        trim: returns the part of an object to keep.
     """
 
     def __init__(
         self,
         api: ClusterClient,
         resource: ResourceKind,
-        changed: threading.Event,
+        on_change: threading.Event,
         *,
         labels: str = "",
         fields: str = "",
-        keep: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
+        trim: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
     ) -> None:
         self._api = api
         self._resource = resource
-        self._changed = changed
+        self._on_change = on_change
         self._labels = labels
         self._fields = fields
-        self._keep = keep
+        self._trim = trim
         self._objects: dict[str, KubernetesObject] = {}
         self._lock = threading.Lock()
         self._synced = threading.Event()
@@ -67,19 +67,19 @@ class Informer:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                self._follow(self._list())
+                self._watch(self._list())
         except Exception as error:  # raised by `objects`
             self._failure = error
         finally:
             self._synced.set()
-            self._changed.set()
+            self._on_change.set()
 
     def _list(self) -> str:
         """Fetch all objects; return the resource version to watch from."""
         while True:
             try:
                 found, version = self._api.list(
-                    self._resource, labels=self._labels, fields=self._fields, keep=self._keep
+                    self._resource, labels=self._labels, fields=self._fields, keep=self._trim
                 )
                 break
             except WatchExpired:  # the pages of a long list grew too old
@@ -87,16 +87,16 @@ class Informer:
         with self._lock:
             self._objects = {str(thing["metadata"]["uid"]): thing for thing in found}
         self._synced.set()
-        self._changed.set()
+        self._on_change.set()
         return version
 
-    def _follow(self, version: str) -> None:
+    def _watch(self, version: str) -> None:
         """Watch until `version` is too old or the informer is closed; a broken stream is resumed."""
         while not self._closed.is_set():
             began = time.monotonic()
             try:
                 for change in self._api.watch(self._resource, version, labels=self._labels, fields=self._fields):
-                    version = self._take(change)
+                    version = self._apply_change(change)
                     if self._closed.is_set():
                         return
             except WatchExpired:
@@ -105,7 +105,7 @@ class Informer:
                 pass
             self._closed.wait(max(0.0, RETRY_SECONDS - (time.monotonic() - began)))
 
-    def _take(self, change: KubernetesObject) -> str:
+    def _apply_change(self, change: KubernetesObject) -> str:
         """Apply one change; return its resource version."""
         thing = change["object"]
         version = str(thing["metadata"]["resourceVersion"])
@@ -115,6 +115,6 @@ class Informer:
             if change["type"] == "DELETED":
                 self._objects.pop(str(thing["metadata"]["uid"]), None)
             else:
-                self._objects[str(thing["metadata"]["uid"])] = self._keep(thing)
-        self._changed.set()
+                self._objects[str(thing["metadata"]["uid"])] = self._trim(thing)
+        self._on_change.set()
         return version

@@ -30,11 +30,11 @@ class JobObserver:
         self._api = api
         self._uid = str(job["metadata"]["uid"])
         self._jobs = Informer(api, resource, self.changed, fields=f"metadata.name={name_of(job)}")
-        self._pods = Informer(api, PODS, self.changed, labels=pod_selector(job), keep=trim_pod)
-        self._last = job
+        self._pods = Informer(api, PODS, self.changed, labels=pod_selector(job), trim=trim_pod)
+        self._last_job = job
         self._last_pods: Sequence[KubernetesObject] | None = None
-        self._aside: tuple[Sequence[KubernetesObject], KubernetesObject | None] = ((), None)
-        self._looked = -DETAILS_SECONDS
+        self._details: tuple[Sequence[KubernetesObject], KubernetesObject | None] = ((), None)
+        self._details_read_at = -DETAILS_SECONDS
 
     def close(self) -> None:
         self._jobs.close()
@@ -43,7 +43,7 @@ class JobObserver:
     def job(self) -> KubernetesObject | None:
         """Return the newest state of the job; None if it is gone, even if another job has its name now."""
         found = next((job for job in self._jobs.objects() if job["metadata"]["uid"] == self._uid), None)
-        self._last = found or self._last
+        self._last_job = found or self._last_job
         return found
 
     def replaced(self) -> bool:
@@ -53,23 +53,23 @@ class JobObserver:
     def pods(self) -> Sequence[KubernetesObject]:
         """Return the newest state of the job's pods."""
         found = self._last_pods if self._last_pods is not None else self._pods.objects()
-        return pods_of_job(self._last, found)
+        return pods_of_job(self._last_job, found)
 
     def state(self) -> JobState:
         """Return the state now; the reason why the job waits is fetched at most every ASIDE_SECONDS."""
         job, pods = self.job(), self.pods()
-        found = read_job_state(job, pods, *self._aside)
-        if found.ended and job is not None:
-            return self._final(job)
+        found = read_job_state(job, pods, *self._details)
+        if found.is_finished and job is not None:
+            return self._final_state(job)
         if job is None or found.phase in ("running", "stopped"):
             return found
-        if time.monotonic() - self._looked >= DETAILS_SECONDS:
-            self._looked = time.monotonic()
-            self._aside = read_events_and_workload(self._api, job, pods)
-            found = read_job_state(job, pods, *self._aside)
+        if time.monotonic() - self._details_read_at >= DETAILS_SECONDS:
+            self._details_read_at = time.monotonic()
+            self._details = read_events_and_workload(self._api, job, pods)
+            found = read_job_state(job, pods, *self._details)
         return found
 
-    def _final(self, job: KubernetesObject) -> JobState:
+    def _final_state(self, job: KubernetesObject) -> JobState:
         """Return the state at the end; pods are fetched once more, because their watch may lag behind the job's."""
         if self._last_pods is None:
             self._last_pods, _ = self._api.list(PODS, labels=pod_selector(job), keep=trim_pod)

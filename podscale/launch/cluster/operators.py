@@ -121,7 +121,7 @@ def check_pipelines(api: ClusterClient) -> Iterator[CheckResult]:
     """Whether Kubeflow Pipelines answers, through the API server's proxy."""
     subject, advice = "Kubeflow Pipelines", "only `podscale pipeline` needs it; `podscale submit` does not"
     try:
-        answers = api.healthy(KFP_HEALTH)
+        answers = api.is_service_healthy(KFP_HEALTH)
     except ApiError:
         yield CheckResult(subject, "note", "may not be asked with these credentials", advice)
         return

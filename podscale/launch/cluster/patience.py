@@ -42,7 +42,7 @@ class RetryPolicy:
 
         def report(state: RetryCallState) -> None:
             if (state.seconds_since_start or 0.0) > NOTICE_AFTER_SECONDS:
-                notice.down(_error(state).notice, state.start_time, seconds(state))
+                notice.outage_started(_error(state).notice, state.start_time, seconds(state))
 
         return Retrying(
             retry=retry_if_exception_type(ApiUnreachable),
@@ -67,11 +67,11 @@ class OutageNotice:
         self._lock = threading.Lock()
         self._since: float | None = None
 
-    def down(self, why: str, since: float, retry_seconds: float) -> None:
+    def outage_started(self, reason: str, since: float, retry_seconds: float) -> None:
         """Notify of an outage unless that is done.
 
         Args:
-            why: what the API server does not do.
+            reason: what the API server does not do.
             since: begin of the outage, seconds of the monotonic clock.
             retry_seconds: longest time for which the request is retried.
         """
@@ -79,9 +79,9 @@ class OutageNotice:
             if self._since is None:
                 self._since = since
                 minutes = max(1, round(retry_seconds / 60))
-                self._notify(f"{why}; retrying for {minutes} min. Jobs on the cluster run on")
+                self._notify(f"{reason}; retrying for {minutes} min. Jobs on the cluster run on")
 
-    def up(self) -> None:
+    def outage_ended(self) -> None:
         """Notify of the end of an outage that was notified."""
         with self._lock:
             if self._since is not None:

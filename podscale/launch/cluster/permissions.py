@@ -21,9 +21,9 @@ class PermissionRule:
     group: str
     resource: str
     verbs: tuple[str, ...]
-    why: str
+    reason: str
     optional: bool = False
-    only: str = ""
+    only_names: str = ""
     """The one object that is needed, where it is one."""
 
     @property
@@ -31,7 +31,7 @@ class PermissionRule:
         return f"{self.resource}.{self.group}" if self.group else self.resource
 
     @property
-    def whole(self) -> str:
+    def base_resource(self) -> str:
         """The name of the resource that this is a part of, or its own."""
         return replace(self, resource=self.resource.partition("/")[0]).name
 
@@ -60,7 +60,7 @@ PERMISSION_RULES = (
     PermissionRule("", "events", ("list",), "to tell why pods cannot be made or started", optional=True),
     PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to tell why a job waits in a queue", optional=True),
     PermissionRule(
-        "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only="podscale-defaults"
+        "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only_names="podscale-defaults"
     ),
 )
 """All in the namespace of the jobs. Whoever trains needs none of it."""

@@ -39,22 +39,22 @@ class StageExit:
     pod: str
 
     @property
-    def headline(self) -> str:
+    def first_line(self) -> str:
         """What happened; the further lines of an error are details and advice."""
         return next(iter(self.error.splitlines()), "")
 
     @property
-    def bad_input(self) -> bool:
+    def is_bad_input(self) -> bool:
         """The same input ends the same way again: no restart can help."""
         return self.exit_code == ExitCode.BAD_INPUT
 
 
 @dataclass(frozen=True)
 class PodProblem:
-    """Why a pod does not run; hopeless: nothing but a change by somebody helps."""
+    """Why a pod does not run; is_permanent: nothing but a change by somebody helps."""
 
     reason: str
-    hopeless: bool = False
+    is_permanent: bool = False
 
 
 def trim_pod(pod: KubernetesObject) -> KubernetesObject:
@@ -127,10 +127,10 @@ def root_cause(pods: Iterable[KubernetesObject]) -> StageExit | None:
     return min(found, key=_cause_rank, default=None)
 
 
-def _cause_rank(ending: StageExit) -> int:
+def _cause_rank(stage_exit: StageExit) -> int:
     """Lower explains more; a peer's loss, and what torchrun makes of it, follow from something else."""
     order = (ExitCode.BAD_INPUT, ExitCode.HANG, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
-    return {int(code): place for code, place in zip(order, (0, 2, 3, 4), strict=True)}.get(ending.exit_code, 1)
+    return {int(code): place for code, place in zip(order, (0, 2, 3, 4), strict=True)}.get(stage_exit.exit_code, 1)
 
 
 def _stage_exit(terminated: KubernetesObject, pod: str) -> StageExit:
@@ -184,9 +184,9 @@ def _waiting_problem(container: KubernetesObject) -> PodProblem | None:
     reason, message = str(waiting["reason"]), one_line(str(waiting.get("message") or ""))
     if reason == "CrashLoopBackOff":
         last = ((container.get("lastState") or {}).get("terminated")) or {}
-        why = _stage_exit(last, "").headline if last else message
+        why = _stage_exit(last, "").first_line if last else message
         return PodProblem(f"its container {container['name']} failed and is started again after a pause: {why}")
     advice = PERMANENT_WAIT_REASONS.get(reason)
     image = f" (image {container['image']})" if "Image" in reason else ""
     text = f"{reason}: {message}{image}" if message else f"{reason}{image}"
-    return PodProblem(f"{text}; {advice}", hopeless=True) if advice else PodProblem(text)
+    return PodProblem(f"{text}; {advice}", is_permanent=True) if advice else PodProblem(text)

@@ -34,21 +34,21 @@ PROBLEM_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 @dataclass(frozen=True)
 class JobState:
     """How a job stands. running of wanted pods; restarts: of the container that was restarted most, and of the whole;
-    ending: how the stage ended, or ended before its last restart."""
+    stage_exit: how the stage ended, or ended before its last restart."""
 
     phase: JobPhase
     reason: str = ""
     running: int = 0
     wanted: int = 0
     restarts: int = 0
-    ending: StageExit | None = None
-    hopeless: bool = False
+    stage_exit: StageExit | None = None
+    is_permanent: bool = False
     """Waiting is in vain until somebody changes something."""
-    ran: bool = False
+    has_run: bool = False
     """Whether a container of the stage has run, as far as job and pods still tell."""
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         return self.phase in FINISHED_PHASES
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def read_job_state(
     if _is_suspended(job):
         return state(*_suspended_reason(job, workload))
     phase, why = _active_state(job, own, events, running)
-    return state(phase, why.reason if why else "", hopeless=why is not None and why.hopeless)
+    return state(phase, why.reason if why else "", hopeless=why is not None and why.is_permanent)
 
 
 def pods_of_job(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> list[KubernetesObject]:
@@ -128,10 +128,10 @@ def _finished_phase(job: KubernetesObject) -> KubernetesObject | None:
     return next((holding[name] for name in (*DONE_CONDITIONS, "Failed") if name in holding), None)
 
 
-def _failure_reason(condition: KubernetesObject, culprit: StageExit | None) -> str:
+def _failure_reason(condition: KubernetesObject, cause: StageExit | None) -> str:
     """The operator's reason where it says more than that a pod failed, then the culprit's own words."""
     reason, message = str(condition.get("reason") or ""), one_line(str(condition.get("message") or ""))
-    told = culprit.headline if culprit is not None else ""
+    told = cause.first_line if cause is not None else ""
     if "Deadline" in reason or "active longer than" in message:
         return f"it took longer than launch.time_limit_hours allows ({message})" + (f"; {told}" if told else "")
     return told or message or reason
@@ -164,9 +164,9 @@ def _queued_reason(workload: KubernetesObject, queue: str) -> str:
     return f"waits in queue {queue}"
 
 
-def _restart_count(job: KubernetesObject, own: Sequence[KubernetesObject]) -> int:
+def _restart_count(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> int:
     whole = int((job.get("status") or {}).get("restarts") or 0)  # of a JobSet
-    return whole + max(map(restart_count, own), default=0)
+    return whole + max(map(restart_count, pods), default=0)
 
 
 def _has_run(job: KubernetesObject) -> bool:
@@ -177,32 +177,32 @@ def _has_run(job: KubernetesObject) -> bool:
 
 
 def _active_state(
-    job: KubernetesObject, own: Sequence[KubernetesObject], events: Sequence[KubernetesObject], running: int
+    job: KubernetesObject, pods: Sequence[KubernetesObject], events: Sequence[KubernetesObject], running: int
 ) -> tuple[JobPhase, PodProblem | None]:
     """Phase and trouble of a job that has neither ended nor been suspended."""
-    done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in own)
-    if own and running + done >= wanted_pods(job):
+    done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in pods)
+    if pods and running + done >= wanted_pods(job):
         return "running", None
-    why = _first_problem(job, own, events)
+    why = _first_problem(job, pods, events)
     holding = _true_conditions(job)
-    failed = root_cause(own) is not None  # a container that has just ended, and is not counted as restarted yet
-    if failed or _restart_count(job, own) or "Restarting" in holding or "RestartingJobSet" in holding:
-        return "restarting", why or _newest_exit(own)
-    if not own or any(not (pod.get("spec") or {}).get("nodeName") for pod in own):
+    failed = root_cause(pods) is not None  # a container that has just ended, and is not counted as restarted yet
+    if failed or _restart_count(job, pods) or "Restarting" in holding or "RestartingJobSet" in holding:
+        return "restarting", why or _newest_exit(pods)
+    if not pods or any(not (pod.get("spec") or {}).get("nodeName") for pod in pods):
         return "pending", why
     return "starting", why
 
 
 def _first_problem(
-    job: KubernetesObject, own: Sequence[KubernetesObject], events: Sequence[KubernetesObject]
+    job: KubernetesObject, pods: Sequence[KubernetesObject], events: Sequence[KubernetesObject]
 ) -> PodProblem | None:
     """What keeps the job from running: the worst of its pods, else pods that could not be made, else other events."""
-    found = [(pod, why) for pod in own if (why := find_problem(pod)) is not None]
+    found = [(pod, why) for pod in pods if (why := find_problem(pod)) is not None]
     if found:
-        pod, why = max(found, key=lambda pair: pair[1].hopeless)
+        pod, why = max(found, key=lambda pair: pair[1].is_permanent)
         others = f" (and {format_count(len(found) - 1, 'other pod')})" if len(found) > 1 else ""
-        return PodProblem(f"{name_of(pod)}: {why.reason}{others}", why.hopeless)
-    if len(own) < wanted_pods(job):
+        return PodProblem(f"{name_of(pod)}: {why.reason}{others}", why.is_permanent)
+    if len(pods) < wanted_pods(job):
         refused = next(_event_messages(events, lambda reason: reason.startswith("FailedCreate")), None)
         if refused is not None:
             return _rejected_pods_message(refused)
@@ -218,15 +218,15 @@ def _rejected_pods_message(message: str) -> PodProblem:
             if injected
             else "set launch.cluster.security=restricted, or use a namespace that allows what the pods need"
         )
-        return PodProblem(f"the namespace's Pod Security refuses its pods: {message}; {advice}", hopeless=True)
+        return PodProblem(f"the namespace's Pod Security refuses its pods: {message}; {advice}", is_permanent=True)
     if "exceeded quota" in message:
         return PodProblem(f"its pods do not fit the namespace's quota: {message}; ask for less or wait for other jobs")
-    return PodProblem(f"its pods cannot be made: {message}", hopeless="is forbidden" in message)
+    return PodProblem(f"its pods cannot be made: {message}", is_permanent="is forbidden" in message)
 
 
-def _event_messages(events: Sequence[KubernetesObject], telling: Callable[[str], bool]) -> Iterator[str]:
+def _event_messages(events: Sequence[KubernetesObject], reasons: Callable[[str], bool]) -> Iterator[str]:
     """The messages of warnings with a telling reason, the newest first."""
-    warnings = [event for event in events if event.get("type") == "Warning" and telling(str(event.get("reason")))]
+    warnings = [event for event in events if event.get("type") == "Warning" and reasons(str(event.get("reason")))]
     for event in sorted(warnings, key=_event_time, reverse=True):
         yield one_line(str(event.get("message") or event["reason"]))
 
@@ -236,6 +236,6 @@ def _event_time(event: KubernetesObject) -> str:
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _newest_exit(own: Sequence[KubernetesObject]) -> PodProblem | None:
-    culprit = root_cause(own)
-    return PodProblem(f"{culprit.pod}: {culprit.headline}") if culprit is not None and culprit.error else None
+def _newest_exit(pods: Sequence[KubernetesObject]) -> PodProblem | None:
+    culprit = root_cause(pods)
+    return PodProblem(f"{culprit.pod}: {culprit.first_line}") if culprit is not None and culprit.error else None

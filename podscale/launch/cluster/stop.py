@@ -22,14 +22,24 @@ class StopResult:
 
 
 def stop_jobs(
-    api: ClusterClient, run: str, stage: str | None = None, *, identity: str | None = None, ended: bool = False
+    api: ClusterClient,
+    run: str,
+    stage: str | None = None,
+    *,
+    identity: str | None = None,
+    include_finished: bool = False,
 ) -> StopResult:
-    """Deletes the jobs of a run that are at work: their pods save and end. ended: those that have ended, too.
+    """Deletes the jobs of a run that are at work: their pods save and end. include_finished: those that have ended,
+    too.
 
     identity: of the only document whose jobs are meant. Jobs that somebody else deleted meanwhile are left out.
     Raises ApiError where jobs may be there that these credentials may not see or delete.
     """
-    meant = [job for job in list_job_objects(api, run, stage) if ended or not state.read_job_state(job[1]).ended]
+    meant = [
+        job
+        for job in list_job_objects(api, run, stage)
+        if include_finished or not state.read_job_state(job[1]).is_finished
+    ]
     own = [job for job in meant if identity in (None, identity_of_job(job[1]))]
     stopped = [job for job in own if delete_job(api, job[0], name_of(job[1]), str(job[1]["metadata"]["uid"]))]
     return StopResult(tuple(stopped), tuple(job for job in meant if job not in own))
@@ -39,7 +49,7 @@ def is_resubmitted(job: FoundJob) -> bool:
     """Whether a task of a pipeline waits for the job, and submits it again."""
     return (job[1]["metadata"].get("annotations") or {}).get(
         LAUNCHER_ANNOTATION
-    ) == PIPELINE_LAUNCHER and not state.read_job_state(job[1]).ended
+    ) == PIPELINE_LAUNCHER and not state.read_job_state(job[1]).is_finished
 
 
 def job_title(job: FoundJob) -> str:

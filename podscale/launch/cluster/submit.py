@@ -33,7 +33,7 @@ class Submission:
     resource: ResourceKind
 
 
-def submit_job(api: ClusterClient, manifests: JobManifests, tell: Notify) -> Submission:
+def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> Submission:
     """Creates the job, or finds the one that is there: running ones are adopted, successful ones are left alone,
     failed ones are replaced.
 
@@ -48,8 +48,8 @@ def submit_job(api: ClusterClient, manifests: JobManifests, tell: Notify) -> Sub
             state = read_job_state(found)
             if state.phase == "succeeded":
                 return Submission("finished", found, resource)
-            if state.phase not in ("failed", "stopped") or not _make_room(api, resource, found, state.phase, tell):
-                companions.set_owner(api, found, manifests.companions)  # the first submitter may have died before it
+            if state.phase not in ("failed", "stopped") or not _make_room(api, resource, found, state.phase, notify):
+                companions.set_owner(api, found, manifests.owned_objects)  # the first submitter may have died before it
                 return Submission("adopted", found, resource)
         try:
             return Submission("created", create_job(api, manifests), resource)
@@ -65,7 +65,7 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
     Nothing new is left behind where the job is refused. Raises AlreadyExists where another submitter was faster.
     """
     resource = resource_of(manifests.job)
-    made = companions.prepare_owned_objects(api, manifests.companions)
+    made = companions.prepare_owned_objects(api, manifests.owned_objects)
     try:
         api.create(resource, manifests.job, dry_run=True)
         job = api.create(resource, manifests.job)
@@ -77,7 +77,7 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
     except PodscaleError:
         companions.remove_owned_objects(api, made)
         raise
-    companions.set_owner(api, job, manifests.companions)
+    companions.set_owner(api, job, manifests.owned_objects)
     return job
 
 
@@ -87,13 +87,13 @@ def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
     Raises InputError with what it refuses. A job that needs its companions first can only be checked by submitting.
     """
     resource = resource_of(manifests.job)
-    for companion in manifests.companions:
+    for companion in manifests.owned_objects:
         try:
             api.create(resource_of(companion), companion, dry_run=True)
         except ApiAlreadyExists:
             continue
     try:
-        if manifests.job["kind"] != "TrainJob" or not manifests.companions:  # its runtime must exist first
+        if manifests.job["kind"] != "TrainJob" or not manifests.owned_objects:  # its runtime must exist first
             api.create(resource, manifests.job, dry_run=True)
         elif not api.serves(resource):
             raise api.missing_error(resource)
@@ -142,7 +142,7 @@ def check_no_other_kind(api: ClusterClient, wanted: KubernetesObject, resource: 
             if error.status not in (403, 404):
                 raise
             continue
-        if found is not None and not read_job_state(found).ended:
+        if found is not None and not read_job_state(found).is_finished:
             raise InputError(
                 "already carries this out",
                 field=f"{found['kind']} {name_of(found)}",
@@ -157,13 +157,13 @@ def _find_job(api: ClusterClient, resource: ResourceKind, name: str) -> Kubernet
         raise api.missing_error(resource) from None
 
 
-def _make_room(api: ClusterClient, resource: ResourceKind, job: KubernetesObject, phase: str, tell: Notify) -> bool:
+def _make_room(api: ClusterClient, resource: ResourceKind, job: KubernetesObject, phase: str, notify: Notify) -> bool:
     """Makes room for a new job where the old one failed or is being deleted; False where it is only suspended."""
     name, uid = name_of(job), str(job["metadata"]["uid"])
     if "deletionTimestamp" not in job["metadata"]:
         if phase == "stopped":
             return False
-        tell(f"{job['kind']} {name} failed before; it is replaced, and goes on from the newest checkpoint")
+        notify(f"{job['kind']} {name} failed before; it is replaced, and goes on from the newest checkpoint")
         delete_job(api, resource, name, uid)
     wait_until_gone(api, resource, name, uid)
     return True

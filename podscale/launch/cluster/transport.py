@@ -55,11 +55,11 @@ class Transport:
         self._policy = policy
         self._notice = OutageNotice(notify)
 
-    def json(self, request: ApiRequest, method: str, *arguments: Any, **options: Any) -> KubernetesObject:
+    def request_json(self, request: ApiRequest, method: str, *arguments: Any, **options: Any) -> KubernetesObject:
         """Return the JSON object that a method of DynamicClient answers with; {} if the answer is none."""
         return self._call(request, lambda answer: parse_object(answer.data), None, method, *arguments, **options)
 
-    def text(self, request: ApiRequest, path: str) -> str:
+    def request_text(self, request: ApiRequest, path: str) -> str:
         """Return the answer to a GET, of whatever type."""
         return self._call(request, lambda answer: answer.data.decode("utf-8", "replace"), None, "request", "get", path)
 
@@ -103,7 +103,7 @@ class Transport:
             return read(call(*arguments, serialize=False, _request_timeout=timeouts, **changed, **options))
 
         result: Result = self._policy.retrying(self._notice)(self._attempt, request, send)
-        self._notice.up()
+        self._notice.outage_ended()
         return result
 
     def _attempt(self, request: ApiRequest, send: Callable[[], Result]) -> Result:

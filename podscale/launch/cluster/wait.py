@@ -28,16 +28,16 @@ class WaitLimits:
     """Time limits, seconds.
 
     Args:
-        look: longest time between two looks at the job.
-        rest: shortest time between two looks.
-        hopeless: timeout for conditions that need an operator.
-        log: timeout for the end of the log.
+        max_poll_seconds: longest time between two looks at the job.
+        min_poll_seconds: shortest time between two looks.
+        permanent_seconds: timeout for conditions that need an operator.
+        log_seconds: timeout for the end of the log.
     """
 
-    look: float = 5.0
-    rest: float = 0.5
-    hopeless: float = 300.0
-    log: float = 30.0
+    max_poll_seconds: float = 5.0
+    min_poll_seconds: float = 0.5
+    permanent_seconds: float = 300.0
+    log_seconds: float = 30.0
 
 
 class JobVanished(PodscaleError):
@@ -57,8 +57,8 @@ def wait_for_job(
     resource: ResourceKind,
     job: KubernetesObject,
     *,
-    show: PrintLine,
-    tell: Notify,
+    print_line: PrintLine,
+    notify: Notify,
     limits: WaitLimits | None = None,
 ) -> JobState:
     """Wait until the job has ended; return its last state, whose `ending` has the exit of the stage.
@@ -69,9 +69,9 @@ def wait_for_job(
     """
     limits = limits or WaitLimits()
     with observe_job(api, resource, job) as observer:
-        log = LogFollower(api, observer.pods, show, tell)
-        state = _JobWatcher(api, resource, job, observer, tell, limits).wait()
-        log.finish(limits.log)
+        log = LogFollower(api, observer.pods, print_line, notify)
+        state = _JobWatcher(api, resource, job, observer, notify, limits).wait()
+        log.finish(limits.log_seconds)
         return state
 
 
@@ -105,14 +105,14 @@ class _JobWatcher:
             if state.phase == "gone":
                 raise self._vanished()
             self._report(state)
-            if state.ended:
+            if state.is_finished:
                 return state
-            if state.ending is not None and state.ending.bad_input:
-                return self._give_up(state, state.ending.headline)
+            if state.stage_exit is not None and state.stage_exit.is_bad_input:
+                return self._give_up(state, state.stage_exit.first_line)
             if self._needs_operator(state):
                 return self._give_up(state, state.reason)
-            self._observer.changed.wait(self._limits.look)
-            time.sleep(self._limits.rest)  # many pods change at once
+            self._observer.changed.wait(self._limits.max_poll_seconds)
+            time.sleep(self._limits.min_poll_seconds)  # many pods change at once
 
     def _report(self, state: JobState) -> None:
         if str(state) != self._told:
@@ -121,12 +121,12 @@ class _JobWatcher:
 
     def _needs_operator(self, state: JobState) -> bool:
         """Return whether the job never ran, and has waited for an operator longer than `hopeless`."""
-        self._ran = self._ran or state.ran
-        if not state.hopeless or self._ran:
+        self._ran = self._ran or state.has_run
+        if not state.is_permanent or self._ran:
             self._stuck_since = None
             return False
         self._stuck_since = self._stuck_since or time.monotonic()
-        return time.monotonic() - self._stuck_since > self._limits.hopeless
+        return time.monotonic() - self._stuck_since > self._limits.permanent_seconds
 
     def _give_up(self, state: JobState, why: str) -> JobState:
         """Delete the job, which would only fail or wait again."""

@@ -22,17 +22,17 @@ Manifest = dict[str, Any]
 class JobManifests:
     """The job, and what it needs beside it.
 
-    companions: objects that belong to the job and end with it (network policy, runtime); create them before the job
+    owned_objects: objects that belong to the job and end with it (network policy, runtime); create them before the job
     and make it their owner once it is there.
     """
 
     job: Manifest
-    companions: tuple[Manifest, ...] = ()
+    owned_objects: tuple[Manifest, ...] = ()
 
     @property
-    def all(self) -> tuple[Manifest, ...]:
+    def all_objects(self) -> tuple[Manifest, ...]:
         """Every object, in the order in which to create them."""
-        return (*self.companions, self.job)
+        return (*self.owned_objects, self.job)
 
 
 def job_object(

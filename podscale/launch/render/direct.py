@@ -42,47 +42,47 @@ ObjectList = list[dict[str, Any]]
 
 def gpudirect_command(spec: JobSpec) -> list[str]:
     """The command of the stage; where the plugin brings a script of settings, after it."""
-    profile = NCCL_PROFILES.get(spec.direct or "", "")
+    profile = NCCL_PROFILES.get(spec.gpudirect or "", "")
     if not profile:
         return list(spec.command)
     return ["sh", "-c", f'. {profile} && exec "$@"', "sh", *spec.command]
 
 
 def gpudirect_environment(spec: JobSpec) -> ObjectList:
-    if spec.direct == "tcpx":
+    if spec.gpudirect == "tcpx":
         return _environment_list(TCPX_VARIABLES)
-    if spec.direct == "tcpxo":
+    if spec.gpudirect == "tcpxo":
         variables = {
             "NCCL_LIB_DIR": "/usr/local/nvidia/lib64",
             "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
         }
         return _environment_list(variables)
     # without it NCCL falls back to TCP in silence when the plugin is missing
-    return _environment_list({"NCCL_NET": "gIB"}) if spec.direct == "rdma" else []
+    return _environment_list({"NCCL_NET": "gIB"}) if spec.gpudirect == "rdma" else []
 
 
 def library_path(spec: JobSpec, libraries: str) -> str:
     """Where libraries of the node are found in the container."""
-    return f"{libraries}:/usr/local/gib/lib64" if spec.direct == "rdma" else libraries
+    return f"{libraries}:/usr/local/gib/lib64" if spec.gpudirect == "rdma" else libraries
 
 
 def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
     """Of the pod: its interfaces, and the devices that the daemon may use."""
-    if spec.direct is None:
+    if spec.gpudirect is None:
         return {}
     interfaces = [
-        {"interfaceName": f"eth{n}", "network": name} for n, name in enumerate(GPUDIRECT_NETWORKS[spec.direct])
+        {"interfaceName": f"eth{n}", "network": name} for n, name in enumerate(GPUDIRECT_NETWORKS[spec.gpudirect])
     ]
     found = {
         "networking.gke.io/default-interface": "eth0",
         "networking.gke.io/interfaces": json.dumps(interfaces, separators=(",", ":")),
     }
     devices = [*(f"/dev/nvidia{number}" for number in range(8)), "/dev/nvidiactl", "/dev/nvidia-uvm"]
-    if spec.direct == "tcpxo":
+    if spec.gpudirect == "tcpxo":
         devices.append("/dev/dmabuf_import_helper")
-    if spec.direct in ("tcpx", "tcpxo"):
+    if spec.gpudirect in ("tcpx", "tcpxo"):
         listed = "".join(f"- path: {device}\n" for device in devices)
-        found[f"devices.gke.io/container.{spec.direct}-daemon"] = listed
+        found[f"devices.gke.io/container.{spec.gpudirect}-daemon"] = listed
     return found
 
 
@@ -98,28 +98,28 @@ def gpudirect_mounts(spec: JobSpec) -> ObjectList:
 
 def gpudirect_daemons(spec: JobSpec) -> ObjectList:
     """Containers that run beside the training, started before it (an init container that stays)."""
-    if spec.direct not in ("tcpx", "tcpxo"):
+    if spec.gpudirect not in ("tcpx", "tcpxo"):
         return []
-    return [_tcpx_daemon(spec) if spec.direct == "tcpx" else _tcpxo_daemon(spec)]
+    return [_tcpx_daemon(spec) if spec.gpudirect == "tcpx" else _tcpxo_daemon(spec)]
 
 
 def _paths(spec: JobSpec) -> list[tuple[str, str, str, str]]:
     """Name, path on the host, path in the training container, path in the daemon; empty where it has none."""
     library = "/usr/local/nvidia"
-    if spec.direct == "rdma":
+    if spec.gpudirect == "rdma":
         return [("gib", "/home/kubernetes/bin/gib", "/usr/local/gib", "")]
-    if spec.direct is None:
+    if spec.gpudirect is None:
         return []
     system = [("sys", "/sys", "", "/hostsysfs"), ("proc-sys", "/proc/sys", "", "/hostprocsysfs")]
     nvidia = ("nvidia", "/home/kubernetes/bin/nvidia", library, library)
-    if spec.direct == "tcpx":
+    if spec.gpudirect == "tcpx":
         return [nvidia, ("tcpx-socket", "/run/tcpx", "/run/tcpx", "/run/tcpx"), *system]
     return [nvidia, ("aperture-devices", "/dev/aperture_devices", "/dev/aperture_devices", ""), *system]
 
 
 def _daemon(spec: JobSpec, image: str, command: list[str], capabilities: list[str]) -> dict[str, Any]:
     return {
-        "name": f"{spec.direct}-daemon",
+        "name": f"{spec.gpudirect}-daemon",
         "image": image,
         "restartPolicy": "Always",
         "command": command,

@@ -17,7 +17,9 @@ def render_plain_job(spec: JobSpec) -> common.JobManifests:
     if spec.nodes > 1 and spec.stage != "shard":
         problem = f"{spec.nodes} pods of {spec.stage} need a job that keeps them together"
         raise InputError(problem, field="launch.backend", got="job")
-    alone = [pod.value_variable("PET_NNODES", 1), pod.value_variable("PET_NODE_RANK", 0)] if spec.accelerated else []
+    alone = (
+        [pod.value_variable("PET_NNODES", 1), pod.value_variable("PET_NODE_RANK", 0)] if spec.needs_accelerators else []
+    )
     body = {
         **common.ttl_after_finished(spec),
         "activeDeadlineSeconds": spec.time_limit_seconds,

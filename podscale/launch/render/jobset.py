@@ -89,7 +89,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
     """What torchrun reads; the first pod of the first job is where all meet."""
     return [
         pod.value_variable("PET_NNODES", spec.nodes),
-        pod.value_variable("PET_NPROC_PER_NODE", spec.processes),
+        pod.value_variable("PET_NPROC_PER_NODE", spec.processes_per_node),
         pod.field_variable("PET_NODE_RANK", job.COMPLETION_INDEX),
         pod.value_variable("PET_MASTER_ADDR", f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}"),
         pod.value_variable("PET_MASTER_PORT", TORCHRUN_PORT),

@@ -33,7 +33,7 @@ def node_selector(spec: JobSpec) -> dict[str, str]:
     """The labels that a node must have. Stages without accelerators go to any node with the document's own labels."""
     cluster = spec.cluster
     found: dict[str, str] = {}
-    if spec.accelerated:
+    if spec.needs_accelerators:
         found |= spec.hardware.node_selector
         if cluster.spot:
             found["cloud.google.com/gke-spot"] = "true"
@@ -52,9 +52,9 @@ def node_selector(spec: JobSpec) -> dict[str, str]:
 def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
     """The taints that keep other pods off such nodes, those of the document, and a short patience with dead nodes."""
     found: list[dict[str, Any]] = []
-    if spec.accelerated:
-        if spec.demand.accelerators:
-            found.append({"key": spec.demand.resource, "operator": "Exists", "effect": "NoSchedule"})
+    if spec.needs_accelerators:
+        if spec.resources.accelerators:
+            found.append({"key": spec.resources.resource, "operator": "Exists", "effect": "NoSchedule"})
         if spec.cluster.spot:
             found.append(_equal_toleration("cloud.google.com/gke-spot", "true"))
         if spec.cluster.compute_class is not None:
@@ -70,14 +70,14 @@ def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
 def placement_annotations(spec: JobSpec) -> dict[str, str]:
     """Of the pods: not to be moved by an autoscaler that tidies up, and Kueue's topology."""
     found = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-    if spec.accelerated and spec.cluster.topology != "none":
+    if spec.needs_accelerators and spec.cluster.topology != "none":
         found[f"kueue.x-k8s.io/podset-{spec.cluster.topology}-topology"] = spec.cluster.topology_level or TOPOLOGY_LEVEL
     return found
 
 
 def queue_labels(spec: JobSpec) -> dict[str, str]:
     """Of the job: the queue of Kueue that admits it."""
-    if spec.cluster.queue is None or not spec.accelerated:
+    if spec.cluster.queue is None or not spec.needs_accelerators:
         return {}
     return {"kueue.x-k8s.io/queue-name": spec.cluster.queue}
 

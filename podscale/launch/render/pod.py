@@ -65,7 +65,7 @@ def pod_template(
 
 def pod_security(spec: JobSpec) -> dict[str, Any]:
     """Of the pod: who its processes are, and the system calls they may make."""
-    if spec.security == "privileged":
+    if spec.security_mode == "privileged":
         return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     return {
         "runAsNonRoot": True,
@@ -79,8 +79,8 @@ def pod_security(spec: JobSpec) -> dict[str, Any]:
 
 def container_security(spec: JobSpec) -> dict[str, Any]:
     """Of the container: nothing beyond its own files, except where devices of the host are needed."""
-    if spec.security == "privileged":
-        return {"privileged": spec.accelerated, "readOnlyRootFilesystem": True}
+    if spec.security_mode == "privileged":
+        return {"privileged": spec.needs_accelerators, "readOnlyRootFilesystem": True}
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -90,12 +90,12 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
 
 def container_resources(spec: JobSpec) -> dict[str, Any]:
     """Requests and limits are the same, so that pods are the last that a node in need evicts."""
-    demand, amounts = spec.demand, {}
+    demand, amounts = spec.resources, {}
     if demand.cpus:
         amounts["cpu"] = f"{demand.cpus:g}"
-    if demand.memory:
-        amounts["memory"] = gib_quantity(demand.memory)
-    amounts["ephemeral-storage"] = gib_quantity(demand.ephemeral)
+    if demand.memory_gib:
+        amounts["memory"] = gib_quantity(demand.memory_gib)
+    amounts["ephemeral-storage"] = gib_quantity(demand.ephemeral_gib)
     if demand.accelerators and demand.resource:
         amounts[demand.resource] = str(demand.accelerators)
     return {"requests": amounts, "limits": dict(amounts)}
@@ -143,15 +143,15 @@ def _tpu_ports(spec: JobSpec) -> dict[str, int]:
     return TPU_PORTS | MEGASCALE_PORT if spec.slices > 1 else TPU_PORTS
 
 
-def _container_environment(spec: JobSpec, further: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _container_environment(spec: JobSpec, more: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
     found = [
         value_variable(env.RUN_DOCUMENT, spec.document),
         value_variable(env.TERMINATION_LOG, termination.TERMINATION_PATH),
         value_variable("HOME", volumes.TEMPORARY_PATH),
-        *further,
+        *more,
     ]
-    if spec.engine == "jax" and spec.accelerated:
+    if spec.engine == "jax" and spec.needs_accelerators:
         found.append(value_variable("JAX_PLATFORMS", JAX_PLATFORMS[spec.hardware.kind]))
     if spec.hardware.kind == "gpu":
         found.append(value_variable("LD_LIBRARY_PATH", direct.library_path(spec, NVIDIA_LIBRARIES)))

@@ -38,7 +38,7 @@ def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
     )
     body = models.KubeflowOrgV1PyTorchJobSpec(
         run_policy=run_policy_spec(spec),
-        nproc_per_node=str(spec.processes),
+        nproc_per_node=str(spec.processes_per_node),
         elastic_policy=_elastic_policy(spec) if elastic else None,
         pytorch_replica_specs={"Worker": worker(spec, template)},
     )

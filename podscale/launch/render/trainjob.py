@@ -32,7 +32,7 @@ def render_trainjob(spec: JobSpec) -> common.JobManifests:
         "command": container.pop("command"),
         "env": container.pop("env"),
         "numNodes": spec.nodes,
-        "numProcPerNode": spec.processes,
+        "numProcPerNode": spec.processes_per_node,
         "resourcesPerNode": container.pop("resources"),
     }
     patch = {name: template["spec"].pop(name) for name in PATCHED_FIELDS if name in template["spec"]}

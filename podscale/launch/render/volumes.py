@@ -18,13 +18,13 @@ def gib_quantity(gib: float) -> str:
 
 def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
     """The pod's volumes."""
-    demand = spec.demand
+    demand = spec.resources
     found: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(demand.temporary)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(demand.shm)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(demand.temporary_gib)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(demand.shm_gib)}},
     ]
     if spec.cache_path is not None:
-        found.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(demand.cache)}})
+        found.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(demand.cache_gib)}})
     if spec.cluster.workspace_claim is not None:
         found.append({"name": "workspace", "persistentVolumeClaim": {"claimName": spec.cluster.workspace_claim}})
     found += [_secret_volume(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
@@ -83,7 +83,7 @@ def _secret_volume(name: str, secret: str) -> dict[str, Any]:
 
 def _bucket_volume(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:
     """Files of the bucket belong to the user of the pod; folders exist where objects have them in their names."""
-    user = 0 if spec.security == "privileged" else USER_ID
+    user = 0 if spec.security_mode == "privileged" else USER_ID
     options = f"implicit-dirs,uid={user},gid={USER_ID}"
     return {
         "driver": "gcsfuse.csi.storage.gke.io",

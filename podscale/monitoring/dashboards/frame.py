@@ -25,7 +25,7 @@ class Dashboard:
 
     name: str
     title: str
-    text: str
+    description: str
     rows: Mapping[str, Sequence[Panel]]
     runs: bool = True
     ranks: bool = False
@@ -39,7 +39,7 @@ class Dashboard:
 
 def build_dashboard(board: Dashboard) -> model.Dashboard:
     """The board in Grafana's terms."""
-    built = dashboard.Dashboard(f"Podscale / {board.title}").uid(board.uid).description(board.text)
+    built = dashboard.Dashboard(f"Podscale / {board.title}").uid(board.uid).description(board.description)
     built.tags([TAG]).readonly().timezone("browser").time(board.span, "now").refresh("30s")
     built.tooltip(model.DashboardCursorSync.CROSSHAIR)
     built.variables(

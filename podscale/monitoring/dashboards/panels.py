@@ -243,8 +243,8 @@ def _build_target(query: PanelQuery, letter: str, as_table: bool) -> prometheus.
     return target.instant() if query.instant else target.range()
 
 
-def _ref_id(place: int) -> str:
-    return "ABCDEFGHIJKLMNOP"[place]
+def _ref_id(index: int) -> str:
+    return "ABCDEFGHIJKLMNOP"[index]
 
 
 def _fixed_color(color: str) -> model.DynamicConfigValue:

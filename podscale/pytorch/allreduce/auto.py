@@ -41,11 +41,11 @@ SECONDS_PER_AXIS = 0.8
 
 @dataclass(frozen=True)
 class AlgorithmChoice:
-    """What `auto` came to. kept: it was chosen by an earlier launch of this run."""
+    """What `auto` came to. is_reused: it was chosen by an earlier launch of this run."""
 
     choice: AllReduceChoice
     fabric: Fabric
-    kept: bool
+    is_reused: bool
 
     def section(self, asked: AllReduceSection) -> AllReduceSection:
         """The asked section with the choice in place of `auto`."""
@@ -67,58 +67,62 @@ def resolve_all_reduce(
     config: RunConfig,
     world: World,
     classes: int,
-    keep: Path,
+    choice_file: Path,
     fence: Callable[[], None] | None,
     report: Callable[..., None],
 ) -> RunConfig:
     """The document with `auto`, if it says so, replaced by what was chosen; all ranks must call this at the same time.
 
-    keep: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
+    choice_file: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
     """
     asked = config.train.all_reduce
     if asked.algorithm != "auto":
         return config
-    if world.first and fence is not None:
+    if world.is_rank0 and fence is not None:
         fence()
     halves = config.train.weight_update == "sharded"
-    settled = resolve_algorithm(asked, world, 4 * models.model_spec(config.model, classes).size, keep, halves=halves)
-    report(settled.facts(), kept=settled.kept)
+    settled = resolve_algorithm(
+        asked, world, 4 * models.model_spec(config.model, classes).num_parameters, choice_file, sharded=halves
+    )
+    report(settled.facts(), kept=settled.is_reused)
     train = config.train.model_copy(update={"all_reduce": settled.section(asked)})
     return config.model_copy(update={"train": train})
 
 
 @waiting_for("the choice of an all-reduce algorithm")
 def resolve_algorithm(
-    section: AllReduceSection, world: World, gradient_bytes: int, keep: Path, *, halves: bool = False
+    section: AllReduceSection, world: World, gradient_bytes: int, choice_file: Path, *, sharded: bool = False
 ) -> AlgorithmChoice:
     """The choice for gradients of so many bytes, from `keep` where an earlier launch left one for the same ranks.
 
-    halves: only what can stop half way will do, since the update is sharded.
+    sharded: only what can stop half way will do, since the update is sharded.
     Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
     """
     rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
-    key = [world.size, rows, gradient_bytes, world.device.type, wires, halves]
-    answer: list[Any] = [_read_choice(keep, key) if world.first else None]
+    key = [world.size, rows, gradient_bytes, world.device.type, wires, sharded]
+    answer: list[Any] = [_read_choice(choice_file, key) if world.is_rank0 else None]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     if answer[0] is not None:
         return _parse_choice(answer[0], kept=True)
     fabric = measure_fabric(world, section.row)
     found: list[Any] = [None]
-    if world.first:
+    if world.is_rank0:
         row, column = (WIRE_DTYPES[wire].itemsize / 4 for wire in wires)
-        choice = choose_all_reduce(fabric.carrying(row, column), gradient_bytes, _allowed_algorithms(section, halves))
+        choice = choose_all_reduce(
+            fabric.with_wire_formats(row, column), gradient_bytes, _allowed_algorithms(section, sharded)
+        )
         found = [{"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}]
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        write_json(keep, found[0])
+        choice_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(choice_file, found[0])
     dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
     return _parse_choice(found[0], kept=False)
 
 
-def _allowed_algorithms(section: AllReduceSection, halves: bool) -> Sequence[str]:
+def _allowed_algorithms(section: AllReduceSection, sharded: bool) -> Sequence[str]:
     """Algorithms that the rest of the document allows: a format for rows is of use only to those with rows."""
     unfit = set() if section.wire_row == "fp32" else set(CANDIDATES) - set(WITH_ROWS)
-    unfit |= set(CANDIDATES) - set(SHARDED_CANDIDATES) if halves else set()
+    unfit |= set(CANDIDATES) - set(SHARDED_CANDIDATES) if sharded else set()
     return [name for name in CANDIDATES if name not in unfit]
 
 

@@ -50,14 +50,14 @@ class P2PCollectives:
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self.axis = axis
-        self._messenger = build_transport(axis, wire, device)
+        self._transport = build_transport(axis, wire, device)
         self._segment = SEGMENT_ELEMENTS[device.type]
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
-        self._messenger.run(ring_reduce_scatter(self.axis.place, tuple(parts), self._segment), buffer)
+        self._transport.run(ring_reduce_scatter(self.axis.position, tuple(parts), self._segment), buffer)
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
-        self._messenger.run(ring_all_gather(self.axis.place, tuple(parts), self._segment), buffer)
+        self._transport.run(ring_all_gather(self.axis.position, tuple(parts), self._segment), buffer)
 
     def all_reduce(self, buffer: Tensor) -> None:
         parts = equal_spans(len(buffer), self.axis.size)
@@ -65,10 +65,10 @@ class P2PCollectives:
         self.all_gather(buffer, parts)
 
     def reduce(self, buffer: Tensor) -> None:
-        self._messenger.run(chain_reduce(self.axis.place, self.axis.size, len(buffer), self._segment), buffer)
+        self._transport.run(chain_reduce(self.axis.position, self.axis.size, len(buffer), self._segment), buffer)
 
     def broadcast(self, buffer: Tensor) -> None:
-        self._messenger.run(chain_broadcast(self.axis.place, self.axis.size, len(buffer), self._segment), buffer)
+        self._transport.run(chain_broadcast(self.axis.position, self.axis.size, len(buffer), self._segment), buffer)
 
 
 class BackendCollectives:
@@ -79,14 +79,14 @@ class BackendCollectives:
         self.axis, self._wire = axis, wire
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
-        start, stop = parts[self.axis.place]
+        start, stop = parts[self.axis.position]
         whole = _pack(buffer, parts, self._wire, _share(parts))
         mine = whole.new_empty(len(whole) // len(parts))
         reduce_scatter_tensor(mine, whole, group=self.axis.group)
         buffer[start:stop].copy_(mine[: stop - start])
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
-        start, stop = parts[self.axis.place]
+        start, stop = parts[self.axis.position]
         mine = _pack(buffer, [(start, stop)], self._wire, _share(parts))
         whole = mine.new_empty(len(mine) * len(parts))
         all_gather_tensor(whole, mine, group=self.axis.group)

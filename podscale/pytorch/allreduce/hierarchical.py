@@ -25,11 +25,11 @@ class HierarchicalAllReduce:
         wire_row: torch.dtype = torch.float32,
         wire_column: torch.dtype = torch.float32,
     ) -> None:
-        self._mesh, self._master = mesh, mesh.row.place == 0
+        self._mesh, self._is_master = mesh, mesh.row.position == 0
         self._ranks = mesh.row.size * mesh.column.size
         self._row = build_collectives(mesh.row, wire_row, device)
         self._column = build_collectives(mesh.column, wire_column, device)
-        self._side = build_slice_queue(device)
+        self._slice_queue = build_slice_queue(device)
 
     def __call__(self, bucket: Tensor) -> None:
         bucket.mul_(1.0 / self._ranks)
@@ -37,11 +37,11 @@ class HierarchicalAllReduce:
         slices = [bucket[start:stop] for start, stop in cuts]
 
         def across(number: int) -> None:
-            if self._master:
+            if self._is_master:
                 self._column.all_reduce(slices[number])
 
         run_pipelined(
-            self._side,
+            self._slice_queue,
             len(slices),
             lambda number: self._row.reduce(slices[number]),
             across,

@@ -39,15 +39,15 @@ class GlooTransport:
     def run(self, plan: MessagePlan, buffer: Tensor) -> None:
         rounds, sent, lead = plan.rounds, 0, min(plan.slack, RECEIVES_AHEAD)
         expected = (receive for one in rounds for receive in one.receives)
-        self._reserve(plan)
-        self._announce(expected, buffer)  # first, or the word of it would wait behind the data of the first sends
+        self._allocate_scratch(plan)
+        self._post_receives(expected, buffer)  # first, or the word of it would wait behind the data of the first sends
         for number, current in enumerate(rounds):
             for following in rounds[sent : number + lead + 1]:
                 self._send(following, buffer)
             sent = number + lead + 1
             for receive in current.receives:
-                self._announce(expected, buffer)
-                self._take(receive, buffer)
+                self._post_receives(expected, buffer)
+                self._receive(receive, buffer)
         while self._unsent:
             self._unsent.popleft()[0].wait()
 
@@ -61,7 +61,7 @@ class GlooTransport:
             if len(self._unsent) > MAX_UNSENT:
                 self._unsent.popleft()[0].wait()
 
-    def _announce(self, expected: Iterator[Receive], buffer: Tensor) -> None:
+    def _post_receives(self, expected: Iterator[Receive], buffer: Tensor) -> None:
         """Posts receives until AHEAD of them wait for their message."""
         while len(self._posted) < RECEIVES_AHEAD and (receive := next(expected, None)) is not None:
             place = buffer[receive.start : receive.stop]
@@ -70,7 +70,7 @@ class GlooTransport:
                 place = self._scratch[-1][: len(place)]
             self._posted.append((self._group.recv([place], self._peers[receive.peer], 0), place))
 
-    def _take(self, receive: Receive, buffer: Tensor) -> None:
+    def _receive(self, receive: Receive, buffer: Tensor) -> None:
         work, values = self._posted.popleft()
         work.wait()
         if receive.adds:
@@ -78,7 +78,7 @@ class GlooTransport:
         elif values.dtype != buffer.dtype:
             buffer[receive.start : receive.stop].copy_(values)
 
-    def _reserve(self, plan: MessagePlan) -> None:
+    def _allocate_scratch(self, plan: MessagePlan) -> None:
         """Scratch for every posted receive, kept from run to run: fresh pages would cost more than the adding."""
         longest = max((r.stop - r.start for one in plan.rounds for r in one.receives), default=0)
         if longest and (not self._scratch or len(self._scratch[0]) < longest):

@@ -17,12 +17,12 @@ def equal_spans(length: int, parts: int, start: int = 0) -> list[Span]:
     return list(pairwise(edges))
 
 
-def ring_part(place: int, step: int, size: int) -> int:
+def ring_part(position: int, step: int, size: int) -> int:
     """The part that `place` passes on at `step` of a ring reduce-scatter (0 <= step < size - 1).
 
     So part p starts at place p + 1, travels once around and is whole at place p: the sum is a chain in that order.
     """
-    return (place - 1 - step) % size
+    return (position - 1 - step) % size
 
 
 def ring_chain(part: int, size: int) -> list[int]:
@@ -35,12 +35,12 @@ def row_chain(size: int) -> list[int]:
     return list(range(size - 1, -1, -1))
 
 
-def tree_parent(place: int, size: int) -> int | None:
+def tree_parent(position: int, size: int) -> int | None:
     """The parent of a place in a binary tree whose in-order walk is 0, 1, 2, ...; None for the root.
 
     Numbered from 1, a node of height h is an odd multiple of 2^h; ancestors beyond the last place are left out.
     """
-    node = place + 1
+    node = position + 1
     bit = node & -node
     while bit <= size:
         node, bit = (node - bit) | (2 * bit), 2 * bit
@@ -49,9 +49,9 @@ def tree_parent(place: int, size: int) -> int | None:
     return None
 
 
-def tree_children(place: int, size: int) -> list[int]:
+def tree_children(position: int, size: int) -> list[int]:
     """The children of a place, at most two, in the order in which it adds them."""
-    node = place + 1
+    node = position + 1
     half = lowest = (node & -node) // 2
     if not half:
         return []
@@ -62,9 +62,9 @@ def tree_children(place: int, size: int) -> list[int]:
     return [node - lowest - 1, right - 1] if half else [node - lowest - 1]
 
 
-def mirror_position(place: int, size: int) -> int:
+def mirror_position(position: int, size: int) -> int:
     """A renumbering (its own inverse where size is even) after which leaves of the tree become inner nodes.
 
     Two trees, one renumbered, with half the data each keep every link busy (Sanders 2009, two-tree algorithms).
     """
-    return size - 1 - place if size % 2 == 0 else (place + 1) % size
+    return size - 1 - position if size % 2 == 0 else (position + 1) % size

@@ -63,13 +63,13 @@ def build_slice_queue(device: torch.device) -> SliceQueue:
 
 
 def run_pipelined(
-    side: SliceQueue, slices: int, inward: SliceOperation, across: SliceOperation, outward: SliceOperation | None
+    queue: SliceQueue, slices: int, inward: SliceOperation, across: SliceOperation, outward: SliceOperation | None
 ) -> None:
     """Takes every slice inward, across (beside) and outward; returns when all are done."""
     crossing: deque[Callable[[], object]] = deque()
     for number in range(slices):
         inward(number)
-        crossing.append(side.submit(across, number))
+        crossing.append(queue.submit(across, number))
         if number:
             crossing.popleft()()
             if outward is not None:

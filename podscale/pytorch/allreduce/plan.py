@@ -40,30 +40,30 @@ class MessagePlan(NamedTuple):
 
 
 @cache
-def ring_reduce_scatter(place: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
+def ring_reduce_scatter(position: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
     """Afterwards parts[place] holds the sum. size - 1 steps, (size - 1)/size of the data a link and direction.
 
     Parts travel in segments of `segment` elements: while one is added the next is on its way.
     """
     size = len(parts)
-    steps = [(ring_part(place, step, size), ring_part(place - 1, step, size)) for step in range(size - 1)]
-    return _ring_plan(place, parts, segment, steps, adds=True)
+    steps = [(ring_part(position, step, size), ring_part(position - 1, step, size)) for step in range(size - 1)]
+    return _ring_plan(position, parts, segment, steps, adds=True)
 
 
 @cache
-def ring_all_gather(place: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
+def ring_all_gather(position: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
     """Afterwards every place holds every part. Steps and data as in the reduce-scatter."""
     size = len(parts)
-    steps = [((place - s) % size, (place - 1 - s) % size) for s in range(size - 1)]
-    return _ring_plan(place, parts, segment, steps, adds=False)
+    steps = [((position - s) % size, (position - 1 - s) % size) for s in range(size - 1)]
+    return _ring_plan(position, parts, segment, steps, adds=False)
 
 
 def _ring_plan(
-    place: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool
+    position: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool
 ) -> MessagePlan:
     """steps: the part sent and the part received in each."""
     size = len(parts)
-    after, before = (place + 1) % size, (place - 1) % size
+    after, before = (position + 1) % size, (position - 1) % size
     count = max(-(-(stop - start) // segment) for start, stop in parts)
     rounds = []
     for sent, received in steps:
@@ -82,33 +82,33 @@ def _segment_of_part(part: Span, number: int, segment: int) -> Iterator[Span]:
 
 
 @cache
-def chain_reduce(place: int, size: int, length: int, segment: int) -> MessagePlan:
+def chain_reduce(position: int, size: int, length: int, segment: int) -> MessagePlan:
     """Afterwards place 0 holds the sum; segments follow each other along size-1, .., 1, 0."""
     pieces = segment_spans(length, segment)
     rounds = []
     for time in range(len(pieces) + size - 2):
-        out, into = time - (size - 1 - place), time - (size - 2 - place)
-        sends = [Send(place - 1, *pieces[out])] if place > 0 and 0 <= out < len(pieces) else []
-        comes = place < size - 1 and 0 <= into < len(pieces)
-        rounds.append(Round(tuple(sends), (Receive(place + 1, *pieces[into], True),) if comes else ()))
+        out, into = time - (size - 1 - position), time - (size - 2 - position)
+        sends = [Send(position - 1, *pieces[out])] if position > 0 and 0 <= out < len(pieces) else []
+        comes = position < size - 1 and 0 <= into < len(pieces)
+        rounds.append(Round(tuple(sends), (Receive(position + 1, *pieces[into], True),) if comes else ()))
     return MessagePlan(tuple(rounds), 0)
 
 
 @cache
-def chain_broadcast(place: int, size: int, length: int, segment: int) -> MessagePlan:
+def chain_broadcast(position: int, size: int, length: int, segment: int) -> MessagePlan:
     """Afterwards every place holds what place 0 held; segments follow each other along 0, 1, .., size-1."""
     pieces = segment_spans(length, segment)
     rounds = []
     for time in range(len(pieces) + size - 2):
-        out, into = time - place, time - place + 1
-        sends = [Send(place + 1, *pieces[out])] if place < size - 1 and 0 <= out < len(pieces) else []
-        comes = place > 0 and 0 <= into < len(pieces)
-        rounds.append(Round(tuple(sends), (Receive(place - 1, *pieces[into], False),) if comes else ()))
+        out, into = time - position, time - position + 1
+        sends = [Send(position + 1, *pieces[out])] if position < size - 1 and 0 <= out < len(pieces) else []
+        comes = position > 0 and 0 <= into < len(pieces)
+        rounds.append(Round(tuple(sends), (Receive(position - 1, *pieces[into], False),) if comes else ()))
     return MessagePlan(tuple(rounds), 0)
 
 
 @cache
-def double_tree(place: int, size: int, length: int, segment: int) -> MessagePlan:
+def double_tree(position: int, size: int, length: int, segment: int) -> MessagePlan:
     """Afterwards every place holds the sum: up to the roots of two binary trees and down again, in a pipeline.
 
     The first tree takes the first half of the data in the even rounds, the second, renumbered so that leaves and
@@ -117,17 +117,17 @@ def double_tree(place: int, size: int, length: int, segment: int) -> MessagePlan
     """
     halves = equal_spans(length, 2)
     both = zip(halves, (False, True), strict=True)
-    trees = [_tree_rounds(place, size, half, segment, renumber) for half, renumber in both]
+    trees = [_tree_rounds(position, size, half, segment, renumber) for half, renumber in both]
     longest = max(map(len, trees))
     rounds = [tree[time] if time < len(tree) else Round((), ()) for time in range(longest) for tree in trees]
     return MessagePlan(tuple(rounds), 1)
 
 
-def _tree_rounds(place: int, size: int, part: Span, segment: int, renumber: bool) -> list[Round]:
+def _tree_rounds(position: int, size: int, part: Span, segment: int, renumber: bool) -> list[Round]:
     """Round t of a node at depth d: piece t - (height - d) goes up, piece t - height - d down."""
     number = {p: mirror_position(p, size) if renumber else p for p in range(size)}
     at = {node: p for p, node in number.items()}
-    node = number[place]
+    node = number[position]
     above = tree_parent(node, size)
     parent = None if above is None else at[above]
     children = [at[child] for child in tree_children(node, size)]

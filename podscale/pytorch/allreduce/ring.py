@@ -17,20 +17,20 @@ class RingAllReduce:
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._ranks = [line.group_rank(place) for place in range(line.size)]
-        self.shards, self.shard = line.size, self._ranks[line.place]
+        self.shards, self.shard = line.size, self._ranks[line.position]
         self._line, self._ring = line, P2PCollectives(line, wire, device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        start, stop = self._scattered(bucket)[self._line.place]
+        start, stop = self._reduce_scatter_parts(bucket)[self._line.position]
         return bucket[start:stop].clone()
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
         all_gather_tensor(out, shard, group=self._line.group)
 
     def __call__(self, bucket: Tensor) -> None:
-        self._ring.all_gather(bucket, self._scattered(bucket))
+        self._ring.all_gather(bucket, self._reduce_scatter_parts(bucket))
 
-    def _scattered(self, bucket: Tensor) -> list[Span]:
+    def _reduce_scatter_parts(self, bucket: Tensor) -> list[Span]:
         """The part of each place: that of its rank, which on the line may be another number."""
         shards = equal_spans(len(bucket), self.shards)
         parts = [shards[rank] for rank in self._ranks]

@@ -30,12 +30,12 @@ class Torus2DAllReduce:
         wire_row: torch.dtype = torch.float32,
         wire_column: torch.dtype = torch.float32,
     ) -> None:
-        self.shards, self.shard = mesh.row.size, mesh.row.place
+        self.shards, self.shard = mesh.row.size, mesh.row.position
         self._mesh = mesh
         self._ranks = mesh.row.size * mesh.column.size
         self._row = build_collectives(mesh.row, wire_row, device)
         self._column = build_collectives(mesh.column, wire_column, device)
-        self._side = build_slice_queue(device)
+        self._slice_queue = build_slice_queue(device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         self._reduce(bucket, gather=False)
@@ -62,4 +62,4 @@ class Torus2DAllReduce:
         def outward(number: int) -> None:
             self._row.all_gather(bucket, cuts[number])
 
-        run_pipelined(self._side, len(cuts), inward, across, outward if gather else None)
+        run_pipelined(self._slice_queue, len(cuts), inward, across, outward if gather else None)

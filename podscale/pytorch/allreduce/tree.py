@@ -19,9 +19,9 @@ class DoubleTreeAllReduce:
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._line = line
-        self._messenger = build_transport(line, wire, device)
+        self._transport = build_transport(line, wire, device)
         self._segment = SEGMENT_ELEMENTS[device.type]
 
     def __call__(self, bucket: Tensor) -> None:
-        plan = double_tree(self._line.place, self._line.size, len(bucket), self._segment)
-        self._messenger.run(plan, bucket.mul_(1.0 / self._line.size))
+        plan = double_tree(self._line.position, self._line.size, len(bucket), self._segment)
+        self._transport.run(plan, bucket.mul_(1.0 / self._line.size))

@@ -33,7 +33,7 @@ class BatchNorm(nn.Module):
         super().__init__()
         self.eps, self.momentum = eps, momentum
         self.group: dist.ProcessGroup | None = None
-        self.part: int | None = None
+        self.part_size: int | None = None
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -46,12 +46,12 @@ class BatchNorm(nn.Module):
             for kept, new in zip(running, (mean, var), strict=True):
                 kept.lerp_(new, self.momentum)
             return y
-        if self.training and self.part is not None and len(x) >= 2 * self.part:
-            return ghost_batch_norm(x, self.weight, self.bias, *running, self.part, self.momentum, self.eps)
+        if self.training and self.part_size is not None and len(x) >= 2 * self.part_size:
+            return ghost_batch_norm(x, self.weight, self.bias, *running, self.part_size, self.momentum, self.eps)
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
-def assign_batch_norm_groups(model: nn.Module, world: World, span: BatchNormGroup) -> None:
+def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:
     """Lets every batch norm of `model` take statistics over `span`. Every rank must call this at the same time.
 
     A group has a communicator of its own, since its messages run while another thread averages gradients. Groups are
@@ -59,12 +59,12 @@ def assign_batch_norm_groups(model: nn.Module, world: World, span: BatchNormGrou
     warning says so.
     """
     layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    group = world.consecutive_group(span.ranks) if span.ranks > 1 else None
+    group = world.consecutive_group(norm_group.ranks) if norm_group.ranks > 1 else None
     for layer in layers:
-        layer.group, layer.part = group, None if group else span.images
-    if group and _crosses_nodes(span.ranks, world.nodes()) and world.first:
+        layer.group, layer.part_size = group, None if group else norm_group.images
+    if group and _crosses_nodes(norm_group.ranks, world.nodes()) and world.is_rank0:
         log.warning(
-            f"batch-norm groups of {span.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step go "
+            f"batch-norm groups of {norm_group.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step go "
             "between them, each at the latency of the network"
         )
 

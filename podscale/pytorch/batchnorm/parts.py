@@ -14,7 +14,7 @@ def ghost_batch_norm(
     bias: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
-    part: int,
+    part_size: int,
     momentum: float,
     eps: float,
 ) -> Tensor:
@@ -23,8 +23,8 @@ def ghost_batch_norm(
     The running statistics move once, towards the mean of the parts' means and of their unbiased variances: as if each
     part were a rank, and the ranks' running statistics were averaged.
     """
-    starts = range(0, len(x) - part + 1, part)
-    sizes = [part] * (len(starts) - 1) + [len(x) - starts[-1]]
+    starts = range(0, len(x) - part_size + 1, part_size)
+    sizes = [part_size] * (len(starts) - 1) + [len(x) - starts[-1]]
     if torch.compiler.is_compiling():
         y, mean, unbiased = _traced_ghost_batch_norm(x, weight, bias, sizes, eps)
         running_mean.lerp_(mean, momentum)

@@ -27,14 +27,14 @@ class ChannelMoments:
 
 
 def combine_moments(
-    mean: Tensor, var: Tensor, count: int, over_group: SumFunction, dtype: torch.dtype
+    mean: Tensor, var: Tensor, count: int, sum_over_group: SumFunction, dtype: torch.dtype
 ) -> ChannelMoments:
     """The moments of all ranks' values, in `dtype`, from each rank's own (its biased variance)."""
     channels = len(mean)
     message = torch.cat([mean, var, mean.new_ones(1)]).double()
     own_mean, own_square = message[:channels], message[channels:-1]
     own_square.addcmul_(own_mean, own_mean)
-    message = over_group(message.mul_(count))
+    message = sum_over_group(message.mul_(count))
     total = message[-1:]
     exact_mean, exact_square = message[:-1].div(total).view(2, channels)
     exact_var = torch.addcmul(exact_square, exact_mean, exact_mean, value=-1).clamp_(min=0.0)

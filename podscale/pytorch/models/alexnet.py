@@ -41,17 +41,17 @@ class AlexNet(nn.Module):
         for layer in models.model_spec(model, classes).layers:
             self.add_module(layer.name, _build_layer(layer, model))
             if layer.norm:
-                self.add_module(layer.norm, _build_norm(layer.outputs, model))
+                self.add_module(layer.norm, _build_norm(layer.out_channels, model))
         self.dropout = model.alexnet.dropout
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
         """The network as functions to call one after the other."""
-        return [self.convolutions, self.classify]
+        return [self.forward_features, self.forward_head]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classify(self.convolutions(x))
+        return self.forward_head(self.forward_features(x))
 
-    def convolutions(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Down to what fc6 sees: [n, channels, 6, 6]."""
         for number in range(1, 6):
             x = getattr(self, f"conv{number}")(x)
@@ -68,7 +68,7 @@ class AlexNet(nn.Module):
             x, FC6_INPUT_SIDE
         )  # images of another size than 224; as torchvision's network does
 
-    def classify(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         x = torch.flatten(x, 1)
         for hidden in (self.fc6, self.fc7):
             x = F.dropout(F.relu(hidden(x), inplace=True), self.dropout, self.training)
@@ -76,7 +76,7 @@ class AlexNet(nn.Module):
 
 
 def _build_layer(layer: models.LayerSpec, model: ModelSection) -> nn.Module:
-    return _build_norm(layer.outputs, model) if layer.kind == "norm" else build_layer(layer)
+    return _build_norm(layer.out_channels, model) if layer.kind == "norm" else build_layer(layer)
 
 
 def _build_norm(channels: int, model: ModelSection) -> BatchNorm:

@@ -24,13 +24,13 @@ class Inception(nn.Module):
         self.table = inception_module.inception_table(model)
         self._named: dict[str, nn.Module] = {}
         for layer in models.model_spec(model, classes).layers:
-            self._place(layer.name, build_layer(layer))
+            self._add_module_at(layer.name, build_layer(layer))
             if layer.norm:
-                norm = BatchNorm(layer.outputs, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
-                self._place(layer.norm, norm)
+                norm = BatchNorm(layer.out_channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
+                self._add_module_at(layer.norm, norm)
         self.dropout = model.inception.dropout
 
-    def _place(self, name: str, module: nn.Module) -> None:
+    def _add_module_at(self, name: str, module: nn.Module) -> None:
         """Puts a module where its dotted name says, so that its parameters have the catalogue's names."""
         *parents, last = name.split(".")
         owner: nn.Module = self
@@ -43,24 +43,24 @@ class Inception(nn.Module):
 
     def regions(self) -> list[Callable[[Outputs], Outputs]]:
         """The network as functions to call one after the other; what an auxiliary head said goes along."""
-        return [*(partial(self._stage, number) for number, _ in enumerate(self.table.stages)), self._classify]
+        return [*(partial(self._run_stage, number) for number, _ in enumerate(self.table.stages)), self._forward_head]
 
     def forward(self, x: Outputs) -> Outputs:
         for region in self.regions():
             x = region(x)
         return x
 
-    def _stage(self, number: int, x: Outputs) -> Outputs:
+    def _run_stage(self, number: int, x: Outputs) -> Outputs:
         nodes = self.table.stages[number]
         if isinstance(x, InceptionOutputs):
-            return InceptionOutputs(self._run(nodes, x.logits), x.auxiliary)
-        x = self._run(nodes, x)
+            return InceptionOutputs(self._run_nodes(nodes, x.logits), x.auxiliary)
+        x = self._run_nodes(nodes, x)
         if self.training and self.table.auxiliary and number == self.table.auxiliary_after:
-            aside = self._run(self.table.auxiliary, x).mean(dim=(2, 3))
+            aside = self._run_nodes(self.table.auxiliary, x).mean(dim=(2, 3))
             return InceptionOutputs(x, self._named[self.table.auxiliary_classifier](aside))
         return x
 
-    def _classify(self, x: Outputs) -> Outputs:
+    def _forward_head(self, x: Outputs) -> Outputs:
         if isinstance(x, InceptionOutputs):
             return InceptionOutputs(self._logits(x.logits), x.auxiliary)
         return self._logits(x)
@@ -69,7 +69,7 @@ class Inception(nn.Module):
         x = F.dropout(x.mean(dim=(2, 3)), self.dropout, self.training)
         return self._named[self.table.classifier](x)  # type: ignore[no-any-return]
 
-    def _run(self, nodes: Nodes, x: Tensor) -> Tensor:
+    def _run_nodes(self, nodes: Nodes, x: Tensor) -> Tensor:
         for node in nodes:
             match node:
                 case ConvNode(name):
@@ -77,9 +77,9 @@ class Inception(nn.Module):
                 case PoolNode():
                     x = _pool(node, x)
                 case BranchNode(branches):
-                    x = torch.cat([self._run(branch, x) for branch in branches], dim=1)
+                    x = torch.cat([self._run_nodes(branch, x) for branch in branches], dim=1)
                 case ResidualNode(projection, inner, scale, linear):
-                    x = x + scale * self._named[projection](self._run((inner,), x))
+                    x = x + scale * self._named[projection](self._run_nodes((inner,), x))
                     x = x if linear else F.relu(x, inplace=True)
         return x
 
@@ -87,7 +87,7 @@ class Inception(nn.Module):
 def _pool(node: PoolNode, x: Tensor) -> Tensor:
     if node.kind == "max":
         return F.max_pool2d(x, *node.window)
-    return F.avg_pool2d(x, *node.window, count_include_pad=node.padded)
+    return F.avg_pool2d(x, *node.window, count_include_pad=node.count_padding)
 
 
 def inception(model: ModelSection, classes: int) -> Inception:

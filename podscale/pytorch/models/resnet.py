@@ -24,38 +24,38 @@ ONEDNN_SAFE_CHANNELS = 8
 class BlockBuilder:
     """Makes the parts that the blocks of one network have in common."""
 
-    def __init__(self, network: ResNetSpec, norm: NormFactory, depth_rate: float) -> None:
-        self.plan, self.norm, self.depth_rate = network, norm, depth_rate
+    def __init__(self, spec: ResNetSpec, norm: NormFactory, depth_rate: float) -> None:
+        self.spec, self.norm, self.depth_rate = spec, norm, depth_rate
         self._blocks = 0
 
-    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    def build_conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """A convolution as residual networks use it: same padding, no bias (batch norm brings one)."""
         kind: type[nn.Conv2d] = nn.Conv2d
-        if self.plan.blurs(inputs, stride):
+        if self.spec.uses_blur(inputs, stride):
             kind = BlurredConv
         elif kernel == 1 and stride > 1 and inputs < ONEDNN_SAFE_CHANNELS:
             kind = SubsampledConv
         return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
-    def shortcut(self, inputs: int, outputs: int, stride: int) -> nn.Module:
+    def build_shortcut(self, inputs: int, outputs: int, stride: int) -> nn.Module:
         """The identity where shapes agree, else what the plan says."""
         if stride == 1 and inputs == outputs:
             return nn.Identity()
-        if self.plan.shortcut == "padding":
+        if self.spec.shortcut == "padding":
             return PaddedShortcut(stride, outputs - inputs)
-        return nn.Sequential(self.conv(inputs, outputs, 1, stride), self.norm(outputs))
+        return nn.Sequential(self.build_conv(inputs, outputs, 1, stride), self.norm(outputs))
 
-    def branch(self) -> nn.Module:
+    def build_drop_path(self) -> nn.Module:
         """What the next block's branch passes through before it is added: it may be left out."""
-        rate = self.depth_rate * self._blocks / max(sum(self.plan.depths) - 1, 1)
+        rate = self.depth_rate * self._blocks / max(sum(self.spec.depths) - 1, 1)
         self._blocks += 1
         return DropPath(rate) if rate else nn.Identity()
 
-    def stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
+    def build_stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
         """`depth` blocks; the first one halves the image where stride is 2."""
-        block = BasicBlock if self.plan.block == BASIC else Bottleneck
+        block = BasicBlock if self.spec.block == BASIC else Bottleneck
         first = block(inputs, inner, stride, self)
-        rest = [block(inner * EXPANSION[self.plan.block], inner, 1, self) for _ in range(depth - 1)]
+        rest = [block(inner * EXPANSION[self.spec.block], inner, 1, self) for _ in range(depth - 1)]
         return nn.Sequential(first, *rest)
 
 
@@ -100,14 +100,14 @@ class DropPath(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut."""
 
-    def __init__(self, inputs: int, inner: int, stride: int, make: BlockBuilder) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder) -> None:
         super().__init__()
-        self.conv1 = make.conv(inputs, inner, 3, stride)
-        self.bn1 = make.norm(inner)
-        self.conv2 = make.conv(inner, inner, 3)
-        self.bn2 = make.norm(inner)
-        self.branch = make.branch()
-        self.downsample = make.shortcut(inputs, inner, stride)
+        self.conv1 = builder.build_conv(inputs, inner, 3, stride)
+        self.bn1 = builder.norm(inner)
+        self.conv2 = builder.build_conv(inner, inner, 3)
+        self.bn2 = builder.norm(inner)
+        self.branch = builder.build_drop_path()
+        self.downsample = builder.build_shortcut(inputs, inner, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -122,17 +122,17 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
 
-    def __init__(self, inputs: int, inner: int, stride: int, make: BlockBuilder) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder) -> None:
         super().__init__()
-        outputs = inner * EXPANSION[make.plan.block]
-        self.conv1 = make.conv(inputs, inner, 1)
-        self.bn1 = make.norm(inner)
-        self.conv2 = make.conv(inner, inner, 3, stride)
-        self.bn2 = make.norm(inner)
-        self.conv3 = make.conv(inner, outputs, 1)
-        self.bn3 = make.norm(outputs)
-        self.branch = make.branch()
-        self.downsample = make.shortcut(inputs, outputs, stride)
+        outputs = inner * EXPANSION[builder.spec.block]
+        self.conv1 = builder.build_conv(inputs, inner, 1)
+        self.bn1 = builder.norm(inner)
+        self.conv2 = builder.build_conv(inner, inner, 3, stride)
+        self.bn2 = builder.norm(inner)
+        self.conv3 = builder.build_conv(inner, outputs, 1)
+        self.bn3 = builder.norm(outputs)
+        self.branch = builder.build_drop_path()
+        self.downsample = builder.build_shortcut(inputs, outputs, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -148,33 +148,33 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """images float [n, 3, height, width] -> logits [n, classes]."""
 
-    def __init__(self, network: ResNetSpec, classes: int, norm: NormFactory, depth_rate: float = 0.0) -> None:
+    def __init__(self, spec: ResNetSpec, classes: int, norm: NormFactory, depth_rate: float = 0.0) -> None:
         super().__init__()
-        make, channels = BlockBuilder(network, norm, depth_rate), network.channels
-        self.conv1 = Stem(channels, *network.stem)
+        make, channels = BlockBuilder(spec, norm, depth_rate), spec.channels
+        self.conv1 = Stem(channels, *spec.stem)
         self.bn1 = norm(channels)
-        self.maxpool = nn.Identity() if network.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
-        self.stages = [f"layer{number}" for number, _ in enumerate(network.depths, start=1)]
+        self.maxpool = nn.Identity() if spec.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
+        self.stages = [f"layer{number}" for number, _ in enumerate(spec.depths, start=1)]
         inputs = channels
-        for number, (name, depth) in enumerate(zip(self.stages, network.depths, strict=True)):
+        for number, (name, depth) in enumerate(zip(self.stages, spec.depths, strict=True)):
             inner = channels * 2**number
-            self.add_module(name, make.stage(inputs, inner, depth, 2 if number else 1))
-            inputs = inner * EXPANSION[network.block]
+            self.add_module(name, make.build_stage(inputs, inner, depth, 2 if number else 1))
+            inputs = inner * EXPANSION[spec.block]
         self.fc = nn.Linear(inputs, classes)
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
         """The network as functions to call one after the other."""
-        return [self.begin, *(getattr(self, name) for name in self.stages), self.classify]
+        return [self.forward_stem, *(getattr(self, name) for name in self.stages), self.forward_head]
 
     def forward(self, x: Tensor) -> Tensor:
         for region in self.regions():
             x = region(x)
         return x
 
-    def begin(self, x: Tensor) -> Tensor:
+    def forward_stem(self, x: Tensor) -> Tensor:
         return self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))  # type: ignore[no-any-return]
 
-    def classify(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 

@@ -34,9 +34,9 @@ class Stem(nn.Conv2d):
                 weight = F.pad(self.weight, (0, 0, 0, 0, 0, 1))
                 return F.conv2d(F.pad(x, (0, 0, 0, 0, 0, 1)), weight, self.bias, self.stride, self.padding)
             case "space_to_depth":
-                return self._folded(x)
+                return self._space_to_depth_conv(x)
 
-    def _folded(self, x: Tensor) -> Tensor:
+    def _space_to_depth_conv(self, x: Tensor) -> Tensor:
         """In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros.
 
         Where the plain convolution leaves out the image's last rows, the padding behind is negative.
@@ -54,12 +54,12 @@ class Stem(nn.Conv2d):
 def build_layer(layer: LayerSpec) -> nn.Module:
     """What a layer of the catalogue is in torch; a convolution of images is a stem."""
     if layer.kind == "linear":
-        return nn.Linear(layer.inputs, layer.outputs)
-    if layer.inputs == 3:
-        return Stem(layer.outputs, layer.kernel[0], layer.stride, layer.padding[0], bias=layer.bias)
+        return nn.Linear(layer.in_channels, layer.out_channels)
+    if layer.in_channels == 3:
+        return Stem(layer.out_channels, layer.kernel[0], layer.stride, layer.padding[0], bias=layer.bias)
     return nn.Conv2d(
-        layer.inputs,
-        layer.outputs,
+        layer.in_channels,
+        layer.out_channels,
         layer.kernel,
         layer.stride,
         layer.padding,

@@ -19,20 +19,20 @@ class Adam:
     decoupled: u of g alone, and w -= rate * weight_decay * w.
     """
 
-    def __init__(self, share: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
-        self._share, self._decoupled = share, decoupled
-        self._moments = AdamMoments(share, beta2=beta2, eps=eps)
+    def __init__(self, shard: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
+        self._shard, self._decoupled = shard, decoupled
+        self._moments = AdamMoments(shard, beta2=beta2, eps=eps)
         self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
-        finite = self._share.agree_to_move(finite)
+        finite = self._shard.mask_nonfinite(finite)
         decay, away = where_finite(finite, hyper.weight_decay, 0.0), where_finite(finite, -hyper.learning_rate, 0.0)
-        corrections = self._moments.corrections(hyper.momentum, finite)
-        for number, group in enumerate(self._share.groups):
+        corrections = self._moments.bias_corrections(hyper.momentum, finite)
+        for number, group in enumerate(self._shard.groups):
             if not self._decoupled:
                 add_weight_decay(group, decay)
-            self._moments.direct(number, hyper.momentum, corrections, finite)
+            self._moments.write_directions(number, hyper.momentum, corrections, finite)
             if self._decoupled:
                 add_weight_decay(group, decay)
             torch._foreach_addcmul_(group.weights, group.gradients, [away] * len(group.weights))

@@ -46,15 +46,15 @@ class ExtraStateOptimizer(Protocol):
     """A rule that keeps more than values of single weights, in shapes of its own."""
 
     @property
-    def shaped_bytes(self) -> int:
+    def extra_state_bytes(self) -> int:
         """What this rank keeps of it."""
         ...
 
-    def arrays(self) -> dict[str, Tensor]:
+    def extra_state_arrays(self) -> dict[str, Tensor]:
         """All of it by name, whole: fp32, in no way that depends on the ranks, and the same on all; all call it."""
         ...
 
-    def load(self, arrays: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, arrays: Mapping[str, Tensor]) -> None:
         """Takes over what `arrays` gave, perhaps on another number of ranks."""
         ...
 
@@ -63,7 +63,7 @@ class ExtraStateOptimizer(Protocol):
 class StepAware(Protocol):
     """A rule that does more in some updates than in others, which a CUDA graph cannot."""
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """Told by the host before update `step`, from 0; masked ones count."""
         ...
 
@@ -72,7 +72,7 @@ class StepAware(Protocol):
 class LookaheadOptimizer(Protocol):
     """A rule whose weights stand where its next gradient is taken, which is not the point that it has reached."""
 
-    def reached(self) -> Tensor:
+    def evaluation_weights(self) -> Tensor:
         """The point reached, which is evaluated and exported: fp32, in the order of the share; changes nothing."""
         ...
 

@@ -22,43 +22,50 @@ from podscale.pytorch.optim.share import ParamShard, ParamSlice
 
 
 def build_optimizer(
-    section: OptimizerSection, share: ParamShard, per_epoch: float, peers: ReplicaGroup | None = None
+    section: OptimizerSection, shard: ParamShard, steps_per_epoch: float, replica_group: ReplicaGroup | None = None
 ) -> Optimizer:
     """The update rule of a document over this rank's share of the weights.
 
-    per_epoch: updates of an epoch. peers: the ranks that work may be dealt out to; default: this one is alone.
+    steps_per_epoch: updates of an epoch. replica_group: the ranks that work may be dealt out to; default: this one is
+    alone.
     """
     match section.name:
         case "sgd":
-            return Sgd(share, nesterov=section.nesterov, form=section.form)
+            return Sgd(shard, nesterov=section.nesterov, form=section.effective_momentum_form)
         case "lars":
             return Lars(
-                share,
+                shard,
                 nesterov=section.nesterov,
                 trust_coefficient=section.trust_coefficient,
-                eps=section.added_eps,
+                eps=section.effective_eps,
                 trust=section.trust,
-                form=section.form,
+                form=section.effective_momentum_form,
                 clip=section.trust_clip,
             )
         case "lamb":
             return Lamb(
-                share,
+                shard,
                 beta2=section.beta2,
-                eps=section.added_eps,
+                eps=section.effective_eps,
                 clip_norm=section.clip_norm,
                 clip=section.trust_clip,
             )
         case "adam":
-            return Adam(share, beta2=section.beta2, eps=section.added_eps, decoupled=section.adam.decoupled)
+            return Adam(shard, beta2=section.beta2, eps=section.effective_eps, decoupled=section.adam.decoupled)
         case "rmsprop":
             own = section.rmsprop
-            return RmsProp(share, decay=own.decay, eps=section.added_eps, variant=own.variant, form=section.form)
+            return RmsProp(
+                shard,
+                decay=own.decay,
+                eps=section.effective_eps,
+                variant=own.variant,
+                form=section.effective_momentum_form,
+            )
         case "shampoo":
-            return build_shampoo(section, share, peers or ReplicaGroup())
+            return build_shampoo(section, shard, replica_group or ReplicaGroup())
         case "nlcg":
             return Nlcg(
-                share,
+                shard,
                 beta=section.nlcg.beta,
                 pace=section.nlcg.step,
                 tolerance=section.nlcg.tolerance,
@@ -68,14 +75,14 @@ def build_optimizer(
                 forget_every=section.nlcg.forget_every,
             )
         case "neumann":
-            return Neumann(share, section.neumann, per_epoch)
+            return Neumann(shard, section.neumann, steps_per_epoch)
 
 
-def build_shampoo(section: OptimizerSection, share: ParamShard, peers: ReplicaGroup) -> Shampoo:
+def build_shampoo(section: OptimizerSection, shard: ParamShard, replica_group: ReplicaGroup) -> Shampoo:
     own = section.shampoo
     return Shampoo(
-        share,
-        peers,
+        shard,
+        replica_group,
         nesterov=section.nesterov,
         beta2=own.beta2,
         eps=own.eps,
@@ -96,15 +103,15 @@ def build_param_shard(
     buffer: GradientBuffer,
     masters: Tensor,
     spec: models.ModelSpec,
-    gather: ShardedAllReduce | None = None,
+    sharded_all_reduce: ShardedAllReduce | None = None,
 ) -> ParamShard:
     """What this rank updates; `gather` is what collects shards, None where every rank updates everything."""
     return ParamShard(
         build_param_slices(section, buffer, spec),
-        buffer.owned,
+        buffer.local_ranges,
         masters,
         buffer.flat,
-        RowSum(gather) if gather else None,
+        RowSum(sharded_all_reduce) if sharded_all_reduce else None,
     )
 
 
@@ -121,11 +128,11 @@ def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: 
             start,
             views[name].numel(),
             *treated[name],
-            norm=name in norms,
+            is_batch_norm=name in norms,
             shape=tuple(views[name].shape),
             strides=views[name].stride(),
         )
-        for name, start in buffer.starts.items()
+        for name, start in buffer.offsets.items()
     ]
 
 
@@ -136,10 +143,10 @@ class RowSum:
     the weights of two rows would come to differ in their last bits.
     """
 
-    def __init__(self, gather: ShardedAllReduce) -> None:
-        self._gather = gather
+    def __init__(self, sharded_all_reduce: ShardedAllReduce) -> None:
+        self._sharded_all_reduce = sharded_all_reduce
 
     def __call__(self, values: Tensor) -> Tensor:
-        gathered = values.new_empty(self._gather.shards * len(values))
-        self._gather.all_gather(values, gathered)
-        return gathered.view(self._gather.shards, -1).sum(0)
+        gathered = values.new_empty(self._sharded_all_reduce.shards * len(values))
+        self._sharded_all_reduce.all_gather(values, gathered)
+        return gathered.view(self._sharded_all_reduce.shards, -1).sum(0)

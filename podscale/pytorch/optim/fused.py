@@ -19,9 +19,9 @@ BLOCK_ELEMENTS = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _norms_kernel(
+def _norms_kernel(  # type: ignore[no-untyped-def]
     weights, gradients, table, decays, of_weights, of_gradients, of_sum: tl.constexpr, block: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     piece = tl.program_id(0)
     segment, size = tl.load(table + 5 * piece), tl.multiple_of(tl.load(table + 5 * piece + 1), 32)
     at_weight = tl.multiple_of(tl.load(table + 5 * piece + 2), 32)
@@ -77,26 +77,32 @@ def _momentum_kernel(  # type: ignore[no-untyped-def]
 class FusedMomentum:
     """Does what `momentum.Momentum` does; gradients are left as they are."""
 
-    def __init__(self, share: ParamShard, *, nesterov: bool) -> None:
-        self._share, self._nesterov = share, nesterov
-        self.values = share.zeros()
+    def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
+        self._shard, self._nesterov = shard, nesterov
+        self.values = shard.zeros()
         rows = [
-            (p.segment, -(-p.size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS, p.weight, p.at, p.own)
-            for p in share.pieces
+            (
+                p.slice_index,
+                -(-p.size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS,
+                p.weight_offset,
+                p.flat_offset,
+                p.local_offset,
+            )
+            for p in shard.chunks
         ]
         assert all(place % ALIGNMENT_ELEMENTS == 0 for row in rows for place in row[1:])
-        self._table = torch.tensor(rows, dtype=torch.int64, device=share.device).view(-1)
+        self._table = torch.tensor(rows, dtype=torch.int64, device=shard.device).view(-1)
 
     def compile(self) -> None:
         """Compiles by a masked update, which changes nothing; raises where Triton finds no C compiler or headers."""
-        nothing = torch.zeros((), device=self._share.device)
+        nothing = torch.zeros((), device=self._shard.device)
         self.step(nothing, nothing, nothing, nothing, nothing, decayed=False)
 
     def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[Tensor, Tensor]:
-        share, (w, g) = self._share, torch.empty(2, len(self._share.pieces), device=self._share.device)
-        decays = weight_decay * share.decays
-        if share.pieces:
-            _norms_kernel[(len(share.pieces),)](
+        share, (w, g) = self._shard, torch.empty(2, len(self._shard.chunks), device=self._shard.device)
+        decays = weight_decay * share.uses_weight_decay
+        if share.chunks:
+            _norms_kernel[(len(share.chunks),)](
                 share.weights,
                 share.gradients,
                 self._table,
@@ -112,14 +118,14 @@ class FusedMomentum:
     def step(
         self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
     ) -> None:
-        share, segments = self._share, len(self._share.segments)
-        if share.pieces:
-            _momentum_kernel[(len(share.pieces),)](
+        share, segments = self._shard, len(self._shard.param_slices)
+        if share.chunks:
+            _momentum_kernel[(len(share.chunks),)](
                 share.weights,
                 share.gradients,
                 self.values,
                 self._table,
-                weight_decay * share.decays,
+                weight_decay * share.uses_weight_decay,
                 inside.expand(segments).contiguous(),
                 outside.expand(segments).contiguous(),
                 momentum,

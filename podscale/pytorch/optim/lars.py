@@ -35,7 +35,7 @@ class Lars:
 
     def __init__(
         self,
-        share: ParamShard,
+        shard: ParamShard,
         *,
         nesterov: bool,
         trust_coefficient: float,
@@ -44,26 +44,26 @@ class Lars:
         form: MomentumForm = "unscaled",
         clip: bool = False,
     ) -> None:
-        self._share, self._norms = share, ParamNorms(share)
+        self._shard, self._norms = shard, ParamNorms(shard)
         self._trust_coefficient, self._eps, self._trust = trust_coefficient, eps, trust
         self._form, self._clip = form, clip
-        self._momentum = build_momentum_update(share, nesterov=nesterov)
+        self._momentum = build_momentum_update(shard, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         of_sum = self._trust == "norm_of_sum"
         finite, (w, g) = self._norms(finite, *self._momentum.norms(hyper.weight_decay, of_sum=of_sum))
-        inside, outside = momentum_factors(self._form, hyper.learning_rate, self._ratio(w, g, hyper))
+        inside, outside = momentum_factors(self._form, hyper.learning_rate, self._trust_ratio(w, g, hyper))
         self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=of_sum)
         return finite
 
-    def _ratio(self, w: Tensor, g: Tensor, hyper: HyperParams) -> Tensor:
+    def _trust_ratio(self, w: Tensor, g: Tensor, hyper: HyperParams) -> Tensor:
         """The trust ratio of each segment, fp32 [segments], from the norms of weights and gradients."""
         below = g + self._eps
         if self._trust == "sum_of_norms":
-            below = below + hyper.weight_decay * self._share.decays * w
+            below = below + hyper.weight_decay * self._shard.uses_weight_decay * w
         ratio = torch.where((w > 0) & (g > 0), self._trust_coefficient * w / below, 1.0)
         if self._clip:
             ratio = (ratio / hyper.learning_rate).clamp(max=1.0)
-        return torch.where(self._share.adapts, ratio, 1.0)
+        return torch.where(self._shard.uses_trust_ratio, ratio, 1.0)

@@ -27,8 +27,8 @@ so that it rescales what old gradients left. ratio_inside: the ratio inside, the
 
 def add_weight_decay(group: ChunkGroup, weight_decay: Tensor) -> None:
     """g += weight_decay * w for what decays."""
-    gradients = [group.gradients[i] for i in group.decaying]
-    weights = [group.weights[i] for i in group.decaying]
+    gradients = [group.gradients[i] for i in group.decayed_parts]
+    weights = [group.weights[i] for i in group.decayed_parts]
     if weights:
         factors = [weight_decay if mask is None else weight_decay * mask for mask in group.masks]
         torch._foreach_addcmul_(gradients, weights, factors)
@@ -53,19 +53,19 @@ class MomentumUpdate(Protocol):
         ...
 
 
-def build_momentum_update(share: ParamShard, *, nesterov: bool) -> MomentumUpdate:
+def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdate:
     """The fused one on a GPU, where Triton is installed and finds the C compiler that it needs for its launchers."""
-    if share.device.type == "cuda" and find_spec("triton"):
+    if shard.device.type == "cuda" and find_spec("triton"):
         from podscale.pytorch.optim.fused import FusedMomentum
 
-        fused = FusedMomentum(share, nesterov=nesterov)
+        fused = FusedMomentum(shard, nesterov=nesterov)
         try:
             fused.compile()
         except (RuntimeError, OSError, SubprocessError) as error:
             log.warning(f"momentum in many small kernels, since Triton cannot compile the fused ones: {error}")
         else:
             return fused
-    return ForeachMomentum(share, nesterov=nesterov)
+    return ForeachMomentum(shard, nesterov=nesterov)
 
 
 class ForeachMomentum:
@@ -74,28 +74,28 @@ class ForeachMomentum:
     `inside` and `outside` hold a factor for all, or one for each segment: see `Form`.
     """
 
-    def __init__(self, share: ParamShard, *, nesterov: bool) -> None:
-        self._share, self._nesterov = share, nesterov
-        self.values = share.zeros()
-        self._views = share.views(self.values)
+    def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
+        self._shard, self._nesterov = shard, nesterov
+        self.values = shard.zeros()
+        self._views = shard.views(self.values)
 
     def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
         """See `Mover`. The sum is left in the gradients."""
         w, g = list[Tensor](), list[Tensor]()
-        for group in self._share.groups:
+        for group in self._shard.groups:
             if of_sum:
                 add_weight_decay(group, weight_decay)
-            w += torch._foreach_norm(group.weight_pieces)
-            g += torch._foreach_norm(group.gradient_pieces)
+            w += torch._foreach_norm(group.weight_chunks)
+            g += torch._foreach_norm(group.gradient_chunks)
         return w, g
 
     def step(
         self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
     ) -> None:
-        into = self._share.per_part(where_finite(finite, inside, 0.0))
-        away = self._share.per_part(where_finite(finite, -outside, 0.0))
+        into = self._shard.per_part(where_finite(finite, inside, 0.0))
+        away = self._shard.per_part(where_finite(finite, -outside, 0.0))
         keep = where_finite(finite, momentum, 1.0)
-        for group, momenta in zip(self._share.groups, self._views, strict=True):
+        for group, momenta in zip(self._shard.groups, self._views, strict=True):
             if not decayed:
                 add_weight_decay(group, weight_decay)
             updates, parts = group.gradients, slice(group.first, group.last)

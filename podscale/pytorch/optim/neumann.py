@@ -29,17 +29,19 @@ from podscale.pytorch.optim.share import ParamShard
 
 
 class Neumann:
-    """See the module's text. per_epoch: updates of an epoch, which lengths in epochs are counted in."""
+    """See the module's text. steps_per_epoch: updates of an epoch, which lengths in epochs are counted in."""
 
-    def __init__(self, share: ParamShard, section: NeumannSection, per_epoch: float) -> None:
-        self._share, self._section, self._per_epoch = share, section, per_epoch
-        self._sgd_updates = round(section.sgd_epochs * per_epoch)
-        self._push = section.beta * sum(segment.size for segment in share.segments)
-        self._updates, self._mu = torch.zeros((), device=share.device), torch.zeros((), device=share.device)
-        self._reset_at = torch.ones((), device=share.device)
-        self._last_reset = torch.zeros((), device=share.device)
-        self._period = torch.full((), max(1.0, float(round(section.reset_epochs * per_epoch))), device=share.device)
-        self.moments = {"momentum": share.zeros(), "average": share.zeros()}
+    def __init__(self, shard: ParamShard, section: NeumannSection, steps_per_epoch: float) -> None:
+        self._shard, self._section, self._steps_per_epoch = shard, section, steps_per_epoch
+        self._sgd_updates = round(section.sgd_epochs * steps_per_epoch)
+        self._push = section.beta * sum(segment.size for segment in shard.param_slices)
+        self._updates, self._mu = torch.zeros((), device=shard.device), torch.zeros((), device=shard.device)
+        self._reset_at = torch.ones((), device=shard.device)
+        self._last_reset = torch.zeros((), device=shard.device)
+        self._period = torch.full(
+            (), max(1.0, float(round(section.reset_epochs * steps_per_epoch))), device=shard.device
+        )
+        self.moments = {"momentum": shard.zeros(), "average": shard.zeros()}
         self.scalars = {
             "updates": self._updates,
             "mu": self._mu,
@@ -47,12 +49,12 @@ class Neumann:
             "last_reset": self._last_reset,
             "period": self._period,
         }
-        self._momenta, self._averages = (share.views(kept) for kept in self.moments.values())
+        self._momenta, self._averages = (shard.views(kept) for kept in self.moments.values())
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         section, eta = self._section, hyper.learning_rate
-        finite, (square,) = self._share.agree(finite, self._own_square())
+        finite, (square,) = self._shard.sum_over_ranks(finite, self._local_squared_distance())
         first = self._updates == 0
         t = self._updates - self._sgd_updates + 1.0
         sgd = t < 1.0
@@ -60,7 +62,7 @@ class Neumann:
         held = reset & (section.on_reset == "hold")
         mu = self._momentum(t)
         moves, pushes = finite & ~held, finite & ~sgd  # factors that change nothing, to the bit, where not finite
-        slope = torch.where(pushes & ~first & ~reset, self._slope(square[0]), 0.0)
+        slope = torch.where(pushes & ~first & ~reset, self._distance_factor(square[0]), 0.0)
         keep = torch.where(pushes, torch.where(reset, 0.0, mu), 1.0)
         push = torch.where(pushes, -eta, 0.0)
         ahead = torch.where(pushes & moves, mu, 0.0)
@@ -68,7 +70,7 @@ class Neumann:
         follow = torch.where(pushes & moves, 1.0 - section.gamma, 0.0)
         begin = torch.where(finite & first, 1.0 - follow, 0.0)
         stay = torch.where(finite & first, 0.0, 1.0 - follow)
-        for group, m, v in zip(self._share.groups, self._momenta, self._averages, strict=True):
+        for group, m, v in zip(self._shard.groups, self._momenta, self._averages, strict=True):
             w, d, each = group.weights, group.gradients, len(group.weights)
             add_weight_decay(group, hyper.weight_decay)
             torch._foreach_addcmul_(d, torch._foreach_sub(w, v), [slope] * each)  # line 8
@@ -82,28 +84,28 @@ class Neumann:
                 torch._foreach_addcmul_(w, m, [ahead] * each)
             torch._foreach_addcmul_(w, d, [down] * each)  # lines 2 and 11
             torch._foreach_addcmul_(v, w, [follow] * each)
-        self._count(t, mu, reset & finite, finite)
+        self._advance(t, mu, reset & finite, finite)
         return finite
 
     @torch.no_grad()
-    def reached(self) -> Tensor:
+    def evaluation_weights(self) -> Tensor:
         """Line 13. See `Displaced`."""
-        found = self._share.zeros()
-        for group, momenta, parts in zip(self._share.groups, self._momenta, self._share.views(found), strict=True):
+        found = self._shard.zeros()
+        for group, momenta, parts in zip(self._shard.groups, self._momenta, self._shard.views(found), strict=True):
             for w, m, part in zip(group.weights, momenta, parts, strict=True):
                 part.copy_(w - self._mu * m)
         return found
 
-    def _own_square(self) -> Tensor:
+    def _local_squared_distance(self) -> Tensor:
         """This rank's part of |w - v|^2: fp64, one value."""
         squares = [
             dot_fp64(away, away)
-            for group, v in zip(self._share.groups, self._averages, strict=True)
+            for group, v in zip(self._shard.groups, self._averages, strict=True)
             for away in torch._foreach_sub(group.weights, v)
         ]
-        return self._share.total(squares)
+        return self._shard.sum_local(squares)
 
-    def _slope(self, square: Tensor) -> Tensor:
+    def _distance_factor(self, square: Tensor) -> Tensor:
         """What multiplies w - v in line 8, from |w - v|^2; 0 where that is 0 and there is no direction."""
         rise = self._section.alpha * square - self._push / square
         return torch.where(square > 0, rise / square.sqrt(), 0.0).float()
@@ -116,10 +118,10 @@ class Neumann:
             case "since_reset":
                 time = t - self._last_reset
             case "epochs":
-                time = t / self._per_epoch
+                time = t / self._steps_per_epoch
         return (1.0 - 1.0 / (1.0 + time.clamp(min=0.0))).clamp(section.momentum_start, section.momentum_end)
 
-    def _count(self, t: Tensor, mu: Tensor, reset: Tensor, finite: Tensor) -> None:
+    def _advance(self, t: Tensor, mu: Tensor, reset: Tensor, finite: Tensor) -> None:
         """Moves on to the next update, and after a reset to the next reset."""
         self._updates += finite
         copy_where_finite(finite & (t >= 1.0), self._mu, mu)

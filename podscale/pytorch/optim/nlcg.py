@@ -68,7 +68,7 @@ class Nlcg:
 
     def __init__(
         self,
-        share: ParamShard,
+        shard: ParamShard,
         *,
         beta: Beta = "fletcher_reeves",
         pace: PaceMode = "step",
@@ -78,31 +78,31 @@ class Nlcg:
         restart_every: int = 0,
         forget_every: int = 0,
     ) -> None:
-        self._share, self._norms = share, ParamNorms(share)
+        self._shard, self._norms = shard, ParamNorms(shard)
         self._polak_ribiere = beta == "polak_ribiere"
         self._lars = lars_coefficient
         self._restart_every, self._forget_every = restart_every, forget_every
-        self.moments = {"curvature": share.zeros().fill_(1.0), "direction": share.zeros(), "gradient": share.zeros()}
+        self.moments = {"curvature": shard.zeros().fill_(1.0), "direction": shard.zeros(), "gradient": shard.zeros()}
         if self._polak_ribiere:
-            self.moments["descent"] = share.zeros()
-        self._pace = LossRateControl(pace, tolerance, share.device)
-        self._updates, self._rho, self._moved = (torch.zeros((), device=share.device) for _ in range(3))
+            self.moments["descent"] = shard.zeros()
+        self._pace = LossRateControl(pace, tolerance, shard.device)
+        self._updates, self._rho, self._moved = (torch.zeros((), device=shard.device) for _ in range(3))
         self.scalars = {"updates": self._updates, "rho": self._rho, "moved": self._moved, **self._pace.scalars}
-        of_norms = torch.tensor([segment.norm for segment in share.segments], device=share.device)
+        of_norms = torch.tensor([segment.is_batch_norm for segment in shard.param_slices], device=shard.device)
         self._own_scale = torch.where(of_norms, norm_gradient_scale, 1.0)
         self._scaled = lars_coefficient > 0 or norm_gradient_scale != 1.0
-        self._parts = [NlcgPart(*stretch) for stretch in share.stretches(*self.moments.values())]
+        self._parts = [NlcgPart(*stretch) for stretch in shard.contiguous_chunks(*self.moments.values())]
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
-        for group in self._share.groups:
+        for group in self._shard.groups:
             add_weight_decay(group, hyper.weight_decay)
         finite = self._scale(finite)
-        room = self._share.weights.new_empty(2, max((len(part.g) for part in self._parts), default=0))
+        room = self._shard.weights.new_empty(2, max((len(part.g) for part in self._parts), default=0))
         finite, (along, curved, towards_old) = self._products(finite, room)
         rho = self._precondition(finite, along * self._moved, curved * self._moved.square(), room)
         beta = ((rho - towards_old) / (self._rho + EPS)).clamp(0.0, 1.0)
-        beta = torch.where(self._due(self._restart_every), 0.0, beta)
+        beta = torch.where(self._is_due(self._restart_every), 0.0, beta)
         base, taken_back = self._pace(hyper.loss, self._updates, finite)
         t = hyper.learning_rate * base
         against = torch.where(t > 0, taken_back * self._moved / t, 0.0)
@@ -134,8 +134,8 @@ class Nlcg:
                 sums.append(sums[0].new_zeros(()))
             else:
                 sums.append(sum_fp64(torch.mul(part.g, part.s_old, out=own).neg_()))
-        found = torch.stack(sums).view(-1, 3).sum(0) if sums else self._share.weights.new_zeros(3, dtype=torch.float64)
-        finite, (products,) = self._share.agree(finite, found)
+        found = torch.stack(sums).view(-1, 3).sum(0) if sums else self._shard.weights.new_zeros(3, dtype=torch.float64)
+        finite, (products,) = self._shard.sum_over_ranks(finite, found)
         return finite, products
 
     def _precondition(self, finite: Tensor, along: Tensor, curved: Tensor, room: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Nlcg:
         With a = -t_old^2 / (<p, h p> + eps), b = 1 / (<y, p> + eps) and c what both eps above the lines come to,
         h = |h + a (h d_old)^2 + b y^2 + c|; where nothing is to change, all three are 0.
         """
-        forgets = finite & self._due(self._forget_every)
+        forgets = finite & self._is_due(self._forget_every)
         bent = finite & ~forgets & (along >= EPS) & (curved >= EPS)
         a = torch.where(bent, -self._moved.square() / (curved + EPS), 0.0).float()
         b = torch.where(bent, 1.0 / (along + EPS), 0.0).float()
@@ -162,7 +162,7 @@ class Nlcg:
             part.g_old.lerp_(part.g, takes_over)  # exact at 0 and at 1
             part.g.div_(torch.add(part.h, EPS, out=one))
             sums.append(sum_fp64(torch.mul(part.g, part.g_old, out=one)))
-        return self._share.agree(finite, self._share.total(sums))[1][0][0]
+        return self._shard.sum_over_ranks(finite, self._shard.sum_local(sums))[1][0][0]
 
     def _scale(self, finite: Tensor) -> Tensor:
         """Gradients before anything else: those of batch norm, and LARS by  l |w| / (|g| + eps + 0.1 l |w|).
@@ -174,19 +174,19 @@ class Nlcg:
         scale = self._own_scale
         if self._lars:
             w, g = list[Tensor](), list[Tensor]()
-            for group in self._share.groups:
-                w += torch._foreach_norm(group.weight_pieces)
-                g += torch._foreach_norm(group.gradient_pieces)
+            for group in self._shard.groups:
+                w += torch._foreach_norm(group.weight_chunks)
+                g += torch._foreach_norm(group.gradient_chunks)
             finite, (w_norm, g_norm) = self._norms(finite, w, g)
             pull = self._lars * w_norm
             ratio = pull / (g_norm * scale + EPS + 0.1 * pull)
-            scale = scale * torch.where(self._share.adapts & (w_norm > 0), ratio, 1.0)
-        parts = [part for group in self._share.groups for part in group.gradients]
-        for part, factor in zip(parts, self._share.per_part(scale), strict=True):
+            scale = scale * torch.where(self._shard.uses_trust_ratio & (w_norm > 0), ratio, 1.0)
+        parts = [part for group in self._shard.groups for part in group.gradients]
+        for part, factor in zip(parts, self._shard.per_part(scale), strict=True):
             part.mul_(factor)
         return finite
 
-    def _due(self, every: int) -> Tensor:
+    def _is_due(self, every: int) -> Tensor:
         """Whether so many updates have passed since this was the case last, as it is at the first."""
         return torch.remainder(self._updates, every) == 0 if every else self._updates == 0
 

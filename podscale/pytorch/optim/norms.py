@@ -15,15 +15,15 @@ class ParamNorms:
     pieces, their sums are added in one small message (Kumar 2019; Xu 2020).
     """
 
-    def __init__(self, share: ParamShard) -> None:
-        self._share = share
-        numbers = torch.arange(len(share.segments), device=share.device)
-        self._membership = (share.segment_of == numbers[:, None]).double()
+    def __init__(self, shard: ParamShard) -> None:
+        self._shard = shard
+        numbers = torch.arange(len(shard.param_slices), device=shard.device)
+        self._membership = (shard.slice_of_chunk == numbers[:, None]).double()
 
-    def __call__(self, finite: Tensor, *pieces: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[Tensor]]:
+    def __call__(self, finite: Tensor, *chunk_norms: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[Tensor]]:
         """Whether all ranks are `finite`, and the norm of each segment, fp32 [segments], from those of its pieces."""
-        squares = [self._membership @ _stack_norms(norms, self._membership).square() for norms in pieces]
-        finite, sums = self._share.agree(finite, *squares)
+        squares = [self._membership @ _stack_norms(norms, self._membership).square() for norms in chunk_norms]
+        finite, sums = self._shard.sum_over_ranks(finite, *squares)
         return finite, [total.sqrt().float() for total in sums]
 
 

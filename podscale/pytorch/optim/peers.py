@@ -10,11 +10,11 @@ from podscale.pytorch.world import World
 
 
 class ReplicaGroup(NamedTuple):
-    """This rank among them; gather: equally long vectors of all ranks, one after the other. Default: alone."""
+    """This rank among them; all_gather: equally long vectors of all ranks, one after the other. Default: alone."""
 
     rank: int = 0
     size: int = 1
-    gather: Callable[[Tensor], Tensor] = lambda own: own
+    all_gather: Callable[[Tensor], Tensor] = lambda own: own
 
 
 def build_replica_group(world: World) -> ReplicaGroup:

@@ -15,14 +15,14 @@ class Sgd:
     the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
     """
 
-    def __init__(self, share: ParamShard, *, nesterov: bool, form: MomentumForm = "scaled") -> None:
-        self._share, self._form = share, form
-        self._momentum = build_momentum_update(share, nesterov=nesterov)
+    def __init__(self, shard: ParamShard, *, nesterov: bool, form: MomentumForm = "scaled") -> None:
+        self._shard, self._form = shard, form
+        self._momentum = build_momentum_update(shard, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values}, dict[str, Tensor]()
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
-        finite, _ = self._share.agree(finite)
+        finite, _ = self._shard.sum_over_ranks(finite)
         inside, outside = momentum_factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
         self._momentum.step(inside, outside, hyper.momentum, hyper.weight_decay, finite, decayed=False)
         return finite

@@ -34,7 +34,7 @@ def _detect_format(storage: Storage) -> str:
         return "table"
     if is_tar_name(storage.location.encode()) or is_compressed_tar_name(storage.location.encode()):
         return "tar"
-    names = storage.top()
+    names = storage.top_level_names()
     if any(VALIDATION_LABELS.search(name) for name in names) and (
         any(TRAIN_TAR.search(name) for name in names) or b"train" in names
     ):

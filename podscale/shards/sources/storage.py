@@ -30,7 +30,7 @@ class Storage(Protocol):
         """All files below the root, or the root itself as b"" where it is a file; hidden ones are left out."""
         ...
 
-    def top(self) -> list[bytes]:
+    def top_level_names(self) -> list[bytes]:
         """Names directly below the root, sorted; just b"" where the root is a file."""
         ...
 
@@ -78,7 +78,7 @@ class LocalStorage:
         else:
             yield from self._walk(b"", ())
 
-    def top(self) -> list[bytes]:
+    def top_level_names(self) -> list[bytes]:
         try:
             return sorted(os.listdir(self._root)) if os.path.isdir(self._root) else [b""]
         except OSError as error:
@@ -202,7 +202,7 @@ class RemoteStorage:
         if self._is_file():
             yield StorageFile(b"", self.size(b""))
             return
-        found = self._listed(lambda: self._fs.find(self._root, detail=True))
+        found = self._list(lambda: self._fs.find(self._root, detail=True))
         for name, info in found.items():
             relative = name[len(self._root) :].lstrip("/")
             if not any(part.startswith(".") for part in relative.split("/")):
@@ -210,16 +210,16 @@ class RemoteStorage:
                 size = info.get("size")
                 yield StorageFile(path, int(size) if size is not None else self.size(path))
 
-    def top(self) -> list[bytes]:
+    def top_level_names(self) -> list[bytes]:
         if self._is_file():
             return [b""]
-        names = self._listed(lambda: self._fs.ls(self._root, detail=False))
+        names = self._list(lambda: self._fs.ls(self._root, detail=False))
         return sorted(str(name).rstrip("/").rpartition("/")[2].encode("utf-8", "surrogateescape") for name in names)
 
     def _is_file(self) -> bool:
-        return bool(self._listed(lambda: self._fs.isfile(self._root)))
+        return bool(self._list(lambda: self._fs.isfile(self._root)))
 
-    def _listed(self, ask: Callable[[], Any]) -> Any:
+    def _list(self, ask: Callable[[], Any]) -> Any:
         try:
             return ask()
         except Exception as error:  # every backend has errors of its own

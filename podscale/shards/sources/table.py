@@ -25,7 +25,7 @@ class TableSource:
         self._table = storage
         parent = storage.location.rpartition("/")[0]
         self._images = open_storage(parent or ("/" if storage.location.startswith("/") else "."))
-        self._others: dict[bytes, Storage] = {}
+        self._other_storages: dict[bytes, Storage] = {}
 
     def items(self) -> Iterator[SourceItem]:
         for line, (path, label, split) in self._rows():
@@ -37,24 +37,24 @@ class TableSource:
             yield SourceItem(name, label, self._size(name), SPLIT_FOLDERS[split.lower().encode()] if split else "")
 
     def read(self, item: SourceItem) -> bytes:
-        storage, path = self._place(item.name)
+        storage, path = self._locate(item.name)
         return storage.read(path)
 
     def _size(self, name: bytes) -> int:
         """Bytes of an image; 0 where it is not there, which is found unreadable when it is packed."""
         try:
-            storage, path = self._place(name)
+            storage, path = self._locate(name)
             return storage.size(path)
         except (OSError, InputError):
             return 0
 
-    def _place(self, name: bytes) -> tuple[Storage, bytes]:
+    def _locate(self, name: bytes) -> tuple[Storage, bytes]:
         if b"://" not in name:
             return self._images, name  # joining keeps an absolute path as it is
         root, _, path = name.rpartition(b"/")
-        if root not in self._others:
-            self._others[root] = open_storage(root.decode("utf-8", "surrogateescape"))
-        return self._others[root], path
+        if root not in self._other_storages:
+            self._other_storages[root] = open_storage(root.decode("utf-8", "surrogateescape"))
+        return self._other_storages[root], path
 
     def _rows(self) -> Iterator[tuple[int, tuple[str, str, str]]]:
         try:

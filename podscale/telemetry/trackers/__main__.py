@@ -34,9 +34,9 @@ def main(name: str) -> int:
     os.nice(NICENESS)
     try:
         config = RunConfig.model_validate_json(os.environ[env.CONFIG])
-        run = RunDirectory.of(config)
+        run = RunDirectory.for_config(config)
         tracker = open_tracker(name, config, run, lambda text: tell(f"warning: {text}"))
-        tell(f"{name}: {tracker.where}")
+        tell(f"{name}: {tracker.location}")
         follow_log(tracker, run.metrics, sys.stdin.fileno())
     except Exception as error:
         traceback.print_exc()
@@ -67,15 +67,15 @@ def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLin
     raise ValueError(f"there is no tracker {name}")
 
 
-def follow_log(tracker: Tracker, metrics: Path, ended: int, seconds: float = POLL_SECONDS) -> None:
+def follow_log(tracker: Tracker, metrics: Path, exit_descriptor: int, seconds: float = POLL_SECONDS) -> None:
     """Gives the tracker every record, until the other side of the pipe `ended` says how the launch ended."""
     lines = FileTail(metrics, from_start=True)
     said, over = b"", False
     while not over:
-        if select.select([ended], [], [], seconds)[0]:
-            part = os.read(ended, 2**16)
+        if select.select([exit_descriptor], [], [], seconds)[0]:
+            part = os.read(exit_descriptor, 2**16)
             said, over = said + part, not part
-        for line in lines.lines():
+        for line in lines.read_lines():
             if (record := parse_record(line)) is not None:
                 tracker.add(record)
         tracker.flush()
@@ -87,10 +87,10 @@ def _claim_stdout() -> PrintLine:
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def tell(text: str) -> None:
+    def print_line(text: str) -> None:
         output.write(f"{one_line(text)}\n")
 
-    return tell
+    return print_line
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class Mlflow:
 
         self._warn = warn
         self._client: Any = MlflowClient(tracking_uri=config.telemetry.mlflow.tracking_uri)
-        self._sent = SentPoints.of(run, "mlflow")
-        self._figures = PointBuilder()
+        self._sent = SentPoints.for_run(run, "mlflow")
+        self._point_builder = PointBuilder()
         self._pending: list[TrackerPoint] = []
         self._wait_until = 0.0
         self._run_id = os.environ.get("MLFLOW_RUN_ID") or self._sent.id
@@ -42,11 +42,11 @@ class Mlflow:
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             self._run_id = self._create(config)
-        self._sent.keep(self._run_id)
-        self.where = f"run {self._run_id} at {self._client.tracking_uri}"
+        self._sent.save_id(self._run_id)
+        self.location = f"run {self._run_id} at {self._client.tracking_uri}"
 
     def add(self, record: EventRecord) -> None:
-        point = self._figures.point(record)
+        point = self._point_builder.point(record)
         if point is not None and self._sent.take(point):
             self._pending.append(point)
 
@@ -60,11 +60,11 @@ class Mlflow:
                 self._warn(f"mlflow does not answer, figures wait: {error}")
             self._wait_until = time.monotonic() + RETRY_SECONDS
 
-    def close(self, ended: LaunchExit) -> None:
+    def close(self, launch_exit: LaunchExit) -> None:
         self._send()
-        if ended.error:
-            self._client.set_tag(self._run_id, "error", ended.error)
-        self._client.set_terminated(self._run_id, RUN_STATUSES.get(ended.exit_code, "FAILED"))
+        if launch_exit.error:
+            self._client.set_tag(self._run_id, "error", launch_exit.error)
+        self._client.set_terminated(self._run_id, RUN_STATUSES.get(launch_exit.exit_code, "FAILED"))
 
     def _create(self, config: RunConfig) -> str:
         """A new run of the experiment, which is made where it does not exist."""
@@ -93,6 +93,6 @@ class Mlflow:
             self._client.log_batch(self._run_id, metrics=metrics)
             del self._pending[: len(some)]
             for point in some:
-                self._sent.arrived(point)
+                self._sent.mark_sent(point)
             self._sent.save()
         self._wait_until = 0.0

@@ -22,39 +22,39 @@ class SentPoints:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.id = ""
-        self._newest: dict[str, int] = {}
+        self._newest_steps: dict[str, int] = {}
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
-            self.id, self._newest = str(found["id"]), dict(found["newest"])
-        self._taken = dict(self._newest)
-        self._saved = dict(self._newest)
+            self.id, self._newest_steps = str(found["id"]), dict(found["newest"])
+        self._taken_steps = dict(self._newest_steps)
+        self._saved_steps = dict(self._newest_steps)
 
     @classmethod
-    def of(cls, run: RunDirectory, tracker: str) -> "SentPoints":
+    def for_run(cls, run: RunDirectory, tracker: str) -> "SentPoints":
         return cls(run.trackers / f"{tracker}.json")
 
     def take(self, point: TrackerPoint) -> bool:
         """Whether this point is to be sent: it was not, nor is it on its way, nor is one of a later update."""
-        if point.step <= self._taken.get(point.kind, -1):
+        if point.step <= self._taken_steps.get(point.kind, -1):
             return False
-        self._taken[point.kind] = point.step
+        self._taken_steps[point.kind] = point.step
         return True
 
-    def arrived(self, point: TrackerPoint) -> None:
+    def mark_sent(self, point: TrackerPoint) -> None:
         """It need not be sent again by later launches."""
-        self._newest[point.kind] = point.step
+        self._newest_steps[point.kind] = point.step
 
     def save(self) -> None:
         """Keeps what has arrived, where that is news."""
-        if self._newest != self._saved:
-            self.keep(self.id)
+        if self._newest_steps != self._saved_steps:
+            self.save_id(self.id)
 
-    def keep(self, name: str) -> None:
+    def save_id(self, name: str) -> None:
         """Keeps the tracker's name of the run too."""
         self.id = name
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, {"id": self.id, "newest": self._newest})
-        self._saved = dict(self._newest)
+        write_json(self._path, {"id": self.id, "newest": self._newest_steps})
+        self._saved_steps = dict(self._newest_steps)
 
 
 def new_run_name(config: RunConfig) -> str:

@@ -25,20 +25,20 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.where = f"{directory} (tensorboard --logdir {directory.parent.parent})"
+        self.location = f"{directory} (tensorboard --logdir {directory.parent.parent})"
         former = sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))
-        self._told = sum(map(count_events, former))
+        self._already_written = sum(map(count_events, former))
         name = f"{PREFIX}{_next_file_number(former):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
         self._file = EventFile((directory / name).open("wb"), time.time())
-        self._figures = PointBuilder()
+        self._point_builder = PointBuilder()
 
     def add(self, record: EventRecord) -> None:
-        point = self._figures.point(record)
+        point = self._point_builder.point(record)
         begins_after = launch_step(record)
         if point is None and begins_after is None:
             return
-        if self._told:
-            self._told -= 1
+        if self._already_written:
+            self._already_written -= 1
         elif point is not None:
             self._file.scalars(point.time, point.step, point.values)
         elif begins_after is not None:
@@ -47,7 +47,7 @@ class TensorBoard:
     def flush(self) -> None:
         self._file.flush()
 
-    def close(self, ended: LaunchExit) -> None:
+    def close(self, launch_exit: LaunchExit) -> None:
         self._file.close()
 
 

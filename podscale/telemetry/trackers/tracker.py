@@ -18,7 +18,7 @@ class LaunchExit:
     exit_code: int = int(ExitCode.FAILED)
     error: str = ""
 
-    def line(self) -> bytes:
+    def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
@@ -30,10 +30,10 @@ class LaunchExit:
 class Tracker(Protocol):
     """Takes the records of a run, from the first one in every launch.
 
-    where: a place to look at, for people.
+    location: a place to look at, for people.
     """
 
-    where: str
+    location: str
 
     def add(self, record: EventRecord) -> None:
         """Takes the next record; cheap."""
@@ -41,5 +41,5 @@ class Tracker(Protocol):
     def flush(self) -> None:
         """Passes on what was added. Called every second, also where nothing is new."""
 
-    def close(self, ended: LaunchExit) -> None:
+    def close(self, launch_exit: LaunchExit) -> None:
         """The launch has ended; nothing more will come."""

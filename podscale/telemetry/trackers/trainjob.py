@@ -40,32 +40,32 @@ class TrainJobStatus:
     def __init__(
         self, environment: Mapping[str, str], warn: Callable[[str], None], interval: float = INTERVAL_SECONDS
     ) -> None:
-        self.where = environment[URL]
+        self.location = environment[URL]
         self._ca, self._token = Path(environment[CA_CERT]), Path(environment[TOKEN])
         self._warn, self._interval = warn, interval
         self._warned = False
         self._due = time.monotonic()
-        self._figures, self._pace = PointBuilder(), EtaEstimator()
+        self._point_builder, self._eta = PointBuilder(), EtaEstimator()
         self._step = 0
         self._seconds_left: float | None = None
         self._values: dict[str, float] = {}
 
     def add(self, record: EventRecord) -> None:
-        seconds_left = self._pace.after(record)
+        seconds_left = self._eta.update(record)
         if (begins_after := launch_step(record)) is not None:
             self._step, self._seconds_left = begins_after, None
-        if (point := self._figures.point(record)) is not None:
+        if (point := self._point_builder.point(record)) is not None:
             self._step = point.step
             self._values |= point.values
             self._seconds_left = seconds_left if point.kind == "step" else self._seconds_left
 
     def flush(self) -> None:
-        if self._pace.total is not None and time.monotonic() >= self._due:
+        if self._eta.total_steps is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + self._interval
-            self._tell()
+            self._report_status()
 
-    def close(self, ended: LaunchExit) -> None:
-        self._tell(done=ended.exit_code == ExitCode.DONE)
+    def close(self, launch_exit: LaunchExit) -> None:
+        self._report_status(done=launch_exit.exit_code == ExitCode.DONE)
 
     def status(self, *, done: bool = False) -> dict[str, Any]:
         """The body of a request; 100 % are kept for a training that is done."""
@@ -77,13 +77,13 @@ class TrainJobStatus:
         status: dict[str, Any] = {"lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")}
         if done:
             status |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
-        elif self._pace.total:
-            status["progressPercentage"] = min(99, 100 * self._step // self._pace.total)
+        elif self._eta.total_steps:
+            status["progressPercentage"] = min(99, 100 * self._step // self._eta.total_steps)
             if self._seconds_left is not None:
                 status["estimatedRemainingSeconds"] = min(MAX_SECONDS, max(0, math.ceil(self._seconds_left)))
         return {"trainerStatus": {**status, "metrics": metrics[:MAX_METRICS]}}
 
-    def _tell(self, *, done: bool = False) -> None:
+    def _report_status(self, *, done: bool = False) -> None:
         try:
             self._post(json.dumps(self.status(done=done)).encode())
         except (OSError, ValueError, http.client.HTTPException) as error:  # the job goes on whoever listens
@@ -93,9 +93,9 @@ class TrainJobStatus:
 
     def _post(self, body: bytes) -> None:
         """Straight to the server: no proxy, and no other host that an answer may name, sees the token."""
-        url = urlsplit(self.where)
+        url = urlsplit(self.location)
         if url.scheme != "https" or url.hostname is None:
-            raise ValueError(f"{URL}={self.where} is no https:// URL")
+            raise ValueError(f"{URL}={self.location} is no https:// URL")
         context = ssl.create_default_context(cafile=str(self._ca))
         connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=TIMEOUT_SECONDS, context=context)
         try:

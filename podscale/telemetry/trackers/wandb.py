@@ -23,8 +23,8 @@ class Wandb:
         import wandb
 
         section = config.telemetry.wandb
-        self._sent = SentPoints.of(run, "wandb")
-        self._figures = PointBuilder()
+        self._sent = SentPoints.for_run(run, "wandb")
+        self._point_builder = PointBuilder()
         self._run: Any = wandb.init(
             project=section.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
             entity=section.entity,
@@ -35,23 +35,23 @@ class Wandb:
             config=result_values(config),
             settings=wandb.Settings(console="off", silent=True, disable_git=True),
         )
-        self._sent.keep(str(self._run.id))
+        self._sent.save_id(str(self._run.id))
         self._run.define_metric("*", step_metric="step")
-        self.where = str(self._run.url or f"{run.path / 'wandb'} ({self._run.settings.mode})")
+        self.location = str(self._run.url or f"{run.path / 'wandb'} ({self._run.settings.mode})")
 
     def add(self, record: EventRecord) -> None:
-        point = self._figures.point(record)
+        point = self._point_builder.point(record)
         if point is not None and self._sent.take(point):
             self._run.log({"step": point.step, "_timestamp": point.time, **point.values})
-            self._sent.arrived(point)
+            self._sent.mark_sent(point)
 
     def flush(self) -> None:
         self._sent.save()
 
-    def close(self, ended: LaunchExit) -> None:
-        if ended.exit_code == ExitCode.PREEMPTED:
+    def close(self, launch_exit: LaunchExit) -> None:
+        if launch_exit.exit_code == ExitCode.PREEMPTED:
             self._run.mark_preempting()
-        if ended.error:
-            self._run.summary["error"] = ended.error
-        self._run.finish(exit_code=ended.exit_code)
+        if launch_exit.error:
+            self._run.summary["error"] = launch_exit.error
+        self._run.finish(exit_code=launch_exit.exit_code)
         self._sent.save()

@@ -46,7 +46,7 @@ class Expected:
 
     @property
     def wait_seconds(self) -> float:
-        return parse_milliseconds(self.rule.wait) / 1000
+        return parse_milliseconds(self.rule.hold_for) / 1000
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ DISK = "80m"
 PATIENCE = 900.0
 """Seconds for anything to happen on a loaded machine."""
 LOOK_SECONDS = 0.25
-CADENCE = ScrapeIntervals(scrape=1, evaluation=1)
+CADENCE = ScrapeIntervals(scrape_seconds=1, evaluation_seconds=1)
 
 
 @dataclass
@@ -168,11 +168,11 @@ class Scene:
         self._stack.close()
         self._shorten = shorten
         settings = RuleSettings(shorten=shorten)
-        self._local = self._stack.enter_context(run_prometheus(self._watched, 0, settings=settings, cadence=CADENCE))
+        self._local = self._stack.enter_context(run_prometheus(self._watched, 0, settings=settings, intervals=CADENCE))
 
     def _look(self) -> None:
-        self._prometheus.check()
-        self._prometheus.follow()
+        self._prometheus.raise_if_exited()
+        self._prometheus.update_targets()
         self.now = []
         for alert in Prometheus(self._prometheus.url).get("alerts")["alerts"]:
             active = datetime.fromisoformat(alert["activeAt"]).timestamp()

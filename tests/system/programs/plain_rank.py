@@ -36,10 +36,10 @@ def train(steps: int = 5, seconds: float = 0.02) -> None:
         for step in range(1, steps + 1):
             with metrics.phase("forward_backward"):
                 time.sleep(seconds)
-            metrics.step(32, seconds)
+            metrics.count_step(32, seconds)
             if RANK == 0 and log:
-                metrics.state(epoch=step / 10, loss=1 / step, learning_rate=0.1)
-                rate = metrics.lap().images_per_second
+                metrics.set_state(epoch=step / 10, loss=1 / step, learning_rate=0.1)
+                rate = metrics.take_interval().images_per_second
                 log.step(step, epoch=0.1, loss=1 / step, learning_rate=0.1, images_per_second=rate, phases={})
             if stopped:
                 raise Preempted(f"saved step {step} and stopped on request")

@@ -14,12 +14,14 @@ from podscale.shards.manifest import MANIFEST_FILE, Shard, ShardSetManifest, Spl
 
 @dataclass
 class BuildResult:
-    found: ShardSetManifest
+    complete_manifest: ShardSetManifest
     reused: bool
     notes: tuple[str, ...] = ()
 
 
-def build_shard_set(data, directory, *, workers, index=0, of=1, verify=False, progress=None, watch=None):
+def build_shard_set(
+    data, directory, *, workers, packer_index=0, packer_count=1, verify=False, progress=None, observer=None
+):
     if os.environ.get("STANDIN_SHARD") == "empty":
         raise InputError("the source is empty\nput one folder per class there")
     if (directory / MANIFEST_FILE).exists():

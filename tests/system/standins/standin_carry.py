@@ -12,7 +12,7 @@ from podscale.launch.cluster.resources import JOB_KINDS
 
 
 @dataclass(frozen=True)
-class Carried:
+class JobResult:
     exit_code: int
     error: str = ""
     reused: bool = False
@@ -23,15 +23,15 @@ def _job_is_there():
     return api.get_or_none(JOB_KINDS["pytorchjob"], "digits") is not None
 
 
-def carry_out(config, stage, shard_set=None, *, out=None, pipeline=False):
+def run_stage(config, stage, shard_set=None, *, out=None, pipeline=False):
     how = os.environ.get("STANDIN_JOB", "")
     if how.startswith("refuse"):
         raise InputError(how.partition(":")[2])
     if how.startswith("lost"):
         _, code, message = how.split(":", 2)
-        return Carried(int(code), message)
+        return JobResult(int(code), message)
     if how == "succeeded" and _job_is_there():
-        return Carried(0, reused=True)
+        return JobResult(0, reused=True)
     if how == "wait":
         Path(os.environ["STANDIN_PIDS"]).write_text(str(os.getpid()))
         time.sleep(600)
@@ -41,5 +41,5 @@ def carry_out(config, stage, shard_set=None, *, out=None, pipeline=False):
     try:
         stages.train(config, shard_set)
     except Exception as error:
-        return Carried(int(getattr(error, "exit_code", 1)), "the pod ended")
-    return Carried(0)
+        return JobResult(int(getattr(error, "exit_code", 1)), "the pod ended")
+    return JobResult(0)

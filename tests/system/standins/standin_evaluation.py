@@ -9,7 +9,7 @@ def evaluate_run(run_directory, config, shard_set):
     write_json(run_directory / "evaluation.json", {"top1": 0.75})
 
 
-def read(path):
+def read_evaluation(path):
     assert path.exists()
     return SimpleNamespace(figures=SimpleNamespace(top1=0.75))
 

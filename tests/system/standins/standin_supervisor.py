@@ -15,8 +15,8 @@ from podscale.rundir import RunDirectory
 STEPS = 5
 
 
-def supervise(config, stage, shard_set, lease):
-    run = RunDirectory.of(config)
+def supervise_stage(config, stage, shard_set, lease):
+    run = RunDirectory.for_config(config)
     how = os.environ.get(f"STANDIN_{stage.upper()}", "")
     if how.startswith("fail"):
         _, code, message = how.split(":", 2)

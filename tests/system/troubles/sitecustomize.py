@@ -52,7 +52,7 @@ def on(switch):  # type: ignore[no-untyped-def]
 
 
 def delay_batches(module):  # type: ignore[no-untyped-def]
-    loader = module.TorchvisionLoader
+    loader = module.PillowLoader
     calm = loader.batches
 
     def batches(self, start, stop):  # type: ignore[no-untyped-def]

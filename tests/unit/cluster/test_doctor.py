@@ -214,7 +214,7 @@ def test_the_table_of_permissions_names_each_resource_once() -> None:
     assert {"pods", "pods/log", "pytorchjobs.kubeflow.org", "networkpolicies.networking.k8s.io"} <= {
         rule.name for rule in PERMISSION_RULES
     }
-    assert {rule.whole for rule in PERMISSION_RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
+    assert {rule.base_resource for rule in PERMISSION_RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
     assert "services" not in {
         rule.name for rule in PERMISSION_RULES
     }  # the operators make them, with rights of their own

@@ -175,15 +175,15 @@ def test_a_job_is_told_as_it_stands(case: Case) -> None:
     found = state.read_job_state(case.job, case.pods, case.events, case.workload)
     assert found.phase == case.phase, str(found)
     assert case.says in found.reason
-    assert found.hopeless == case.hopeless
-    assert (found.ending.exit_code if found.ending else None) == case.exit_code
+    assert found.is_permanent == case.hopeless
+    assert (found.stage_exit.exit_code if found.stage_exit else None) == case.exit_code
 
 
 def test_the_first_cause_explains_the_others() -> None:
     ends = [(77, "peer lost"), (76, "hang"), (1, "loss is not finite"), (2, "bad document")]
     for number in range(len(ends)):
         pods = [pod(index, state=terminated(*end)) for index, end in enumerate(ends[: number + 1])]
-        found = state.read_job_state(LIVE, pods).ending
+        found = state.read_job_state(LIVE, pods).stage_exit
         assert found is not None
         assert (found.exit_code, found.error) == ends[number]
 
@@ -216,4 +216,4 @@ def test_the_line_for_people_counts_pods_and_restarts() -> None:
 def test_whether_a_job_ever_ran_is_told_by_its_pods_and_its_status(
     status: dict[str, Any], pods: list[dict[str, Any]], ran: bool
 ) -> None:
-    assert state.read_job_state(stored(job(status=status), created="2026-01-01T00:00:00Z"), pods).ran is ran
+    assert state.read_job_state(stored(job(status=status), created="2026-01-01T00:00:00Z"), pods).has_run is ran

@@ -20,7 +20,7 @@ from tests.support.cluster_objects import condition, event, pod, terminated, uns
 from tests.support.fake_cluster import FakeCluster
 from tests.support.polling import until
 
-LIMITS = WaitLimits(look=0.1, rest=0.01, hopeless=1.0, log=5.0)
+LIMITS = WaitLimits(max_poll_seconds=0.1, min_poll_seconds=0.01, permanent_seconds=1.0, log_seconds=5.0)
 DOCUMENT = (
     "run.id=r1",
     "run.workspace=/work",
@@ -189,7 +189,7 @@ def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_st
     for index in range(2):
         operator.pods(pod(index, uid=f"new-{index}", state=waiting("ErrImagePull", "registry down"), phase="Pending"))
     launcher.sees("ErrImagePull")
-    time.sleep(LIMITS.hopeless + 0.5)
+    time.sleep(LIMITS.permanent_seconds + 0.5)
     assert launcher.result is None, launcher.text
     operator.pods(pod(0, uid="new-0"), pod(1, uid="new-1"))
     operator.succeed()

@@ -12,7 +12,7 @@ from podscale.evaluate.report.svg import Markup, tag
 def headline(data: ReportData) -> Markup:
     """What was run, how it ended, and the figures people ask for first."""
     config, scores = data.config, data.evaluation
-    failure = data.failure
+    failure = data.failed_stage
     if failure is not None:
         state = tag("span", f"{failure.stage} {describe_exit(failure)}", class_="state bad")
     elif all(stage in data.outcomes for stage in STAGES):
@@ -49,15 +49,15 @@ def headline(data: ReportData) -> Markup:
 def problems(data: ReportData) -> Markup | None:
     """The error of a failed stage, and what the report cannot show."""
     parts: list[Markup] = []
-    if failure := data.failure:
+    if failure := data.failed_stage:
         parts.append(tag("p", tag("b", f"Stage {failure.stage} {describe_exit(failure)}.")))
         parts.append(tag("pre", failure.error or "No message was recorded."))
     if data.missing:
-        rows = [tag("li", tag("b", entry.what), ": ", entry.why) for entry in data.missing]
+        rows = [tag("li", tag("b", entry.part), ": ", entry.reason) for entry in data.missing]
         parts.append(tag("details", tag("summary", f"{len(rows)} parts are missing from this report"), tag("ul", rows)))
     if data.history.damaged:
         parts.append(tag("p", f"Unreadable lines in metrics.jsonl: {data.history.damaged}."))
-    return tag("section", parts, class_="notice bad" if data.failure else "notice") if parts else None
+    return tag("section", parts, class_="notice bad" if data.failed_stage else "notice") if parts else None
 
 
 def claim(data: ReportData) -> Markup | None:
@@ -95,7 +95,7 @@ def _claim_table(data: ReportData) -> Claim | None:
     if data.config is None:
         return None
     trained = data.outcomes.get("train")
-    seconds = data.history.seconds if trained is not None and trained.done else None  # half a training is no time
+    seconds = data.history.seconds if trained is not None and trained.is_done else None  # half a training is no time
     return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
 
 

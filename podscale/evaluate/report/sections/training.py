@@ -69,7 +69,7 @@ def time_section(data: ReportData) -> Markup | None:
             tag(
                 "tr",
                 tag("td", outcome.stage),
-                tag("td", describe_exit(outcome), class_="ok" if outcome.done else "failed"),
+                tag("td", describe_exit(outcome), class_="ok" if outcome.is_done else "failed"),
                 tag("td", figures.format_seconds(outcome.seconds), class_="n"),
             )
             for outcome in stages

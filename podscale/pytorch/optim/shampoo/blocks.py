@@ -13,7 +13,7 @@ from podscale.pytorch.optim.share import ParamSlice
 class BlockIndex(NamedTuple):
     """One block: `number` counts those of its segment, `row` those of its stack."""
 
-    segment: int
+    slice_index: int
     number: int
     row: int
 
@@ -25,25 +25,25 @@ class BlockStack(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    places: list[BlockIndex]
+    block_indices: list[BlockIndex]
     positions: Tensor
 
-    def take(self, flat: Tensor) -> Tensor:
+    def gather_blocks(self, flat: Tensor) -> Tensor:
         """A copy of the blocks, fp32 [blocks, *shape]."""
         return flat.index_select(0, self.positions.view(-1)).view(self.positions.shape)
 
-    def put(self, flat: Tensor, blocks: Tensor) -> None:
+    def scatter_blocks(self, flat: Tensor, blocks: Tensor) -> None:
         """Writes the blocks to where they were taken from."""
         flat.index_copy_(0, self.positions.view(-1), blocks.reshape(-1))
 
 
 def stack_blocks(
-    segments: Sequence[ParamSlice], block: int, device: torch.device, *, vectors: bool
+    param_slices: Sequence[ParamSlice], block: int, device: torch.device, *, vectors: bool
 ) -> tuple[BlockStack, ...]:
     """The blocks of these segments by shape; `vectors`: those of segments with a single dimension too."""
-    flat = torch.arange(max((s.start + s.size for s in segments), default=0))
+    flat = torch.arange(max((s.start + s.size for s in param_slices), default=0))
     found: dict[tuple[int, ...], list[tuple[BlockIndex, Tensor]]] = {}
-    for segment, parameter in enumerate(segments):
+    for segment, parameter in enumerate(param_slices):
         view = parameter.view(flat)
         if view.dim() > 1 or vectors:
             for number, part in enumerate(cut_blocks(view, block)):

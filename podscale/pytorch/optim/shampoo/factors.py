@@ -33,7 +33,7 @@ def list_factors(stacks: Sequence[BlockStack]) -> list[KroneckerFactor]:
         KroneckerFactor(number, dim, row, size)
         for number, stack in enumerate(stacks)
         for dim, size in enumerate(stack.shape)
-        for row in range(len(stack.places))
+        for row in range(len(stack.block_indices))
     ]
 
 
@@ -50,30 +50,33 @@ def assign_factors(factors: Sequence[KroneckerFactor], ranks: int) -> list[int]:
 class DimFactors:
     """The factors of one dimension of a stack, as far as this rank knows them.
 
-    own: the blocks whose matrices this rank keeps, int64. statistics: those, fp32 [own, d, d]. roots: the inverse roots
-    of all, fp32 [blocks, d, d]. starts: where each begins in the message of all ranks, int64 [blocks].
+    local_rows: the blocks whose matrices this rank keeps, int64. statistics: those, fp32 [own, d, d]. roots: the
+    inverse roots of all, fp32 [blocks, d, d]. message_offsets: where each begins in the message of all ranks, int64
+    [blocks].
     """
 
     def __init__(self, factors: Sequence[tuple[KroneckerFactor, int, int]], rank: int, device: torch.device) -> None:
         """`factors`: of each block in order, whose it is, and where it begins in the message."""
         self.dim, self.size = factors[0][0].dim, factors[0][0].size
-        self.own = torch.tensor([f.row for f, owner, _ in factors if owner == rank], dtype=torch.int64, device=device)
-        self.starts = torch.tensor([start for _, _, start in factors], device=device)
-        self.statistics = torch.zeros(len(self.own), self.size, self.size, device=device)
-        self.roots = torch.eye(self.size, device=device).repeat(len(self.starts), 1, 1)
+        self.local_rows = torch.tensor(
+            [f.row for f, owner, _ in factors if owner == rank], dtype=torch.int64, device=device
+        )
+        self.message_offsets = torch.tensor([start for _, _, start in factors], device=device)
+        self.statistics = torch.zeros(len(self.local_rows), self.size, self.size, device=device)
+        self.roots = torch.eye(self.size, device=device).repeat(len(self.message_offsets), 1, 1)
 
     def accumulate(self, blocks: Tensor, keep: float, add: float, finite: Tensor) -> None:
         """S = keep * S + add * G G^T for what this rank keeps."""
-        along = blocks.index_select(0, self.own).movedim(1 + self.dim, 1)
+        along = blocks.index_select(0, self.local_rows).movedim(1 + self.dim, 1)
         unfolded = along.reshape(len(along), self.size, blocks[0].numel() // self.size)
         replace_finite(
             self.statistics, torch.baddbmm(self.statistics, unfolded, unfolded.mT, beta=keep, alpha=add), finite
         )
 
-    def whole(self, message: Tensor) -> Tensor:
+    def unpack_message(self, message: Tensor) -> Tensor:
         """All matrices, fp32 [blocks, d, d], out of the message of all ranks."""
         within = torch.arange(self.size**2, device=message.device)
-        return message[self.starts[:, None] + within].view(-1, self.size, self.size)
+        return message[self.message_offsets[:, None] + within].view(-1, self.size, self.size)
 
 
 def replace_finite(kept: Tensor, fresh: Tensor, finite: Tensor) -> None:
@@ -87,9 +90,9 @@ class KroneckerFactors:
 
     def __init__(
         self,
-        segments: Sequence[ParamSlice],
+        param_slices: Sequence[ParamSlice],
         stacks: Sequence[BlockStack],
-        peers: ReplicaGroup,
+        replica_group: ReplicaGroup,
         *,
         exponent: int | None,
         eps: float,
@@ -97,16 +100,18 @@ class KroneckerFactors:
         dtype: torch.dtype,
     ) -> None:
         """`exponent`: p of the inverse p-th root; None: twice the dimensions of a block (Gupta 2018)."""
-        self._segments, self._stacks, self._peers = segments, stacks, peers
+        self._param_slices, self._stacks, self._replica_group = param_slices, stacks, replica_group
         self._exponent, self._eps, self._method, self._dtype = exponent, eps, method, dtype
         factors = list_factors(stacks)
-        owners = assign_factors(factors, peers.size)
-        self._length, starts = message_layout(factors, owners, peers.size)
+        owners = assign_factors(factors, replica_group.size)
+        self._length, starts = message_layout(factors, owners, replica_group.size)
         every = list(zip(factors, owners, starts, strict=True))
-        self.sides = [
+        self.dim_factors = [
             [
                 DimFactors(
-                    [f for f in every if (f[0].stack, f[0].dim) == (number, dim)], peers.rank, stack.positions.device
+                    [f for f in every if (f[0].stack, f[0].dim) == (number, dim)],
+                    replica_group.rank,
+                    stack.positions.device,
                 )
                 for dim in range(len(stack.shape))
             ]
@@ -116,29 +121,29 @@ class KroneckerFactors:
     @property
     def nbytes(self) -> int:
         """What this rank keeps."""
-        return sum(side.statistics.nbytes + side.roots.nbytes for side in self._each())
+        return sum(side.statistics.nbytes + side.roots.nbytes for side in self._all_dim_factors())
 
     def accumulate(self, blocks: Sequence[Tensor], beta2: float, finite: Tensor) -> None:
         """Takes the gradients of all stacks into the statistics: a moving average, or with beta2 = 1 the sum."""
-        for sides, of_stack in zip(self.sides, blocks, strict=True):
+        for sides, of_stack in zip(self.dim_factors, blocks, strict=True):
             for side in sides:
                 side.accumulate(of_stack, beta2, 1.0 if beta2 == 1.0 else 1.0 - beta2, finite)
 
-    def refresh(self, finite: Tensor) -> None:
+    def update_roots(self, finite: Tensor) -> None:
         """Takes the inverse roots anew."""
-        fresh = self._gathered(
+        fresh = self._gather_matrices(
             [
                 inverse_root(side.statistics, self._exponent or 2 * len(sides), self._eps, self._method, self._dtype)
-                for sides in self.sides
+                for sides in self.dim_factors
                 for side in sides
             ]
         )
-        for side, roots in zip(self._each(), fresh, strict=True):
+        for side, roots in zip(self._all_dim_factors(), fresh, strict=True):
             replace_finite(side.roots, roots, finite)
 
     def precondition(self, stack: int, blocks: Tensor) -> Tensor:
         """The blocks multiplied by their roots along every dimension, in their shape."""
-        for side in self.sides[stack]:  # each product moves the dimension that it was along to the end
+        for side in self.dim_factors[stack]:  # each product moves the dimension that it was along to the end
             number, size, *others = blocks.shape
             blocks = torch.bmm(blocks.reshape(number, size, -1).mT, side.roots).view(number, *others, size)
         return blocks
@@ -150,8 +155,8 @@ class KroneckerFactors:
         depends on how they are dealt out.
         """
         found: dict[str, Tensor] = {}
-        statistics = self._gathered([side.statistics for side in self._each()])
-        for kind, whole in (("statistics", statistics), ("roots", [side.roots for side in self._each()])):
+        statistics = self._gather_matrices([side.statistics for side in self._all_dim_factors()])
+        for kind, whole in (("statistics", statistics), ("roots", [side.roots for side in self._all_dim_factors()])):
             for segment, matrices in self._by_segment(whole):
                 found[f"{kind}/{segment.name}"] = torch.cat([matrix.reshape(-1) for matrix in matrices])
         return found
@@ -159,19 +164,19 @@ class KroneckerFactors:
     def load(self, arrays: Mapping[str, Tensor]) -> None:
         """Takes over what `arrays` gave, of any number of ranks."""
         for kind in ("statistics", "roots"):
-            whole = [torch.empty_like(side.roots) for side in self._each()]
+            whole = [torch.empty_like(side.roots) for side in self._all_dim_factors()]
             for segment, matrices in self._by_segment(whole):
                 parts = arrays[f"{kind}/{segment.name}"].split([matrix.numel() for matrix in matrices])
                 for matrix, part in zip(matrices, parts, strict=True):
                     matrix.copy_(part.view(matrix.shape))
-            for side, values in zip(self._each(), whole, strict=True):
+            for side, values in zip(self._all_dim_factors(), whole, strict=True):
                 if kind == "roots":
                     side.roots.copy_(values)
                 else:
-                    side.statistics.copy_(values.index_select(0, side.own))
+                    side.statistics.copy_(values.index_select(0, side.local_rows))
 
-    def _each(self) -> Iterator[DimFactors]:
-        return (side for sides in self.sides for side in sides)
+    def _all_dim_factors(self) -> Iterator[DimFactors]:
+        return (side for sides in self.dim_factors for side in sides)
 
     def _by_segment(self, whole: Sequence[Tensor]) -> Iterator[tuple[ParamSlice, list[Tensor]]]:
         """The matrices of each segment that has some, given those of all sides."""
@@ -179,18 +184,18 @@ class KroneckerFactors:
         found: dict[int, list[tuple[int, int, Tensor]]] = {}
         for stack in self._stacks:
             for dim in range(len(stack.shape)):
-                for place, matrix in zip(stack.places, next(of_side), strict=True):
-                    found.setdefault(place.segment, []).append((place.number, dim, matrix))
+                for place, matrix in zip(stack.block_indices, next(of_side), strict=True):
+                    found.setdefault(place.slice_index, []).append((place.number, dim, matrix))
         for number in sorted(found):
             in_order = sorted(found[number], key=lambda entry: entry[:2])
-            yield self._segments[number], [matrix for _, _, matrix in in_order]
+            yield self._param_slices[number], [matrix for _, _, matrix in in_order]
 
-    def _gathered(self, own: Sequence[Tensor]) -> list[Tensor]:
+    def _gather_matrices(self, own: Sequence[Tensor]) -> list[Tensor]:
         """The matrices of all ranks, side by side, from those of this one."""
         message = torch.cat([matrices.reshape(-1) for matrices in own])
         padded = torch.nn.functional.pad(message, (0, self._length - len(message)))
-        gathered = self._peers.gather(padded)
-        return [side.whole(gathered) for side in self._each()]
+        gathered = self._replica_group.all_gather(padded)
+        return [side.unpack_message(gathered) for side in self._all_dim_factors()]
 
 
 def message_layout(factors: Sequence[KroneckerFactor], owners: Sequence[int], ranks: int) -> tuple[int, list[int]]:

@@ -38,8 +38,8 @@ class Shampoo:
 
     def __init__(
         self,
-        share: ParamShard,
-        peers: ReplicaGroup,
+        shard: ParamShard,
+        replica_group: ReplicaGroup,
         *,
         nesterov: bool = True,
         beta2: float = 0.999,
@@ -54,54 +54,54 @@ class Shampoo:
         roots: RootMethod = "eigh",
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        self._share, self._norms = share, ParamNorms(share)
-        self._beta2, self._start, self._every, self._number = beta2, start, every, 0
-        self._stacks = stack_blocks(share.segments, block, share.device, vectors=vectors)
+        self._shard, self._norms = shard, ParamNorms(shard)
+        self._beta2, self._start, self._every, self._step_index = beta2, start, every, 0
+        self._stacks = stack_blocks(shard.param_slices, block, shard.device, vectors=vectors)
         self._factors = KroneckerFactors(
-            share.segments, self._stacks, peers, exponent=exponent, eps=eps, method=roots, dtype=dtype
+            shard.param_slices, self._stacks, replica_group, exponent=exponent, eps=eps, method=roots, dtype=dtype
         )
-        self._graft = Grafting(share, graft, beta2=beta2, eps=graft_eps)
-        self._momentum = build_momentum_update(share, nesterov=nesterov)
+        self._graft = Grafting(shard, graft, beta2=beta2, eps=graft_eps)
+        self._momentum = build_momentum_update(shard, nesterov=nesterov)
         self.moments, self.scalars = {"momentum": self._momentum.values, **self._graft.moments}, dict[str, Tensor]()
 
-    def begin(self, step: int) -> None:
-        self._number = step
+    def start_step(self, step: int) -> None:
+        self._step_index = step
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
-        gradients, since = self._share.gradients, self._number - self._start
-        blocks = [stack.take(gradients) for stack in self._stacks]
+        gradients, since = self._shard.gradients, self._step_index - self._start
+        blocks = [stack.gather_blocks(gradients) for stack in self._stacks]
         self._factors.accumulate(blocks, self._beta2, finite)
         if since >= 0 and since % self._every == 0:
-            self._factors.refresh(finite)
+            self._factors.update_roots(finite)
         self._graft(finite)
         if since >= 0:
-            lengths = self._lengths(finite)
+            lengths = self._direction_norms(finite)
             for number, stack in enumerate(self._stacks):
-                stack.put(gradients, self._factors.precondition(number, blocks[number]))
-            self._lengthen(lengths, self._lengths(finite))
+                stack.scatter_blocks(gradients, self._factors.precondition(number, blocks[number]))
+            self._rescale(lengths, self._direction_norms(finite))
         one = torch.ones_like(hyper.learning_rate)
         self._momentum.step(one, hyper.learning_rate, hyper.momentum, hyper.weight_decay, finite, decayed=False)
         return finite
 
-    def _lengths(self, finite: Tensor) -> Tensor:
+    def _direction_norms(self, finite: Tensor) -> Tensor:
         """The norm of each parameter's direction, fp32 [segments]."""
-        pieces = [norm for group in self._share.groups for norm in torch._foreach_norm(group.gradient_pieces)]
+        pieces = [norm for group in self._shard.groups for norm in torch._foreach_norm(group.gradient_chunks)]
         _, (lengths,) = self._norms(finite, pieces)
         return lengths
 
-    def _lengthen(self, wanted: Tensor, found: Tensor) -> None:
+    def _rescale(self, wanted: Tensor, found: Tensor) -> None:
         """Gives every parameter's direction the length of the grafted one."""
-        ratio = self._share.per_part(torch.where(found > 0, wanted / found, 1.0))
-        for group in self._share.groups:
+        ratio = self._shard.per_part(torch.where(found > 0, wanted / found, 1.0))
+        for group in self._shard.groups:
             torch._foreach_mul_(group.gradients, ratio[group.first : group.last])
 
     @property
-    def shaped_bytes(self) -> int:
+    def extra_state_bytes(self) -> int:
         return self._factors.nbytes
 
-    def arrays(self) -> dict[str, Tensor]:
+    def extra_state_arrays(self) -> dict[str, Tensor]:
         return self._factors.arrays()
 
-    def load(self, arrays: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, arrays: Mapping[str, Tensor]) -> None:
         self._factors.load(arrays)
